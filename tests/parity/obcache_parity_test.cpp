@@ -41,15 +41,6 @@ std::string_view name(Change change) {
   return "";
 }
 
-// The schedules that a result is computed under: sweeps over shapes and numbers, which blocks and barriers do not depend on,
-// take one.
-enum class Schedules { one, every };
-
-template <class Results>
-auto under(Schedules schedules, const Results& results) {
-  return schedules == Schedules::one ? results() : in_every_schedule(results);
-}
-
 struct Case {
   int64_t kv_heads = 1;
   int64_t group_size = 2;
@@ -259,11 +250,10 @@ std::vector<float> scores_of_impulses(const Case& c, const Outputs& outputs) {
 template <class T>
 class ObcacheParity : public DeviceTest {
  protected:
-  void expect_window_parity(const Case& c, Change change, Space space,
-                            Schedules schedules = Schedules::every) {
+  void expect_window_parity(const Case& c, Change change, Space space) {
     SCOPED_TRACE(text_of(c, change, space));
     const Subject<T> subject(c);
-    const std::vector<float> scores = under(schedules, [&] { return subject.window_scores(change, space); });
+    const std::vector<float> scores = in_every_schedule([&] { return subject.window_scores(change, space); });
     const Matrix expected = reference::window_scores(subject.layer(), c.window, change, space);
     const Matrix errors = reference::window_score_errors(
         subject.layer(), c.window, change, space,
@@ -271,13 +261,12 @@ class ObcacheParity : public DeviceTest {
     hold(window_, scores, expected, errors);
   }
 
-  void expect_step_parity(const Case& c, Change change, Space space, const std::vector<int64_t>& entries,
-                          Schedules schedules = Schedules::every) {
+  void expect_step_parity(const Case& c, Change change, Space space, const std::vector<int64_t>& entries) {
     SCOPED_TRACE(text_of(c, change, space));
     const Subject<T> subject(c);
     const LayerView layer = subject.layer();
     const std::vector<float> scores =
-        under(schedules, [&] { return subject.step_scores(change, space, entries); });
+        in_every_schedule([&] { return subject.step_scores(change, space, entries); });
     const reference::Arithmetic arithmetic =
         reference::arithmetic_of(cuda::change_score_arithmetic<T>(c.tokens, c.head_dim, c.model_dim));
     const auto spaces = reference::change_spaces(space, layer.output_projection, layer.shape.query_heads);
@@ -362,8 +351,8 @@ TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossDistributionsAndSpaces) {
   for (const Distribution distribution : kDistributions) {
     for (const Change change : kChanges) {
       for (const Space space : kSpaces) {
-        this->expect_window_parity({.kv_heads = 2, .tokens = 70, .distribution = distribution}, change, space,
-                                   Schedules::one);
+        this->expect_window_parity({.kv_heads = 2, .tokens = 70, .distribution = distribution}, change,
+                                   space);
       }
     }
   }
@@ -372,7 +361,7 @@ TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossDistributionsAndSpaces) {
 TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossHeadDims) {
   for (const int64_t head_dim : {1, 8, 64, 80, 128, 256}) {
     for (const Change change : kChanges) {
-      this->expect_window_parity({.head_dim = head_dim, .tokens = 70}, change, Space::head, Schedules::one);
+      this->expect_window_parity({.head_dim = head_dim, .tokens = 70}, change, Space::head);
     }
   }
   EXPECT_TRUE(this->window_.is_tight());
@@ -383,8 +372,7 @@ TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossHeadDims) {
 TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossHeadDimsAfterW) {
   for (const int64_t head_dim : {1, 8, 64, 80, 128, 256}) {
     for (const Change change : {Change::value, Change::joint}) {
-      this->expect_window_parity({.head_dim = head_dim, .tokens = 40}, change, Space::projected,
-                                 Schedules::one);
+      this->expect_window_parity({.head_dim = head_dim, .tokens = 40}, change, Space::projected);
     }
   }
 }
@@ -412,11 +400,10 @@ TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossGroups) {
 TYPED_TEST(ObcacheParity, AWindowOf32MatchesReferenceAcrossGroups) {
   for (const int64_t group_size : {1, 4, 5, 8}) {
     this->expect_window_parity({.kv_heads = 2, .group_size = group_size, .window = 32, .tokens = 70},
-                               Change::joint, Space::head, Schedules::one);
+                               Change::joint, Space::head);
   }
   for (const Change change : {Change::value, Change::exact})
-    this->expect_window_parity({.group_size = 4, .window = 32, .tokens = 70}, change, Space::head,
-                               Schedules::one);
+    this->expect_window_parity({.group_size = 4, .window = 32, .tokens = 70}, change, Space::head);
 }
 
 // Values are impulses and logits are 0, so that the score `exact` of an entry is a sum of single numbers of outputs: weights are
@@ -447,8 +434,7 @@ TYPED_TEST(ObcacheParity, StepMatchesReferenceAcrossSizesAndRaggedHeads) {
   for (const int64_t entries : {0, 1, 2, 31, 32, 33, 90}) {
     for (const Change change : kChanges) {
       for (const Space space : kSpaces) {
-        this->expect_step_parity({.kv_heads = 2, .tokens = 90}, change, space, {entries, 90 - entries},
-                                 Schedules::one);
+        this->expect_step_parity({.kv_heads = 2, .tokens = 90}, change, space, {entries, 90 - entries});
       }
     }
   }
@@ -458,12 +444,10 @@ TYPED_TEST(ObcacheParity, StepMatchesReferenceAcrossSizesAndRaggedHeads) {
 TYPED_TEST(ObcacheParity, StepMatchesReferenceAcrossDistributionsAndHeadDims) {
   for (const Change change : kChanges) {
     for (const Distribution distribution : kDistributions) {
-      this->expect_step_parity({.tokens = 60, .distribution = distribution}, change, Space::projected, {60},
-                               Schedules::one);
+      this->expect_step_parity({.tokens = 60, .distribution = distribution}, change, Space::projected, {60});
     }
     for (const int64_t head_dim : {1, 8, 64, 80, 128, 256}) {
-      this->expect_step_parity({.head_dim = head_dim, .tokens = 40}, change, Space::head, {37},
-                               Schedules::one);
+      this->expect_step_parity({.head_dim = head_dim, .tokens = 40}, change, Space::head, {37});
     }
   }
 }
