@@ -14,6 +14,7 @@ COMPONENTS = ("critical", "theta-sweep", "greedy", "adakv", "pyramid", "keepkv",
 POLICIES = (*(host + score for host in HOSTS for score in SCORES), "streaming-llm", "random",
             *(f"snapkv+{component}" for component in COMPONENTS), "h2o+keepkv", "tova+keepkv",
             "random+keepkv", "random+pyramid")
+MOST_SECONDS = 1200  # of one policy: the emulation of snapkv+greedy takes minutes, and longer beside other programs
 CHOICES = "kept", "evicted", "merged_into", "target_of", "rebuilt_target_of"
 
 
@@ -23,7 +24,8 @@ class EveryPolicy(CommandLineTest):
         the numbers of every run are judged."""
         for policy in POLICIES:
             with self.subTest(policy):
-                self.passes("replay", trace, "--policy", policy, "--backend", "reference,emulated", "--json", "out.json", *options)
+                self.passes("replay", trace, "--policy", policy, "--backend", "reference,emulated", "--json", "out.json", *options,
+                            timeout=MOST_SECONDS)
                 (replayed,) = json.loads((self.folder / "out.json").read_text("utf-8"))["traces"]
                 (agreement,) = (run["agreement"] for run in replayed["runs"] if run["backend"] == "emulated")
                 found = {entry["tensor"] for entry in agreement}

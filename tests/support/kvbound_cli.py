@@ -111,10 +111,10 @@ def start(*arguments, file_size_limit=None, **options):
                                "text": True, "errors": "surrogateescape", **options})
 
 
-def run(*arguments, **options):
-    """Runs the program to its end; returns returncode, stdout, stderr."""
+def run(*arguments, timeout=300, **options):
+    """Runs the program to its end, for at most `timeout` seconds; returns returncode, stdout, stderr."""
     process = start(*arguments, **options)
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
 
