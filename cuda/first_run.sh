@@ -48,8 +48,8 @@ small_cases='*UnderEverySchedule*:AttentionParity/*.DoesWithoutLogits:ObcachePar
 small_cases+=':ObcacheParity/*.StepMatchesReferenceAcrossSizesAndRaggedHeads:DominantEntriesParity.*'
 small_cases+=':CausalAttentionParity/*.DoesWithoutLogits'
 small_cases+=':ScoreEmaParity/*.MatchesReferenceAcrossSizes:ObserveScoresParity.Follows*:ReplaceScoresParity.*'
-small_cases+=':StepChangesParity/*.KeepsWhat*:ClusterWeightsParity.*:AppendParity/*.Writes*:AppendNumbersParity.*:CompactNumbersParity.Moves*'
-small_cases+=':CompactPositionsParity.*:UpdateScoresParity.Takes*:PackParity.CopiesEveryByte*'
+small_cases+=':ClusterWeightsParity.*:AppendParity/*.Writes*:AppendNumbersParity.*:CompactNumbersParity.Moves*'
+small_cases+=':StepChangesParity/*.KeepsWhat*:CompactPositionsParity.*:UpdateScoresParity.Takes*:PackParity.CopiesEveryByte*'
 small_cases+=':SnapKvParity/*.MatchesReferenceAcrossGroups:PoolParity.Shows*:ValueSpaceParity/*.MatchesReferenceAcrossGroups'
 small_cases+=':GroupReductionParity.MatchesReference/mean:Wgmma*:-*/F16.*'
 

@@ -18,7 +18,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 template <Storage T>
 class LayerCache {
  public:
-  /// So many entries more than it is filled with fit into a cache that grows, before it has to.
+  /// At least so many entries more than it is filled with fit into a cache that grows, before it has to.
   static constexpr int64_t kRoom = 256;
 
   /// The capacity of a cache that is filled with at most `entries` entries per KV head: a multiple of eight, so that what a
