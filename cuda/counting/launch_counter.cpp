@@ -55,7 +55,8 @@ bool LaunchCounter::suffices(uint64_t run, uint64_t all) {
   if (run == kLeastSample) {
     samples_ = instructions * static_cast<double>(all) / static_cast<double>(run) > most_instructions_;
   }
-  const bool enough = run == all || (run >= kLeastSample && samples_ && 2 * instructions > most_instructions_);
+  const bool enough =
+      run == all || (run >= kLeastSample && samples_ && 2 * instructions > most_instructions_);
   if (enough) {
     finish(run, all);
   } else if (samples_) {

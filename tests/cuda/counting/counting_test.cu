@@ -310,7 +310,8 @@ TEST(Counting, OfASampleIsExtrapolated) {
   EXPECT_EQ(sampled.touched.read, all.touched.read);
   EXPECT_EQ(sampled.touched.written, all.touched.written);
   EXPECT_EQ(all.touched.read, 4 * (512 + kBlocks * kThreads));
-  const double of_48_blocks = 0.048 * std::reduce(all.counts.instructions.begin(), all.counts.instructions.end());
+  const double of_48_blocks =
+      0.048 * std::reduce(all.counts.instructions.begin(), all.counts.instructions.end());
   const LaunchCounts larger = launched(of_48_blocks);
   EXPECT_EQ(larger.counted_clusters, 32U) << "64 would take more than it may";
   EXPECT_EQ(larger.counts.sectors, all.counts.sectors);
