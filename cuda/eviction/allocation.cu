@@ -97,7 +97,7 @@ __device__ int64_t filled_up(const Arguments& p, int64_t head, int64_t total, co
 // grid       1
 // block      1024
 // shared     32,912 bytes and 32 for each KV head
-// registers  52 (sm_90a), 50 (sm_80)
+// registers  52 (sm_90a), 52 (sm_80)
 // bytes      read: 4 kv_heads cols, up to 7 times, mostly from the L2 cache, 8 kv_heads; written: 8 kv_heads
 // no FLOP
 __global__ void __launch_bounds__(kThreads, 1) adakv_budgets_kernel(Arguments p) {

@@ -2,11 +2,11 @@
 //
 // Every entry has a rank, a number of 49 bits: the key of its score in front, its index, reversed, behind. Ranks are
 // distinct and ordered as the reference orders entries, ties included, so that an entry is selected if its rank is at
-// least the k-th largest rank. That rank is found by its digits of 11 bits, most significant first, one pass over the
-// keys for each:
+// least the k-th largest rank. That rank is found by its digits of 8 bits, most significant first, one pass over the
+// keys for each, until the entries with the digits found are all selected:
 //
-//       rank     | key: 32 bits                          | reversed index: 17 bits |
-//       digits   | 0: 11 bits  | 1: 11 bits  | 2: 11 bits  | 3: 11 bits | 4: 5 bits |
+//       rank     | key: 32 bits                      | reversed index: 17 bits |
+//       digits   | 0: 8   | 1: 8   | 2: 8   | 3: 8   | 4: 8   | 5: 8   | 6: 1  |
 #pragma once
 
 #include <kvbound/cuda/primitives/cluster.hpp>
@@ -25,12 +25,10 @@ inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kIndexBits = 17;
 static_assert(kMostScores == int64_t{1} << kIndexBits);
 
-inline constexpr int kDigitBits = 11;
+inline constexpr int kDigitBits = 8;
 inline constexpr int kBins = 1 << kDigitBits;
-// Neighbouring lanes count in different copies of a bin: softmax scores crowd into few bins.
-inline constexpr int kCopies = 4;
-inline constexpr int kCounters = kBins * kCopies;
-inline constexpr int kBinsPerThread = kBins / kThreads;
+// Every lane counts in a bank of its own, whatever bins the scores crowd into.
+inline constexpr int kCounters = kBins * 32;
 
 /// Keys that no score has: NaN's, below all scores, and that of entries selected before, above all scores.
 inline constexpr uint32_t kNanKey = 0;
@@ -43,9 +41,10 @@ __device__ inline uint32_t ordered_key(float score) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-__device__ inline uint64_t rank_of(uint32_t key, int64_t index) {
-  return static_cast<uint64_t>(key) << kIndexBits | static_cast<uint64_t>(kMostScores - 1 - index);
-}
+/// Of equal keys the smaller index ranks higher.
+__device__ inline uint32_t reversed(int64_t index) { return static_cast<uint32_t>(kMostScores - 1 - index); }
+__device__ inline uint64_t lowest_rank(uint32_t key) { return static_cast<uint64_t>(key) << kIndexBits; }
+__device__ inline uint64_t rank_of(uint32_t key, int64_t index) { return lowest_rank(key) | reversed(index); }
 
 /// The result of a pass over one digit of the ranks.
 struct Found {
@@ -54,21 +53,25 @@ struct Found {
   int same;        ///< ranks with this digit
 };
 
-/// The search for the k-th largest rank, by its digits from the most significant one on.
+/// The search for the k-th largest number, by its digits from the most significant one on.
+template <class Number>
 struct DigitSearch {
-  uint64_t prefix = 0;  ///< the digits found
-  int wanted;           ///< which one of the ranks with these digits it is, counted from the largest
-  int below;            ///< bits not found yet
+  Number prefix = 0;  ///< the digits found
+  int wanted;         ///< which one of the numbers with these digits it is, counted from the largest
+  int below;          ///< bits not found yet
 
-  __device__ DigitSearch(int64_t k, int rank_bits) : wanted(static_cast<int>(k)), below(rank_bits) {}
+  __device__ DigitSearch(int64_t k, int number_bits) : wanted(static_cast<int>(k)), below(number_bits) {}
 
   __device__ int bits() const { return min(below, kDigitBits); }
-  /// Whether the rank begins with the digits found, and its next digit.
-  __device__ bool counts(uint64_t rank) const { return rank >> below == prefix; }
-  __device__ uint32_t digit(uint64_t rank) const {
-    return static_cast<uint32_t>(rank >> (below - bits())) & ((1u << bits()) - 1);
+  /// Counts the number's next digit if the number begins with the digits found.
+  ///
+  /// counters  from the lane's own ones on
+  __device__ void count(bool exists, Number number, int* counters) const {
+    const Number upper = number >> (below - bits());
+    const auto digit = static_cast<uint32_t>(upper) & ((1u << bits()) - 1);
+    if (exists && upper >> bits() == prefix) atomicAdd(counters + digit * 32, 1);
   }
-  /// Appends a digit. Returns whether all ranks with these digits are selected, whatever their other digits.
+  /// Appends a digit. Returns whether all numbers with these digits are selected, whatever their other digits.
   __device__ bool take(const Found& found) {
     const int found_bits = bits();
     below -= found_bits;
@@ -76,12 +79,12 @@ struct DigitSearch {
     wanted -= found.above;
     return found.same == wanted;
   }
-  __device__ uint64_t least() const { return prefix << below; }
+  __device__ Number least() const { return prefix << below; }
 };
 
 /// Shared memory of a search.
 struct SearchShared {
-  int* counters;     ///< [kBins, kCopies]
+  int* counters;     ///< [kBins, 32]
   int* warp_totals;  ///< [kWarps]
   Found* found;
   /// [2, kBins], which other blocks of a cluster read: this block's counts, in turns, so that one is read while the other is
@@ -111,107 +114,119 @@ __device__ inline int sum_before(const int* warp_totals) {
   return warp_sum(lane() < warp() ? warp_totals[lane()] : 0);
 }
 
-/// The inclusive prefix sum over the block's threads. All threads call it, and need a barrier before the next call.
-__device__ inline int prefix_sum(int number, int* warp_totals) {
+/// The inclusive prefix sum over the warp's lanes, the total of which the last one leaves to sum_before.
+__device__ inline int prefix_sum_of_warp(int number, int* warp_totals) {
   for (int distance = 1; distance < 32; distance *= 2) {
     const int other = __shfl_up_sync(kAllLanes, number, static_cast<unsigned>(distance));
     if (lane() >= distance) number += other;
   }
   if (lane() == 31) warp_totals[warp()] = number;
+  return number;
+}
+
+/// The inclusive prefix sum over the block's threads. All threads call it, and need a barrier before the next call.
+__device__ inline int prefix_sum(int number, int* warp_totals) {
+  const int in_warp = prefix_sum_of_warp(number, warp_totals);
   __syncthreads();
-  return number + sum_before(warp_totals);
+  return in_warp + sum_before(warp_totals);
 }
 
-/// Counts a digit for every lane with `counts`. Whole warps call it; one atomic operation counts lanes that all have
-/// the same digit.
-__device__ inline void count(int* counters, bool counts, uint32_t digit) {
-  const unsigned counting = __ballot_sync(kAllLanes, counts);
-  if (counting == 0) return;
-  const uint32_t first = __shfl_sync(kAllLanes, digit, __ffs(static_cast<int>(counting)) - 1);
-  const uint32_t bin = digit * kCopies + static_cast<uint32_t>(lane() % kCopies);
-  if (__all_sync(kAllLanes, !counts || digit == first)) {
-    if (lane() == 0) atomicAdd(&counters[first * kCopies], __popc(counting));
-  } else if (counts) {
-    atomicAdd(&counters[bin], 1);
-  }
+__device__ inline void clear(int* counters) {
+  int4* const fours = reinterpret_cast<int4*>(counters) + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < kCounters / 4; i += kThreads) fours[i] = {};
 }
 
-__device__ inline int in_bin(const int* counters, int bin) {
-  static_assert(kCopies == 4, "a bin's copies are read at once");
-  const int4 copies = reinterpret_cast<const int4*>(counters)[bin];
-  return copies.x + copies.y + copies.z + copies.w;
-}
+/// The first kBins threads have a bin each, the highest one first.
+__device__ inline bool has_bin() { return threadIdx.x < kBins; }
+__device__ inline int own_bin() { return kBins - 1 - static_cast<int>(threadIdx.x); }
 
-/// The highest of a thread's bins, which are successive ones.
-__device__ inline int highest_bin() { return kBins - 1 - static_cast<int>(threadIdx.x) * kBinsPerThread; }
-
-/// Finds the bin of the wanted-th largest counted rank. 1 <= wanted <= the number of counted ranks.
-///
-/// sizes  of the thread's bins
-__device__ inline void find_digit(const int (&sizes)[kBinsPerThread], int wanted, int* warp_totals,
-                                  Found* found) {
-  int mine = 0;
-  for (int i = 0; i < kBinsPerThread; ++i) mine += sizes[i];
-  int above = prefix_sum(mine, warp_totals) - mine;
-  for (int i = 0; i < kBinsPerThread; ++i) {
-    if (above < wanted && wanted <= above + sizes[i]) {
-      *found = {static_cast<uint32_t>(highest_bin() - i), above, sizes[i]};
+/// How many ranks the block has counted in the thread's bin. Each of eight threads reads another four counters, so that they
+/// read from all banks.
+__device__ inline int in_own_bin(const int* counters) {
+  const int4* const fours = reinterpret_cast<const int4*>(counters) + own_bin() * 8;
+  const int turn = own_bin() & 7;
+  int sum = 0;
+#pragma unroll 1
+  for (int half = 0; half < 8; half += 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int4 four = fours[half ^ i ^ turn];
+      sum += four.x + four.y + four.z + four.w;
     }
-    above += sizes[i];
   }
+  return sum;
+}
+
+/// How many ranks are in the thread's bin, of those of the block, or of all kBlocks of the cluster, each of which has counted
+/// its own. All threads call it.
+///
+/// bins  [kBins] of this block's SearchShared::bins
+template <int kBlocks>
+__device__ int size_of_own_bin(const int* counters, int* bins) {
+  int size = has_bin() ? in_own_bin(counters) : 0;
+  if constexpr (kBlocks > 1) {
+    if (has_bin()) bins[own_bin()] = size;
+    cluster_sync();
+    if (has_bin()) {
+      size = 0;
+#pragma unroll
+      for (int rank = 0; rank < kBlocks; ++rank) size += *map_shared(bins + own_bin(), rank);
+    }
+  }
+  return size;
+}
+
+/// Finds the bin of the wanted-th largest counted rank. 1 <= wanted <= the number of counted ranks. All threads call it.
+///
+/// size  of the thread's bin
+__device__ inline void find_digit(int size, int wanted, int* warp_totals, Found* found) {
+  int above = has_bin() ? prefix_sum_of_warp(size, warp_totals) - size : 0;
+  __syncthreads();
+  if (!has_bin()) return;
+  above += sum_before(warp_totals);
+  if (above < wanted && wanted <= above + size) *found = {static_cast<uint32_t>(own_bin()), above, size};
 }
 
 /// The rank of entries that are not ranked at all: they are never counted.
 inline constexpr uint64_t kNoRank = ~uint64_t{0};
 
-/// How many of the ranks that were counted are in each of the thread's bins: in this block, or in all kBlocks of the cluster,
-/// each of which counted its own.
+/// The smallest number that is selected.
+template <class Number>
+struct Least {
+  Number number;
+  int wanted;  ///< how many of the numbers that are equal to it are selected; 0: all
+};
+
+/// The smallest number that is selected: of those of the block, or of all kBlocks of the cluster, the k >= 1 largest are; so
+/// many there are at least. All threads call it; between writing what `each` reads and the call there is a barrier.
 ///
-/// bins  [kBins] of this block's SearchShared::bins
-template <int kBlocks>
-__device__ void bin_sizes(const int* counters, int* bins, int (&sizes)[kBinsPerThread]) {
-  static_assert(kBinsPerThread == 2, "two bins are read at once");
-  if constexpr (kBlocks == 1) {
-    for (int i = 0; i < kBinsPerThread; ++i) sizes[i] = in_bin(counters, highest_bin() - i);
-  } else {
-    for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kThreads)
-      bins[bin] = in_bin(counters, bin);
-    cluster_sync();
-    for (int rank = 0; rank < kBlocks; ++rank) {
-      const int2 both = *reinterpret_cast<const int2*>(map_shared(bins, rank) + highest_bin() - 1);
-      sizes[0] += both.y;
-      sizes[1] += both.x;
-    }
+/// each         each(add) calls add(exists, number) for the block's entries, by whole warps
+/// turn         which of the two arrays of bins is next; it goes on through all calls
+/// number_bits  the most that a number has
+template <int kBlocks, class Number, class Each>
+__device__ Least<Number> least_of_blocks(const Each& each, int64_t k, const SearchShared& shared, int& turn,
+                                         int number_bits) {
+  DigitSearch<Number> search(k, number_bits);
+  while (search.below > 0) {
+    clear(shared.counters);
+    __syncthreads();
+    each([&](bool exists, Number number) { search.count(exists, number, shared.counters + lane()); });
+    __syncthreads();
+    const int size = size_of_own_bin<kBlocks>(shared.counters, shared.bins + turn * kBins);
+    turn ^= 1;
+    find_digit(size, search.wanted, shared.warp_totals, shared.found);
+    __syncthreads();
+    if (search.take(*shared.found)) return {search.least(), 0};
   }
+  return {search.least(), search.wanted};
 }
 
-/// The smallest rank that is selected: k entries have this rank or a larger one, of those of the block, or of all kBlocks of
-/// the cluster; so many have one at least. All threads call it; between writing what `each` reads and the call there is a
-/// barrier.
-///
-/// each       each(add) calls add(exists, rank) for the block's entries, by whole warps
-/// turn       which of the two arrays of bins is next; it goes on through all calls
-/// rank_bits  the most that a rank has, below 64
+/// The same of distinct ranks: k >= 0 of them are at least as large as this one.
 template <int kBlocks, class Each>
 __device__ uint64_t least_rank_of_blocks(const Each& each, int64_t k, const SearchShared& shared, int& turn,
                                          int rank_bits) {
-  if (k == 0) return ~uint64_t{0};
-  DigitSearch search(k, rank_bits);
-  while (search.below > 0) {
-    for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads) shared.counters[i] = 0;
-    __syncthreads();
-    each([&](bool exists, uint64_t rank) {
-      count(shared.counters, exists && search.counts(rank), search.digit(rank));
-    });
-    __syncthreads();
-    int sizes[kBinsPerThread] = {};
-    bin_sizes<kBlocks>(shared.counters, shared.bins + turn * kBins, sizes);
-    turn ^= 1;
-    find_digit(sizes, search.wanted, shared.warp_totals, shared.found);
-    __syncthreads();
-    if (search.take(*shared.found)) break;
-  }
-  return search.least();
+  return k == 0 ? ~uint64_t{0} : least_of_blocks<kBlocks, uint64_t>(each, k, shared, turn, rank_bits).number;
 }
 
 /// The same of a block alone, of the ranks rank_at(0 .. cols-1) that are not kNoRank.

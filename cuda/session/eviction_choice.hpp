@@ -29,19 +29,21 @@ inline constexpr int kClusterBlocks = 8;
 template <int kBlocks>
 struct HeadEntries {
   const EvictArguments& p;
-  int64_t g, entries, budget, newest, recent;
+  int64_t g;
+  int entries, budget;
+  int64_t first_recent;  ///< position
 
   __device__ explicit HeadEntries(const EvictArguments& arguments)
       : p(arguments),
         g(blockIdx.x / kBlocks),
-        entries(p.slots.entries[g]),
-        budget(p.rules.budgets[g]),
-        newest(*p.newest) {
-    recent = p.rules.fills_recent ? budget - p.rules.sinks : p.rules.recent;
+        entries(static_cast<int>(p.slots.entries[g])),
+        budget(static_cast<int>(p.rules.budgets[g])) {
+    const int64_t recent = p.rules.fills_recent ? budget - p.rules.sinks : p.rules.recent;
+    first_recent = *p.newest - recent + 1;
   }
 
   __device__ int64_t position(int64_t slot) const { return p.slots.positions[g * p.slots.capacity + slot]; }
-  __device__ bool is_always_kept(int64_t at) const { return at < p.rules.sinks || at > newest - recent; }
+  __device__ bool is_always_kept(int64_t at) const { return at < p.rules.sinks || at >= first_recent; }
 };
 
 /// Calls launch_blocks.operator()<kBlocks>(shape) for blocks of kThreads, of which kBlocks, a cluster, have a KV head.

@@ -68,8 +68,7 @@ struct Stages {
   // Calls work(slot) for the slots of the thread, by whole warps, some of which may be behind the last entry.
   template <class Work>
   __device__ void each_slot(const Work& work) const {
-    const auto entries = static_cast<int>(head.entries);
-    for (int first = block_of_head<kBlocks>() * kThreads + warp() * 32; first < entries;
+    for (int first = block_of_head<kBlocks>() * kThreads + warp() * 32; first < head.entries;
          first += kBlocks * kThreads) {
       work(first + lane());
     }
@@ -193,9 +192,9 @@ struct Stages {
 //
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
-// shared     33,736 bytes; of kBlocks 8: 50,120 and 8,192 ceil(capacity / 8,192)
-// registers  64 (sm_90a and sm_80; of kBlocks 8 32 on sm_80, where it is never launched)
-// bytes      read: 12 for each KV head and entry, of kBlocks 1 in each of up to seven passes, 8 for each query head and entry; an
+// shared     33,736 bytes; of kBlocks 8: 35,784 and 8,192 ceil(capacity / 8,192)
+// registers  64 (sm_90a and sm_80; of kBlocks 8 30 on sm_80, where it is never launched)
+// bytes      read: 12 for each KV head and entry, of kBlocks 1 in each of up to nine passes, 8 for each query head and entry; an
 //            adaptive stage one reads 4 group more for each entry up to 50 times, from the L2 cache; written: 16 for each KV
 //            head
 // FLOP       5 for each query head and entry; an adaptive stage one up to 50 more

@@ -123,7 +123,7 @@ TEST_P(SelectionParity, MatchesReferenceWhereKeysDoNotFitIntoSharedMemory) {
 
 // Rows of more than 4,096 columns; a block of the cluster has an eighth of them, a thread one key in 1,024.
 TEST_P(SelectionParity, MatchesReferenceForRowsThatBlocksShare) {
-  for (const int64_t cols : {4097, 8193, 16500}) {
+  for (const int64_t cols : {4097, 16500, 40000}) {  // four keys of a thread at most, then eight
     for (const ScoreKind kind : {ScoreKind::softmax, ScoreKind::few_values, ScoreKind::rising}) {
       SCOPED_TRACE(std::string(name_of(kind)) + ", " + std::to_string(cols) + " columns");
       expect_parity({scores_of(kind, 1, cols), scores_of(kind, 2, cols), scores_of(kind, 3, cols)},
@@ -138,7 +138,9 @@ TEST_P(SelectionParity, GivesTheSameUnderEveryScheduleForRowsThatBlocksShare) {
 }
 
 TEST_P(SelectionParity, MatchesReferenceForTheLongestRows) {
-  expect_parity({scores_of(ScoreKind::softmax, 3, cuda::kMostScores)}, {cuda::kMostScores / 5});
+  for (const ScoreKind kind : {ScoreKind::softmax, ScoreKind::few_values}) {
+    expect_parity({scores_of(kind, 3, cuda::kMostScores)}, {cuda::kMostScores / 5});
+  }
   without_clusters(
       [&] { expect_parity({scores_of(ScoreKind::equal, 3, cuda::kMostScores)}, {cuda::kMostScores - 1}); });
 }
