@@ -11,10 +11,11 @@ namespace {
 
 using kvbound::detail::Wide;
 using radix_selection::kThreads;
+using radix_selection::Least;
 
-// Ranks order the scores of all heads: by key, then by head and index, reversed.
-constexpr int kPlaceBits = 30;
-static_assert(kMostLayerScores == int64_t{1} << kPlaceBits);
+constexpr int kClusterBlocks = 8;
+constexpr int64_t kLeastCols =
+    1024;  // for a cluster: with fewer columns, its blocks would wait for each other more than work
 
 struct Arguments {
   Wide safeguard, unit;  // the safeguard is safeguard / unit
@@ -23,49 +24,89 @@ struct Arguments {
   const int64_t* candidates;
   int64_t* budgets;
   int* status;
-
-  __device__ uint32_t key(int64_t head, int64_t j) const {
-    return radix_selection::ordered_key(scores[head * row_stride + j]);
-  }
-  __device__ uint64_t rank(int64_t head, int64_t j) const {
-    const int64_t place = head * cols + j;
-    return static_cast<uint64_t>(key(head, j)) << kPlaceBits |
-           static_cast<uint64_t>(kMostLayerScores - 1 - place);
-  }
 };
 
-struct Shared {
-  radix_selection::Shared selection;
+// Other blocks also read `above` and `same`.
+struct Shared : radix_selection::SearchShared {
+  int *above,
+      *same;  // [kv_heads]: the head's scores above the smallest one that counts, and those that equal it, in this block
   int64_t* found;  // [kv_heads]: scores of the head among the largest of all
   int64_t* whole;  // [kv_heads]: its budget, rounded down
   Wide* fraction;  // [kv_heads]: what was cut off, in units of 1 / unit
 
-  __host__ __device__ Shared(SharedMemory& memory, int64_t kv_heads)
-      : selection(memory, 0),
+  __host__ __device__ Shared(SharedMemory& memory, int64_t kv_heads, bool exchanges)
+      : SearchShared(memory, exchanges),
+        above(memory.array<int>(kv_heads)),
+        same(memory.array<int>(kv_heads)),
         found(memory.array<int64_t>(kv_heads)),
         whole(memory.array<int64_t>(kv_heads)),
         fraction(memory.array<Wide>(kv_heads)) {}
 };
 
-// Counts each head's scores of at least this rank. All threads call it.
-__device__ void count_by_head(const Arguments& p, uint64_t least, const Shared& shared) {
-  for (int64_t head = 0; head < p.kv_heads; ++head) {
-    int count = 0;
-    bool nan = false;
-    for (int64_t j = threadIdx.x; j < p.cols; j += kThreads) {
-      count += p.rank(head, j) >= least;
-      nan |= p.key(head, j) == radix_selection::kNanKey;
-    }
-    if (nan) *p.status = 1;  // several threads may write, all of them 1
-    count = warp_sum(count);
-    __syncthreads();  // no thread reads the previous head's totals any more
-    if (lane() == 0) shared.selection.warp_totals[warp()] = count;
-    __syncthreads();
-    if (warp() > 0) continue;
-    const int total = warp_sum(shared.selection.warp_totals[lane()]);
-    if (lane() == 0) shared.found[head] = total;
+// Calls work(exists, key) for the block's scores of one head, by whole warps: an equal share of its columns.
+template <int kBlocks, class Work>
+__device__ void each_key(const Arguments& p, int64_t head, const Work& work) {
+  const int64_t share = round_up(ceil_division(p.cols, kBlocks), 32);
+  const int64_t begin = kBlocks > 1 ? cluster_rank() * share : 0, end = min(begin + share, p.cols);
+  const float* const scores = p.scores + head * p.row_stride;
+#pragma unroll 4
+  for (int64_t first = begin + warp() * 32; first < end; first += kThreads) {
+    const int64_t j = first + lane();
+    work(j < end, j < end ? radix_selection::ordered_key(scores[j]) : 0);
   }
+}
+
+// Counts each head's scores above the smallest one that counts, and those that equal it. All threads call it.
+template <int kBlocks>
+__device__ void count_by_head(const Arguments& p, uint32_t least, const Shared& shared) {
+  for (int64_t head = threadIdx.x; head < p.kv_heads; head += kThreads)
+    shared.above[head] = shared.same[head] = 0;
   __syncthreads();
+  bool nan = false;
+  for (int64_t head = 0; head < p.kv_heads; ++head) {
+    int above = 0, same = 0;
+    each_key<kBlocks>(p, head, [&](bool exists, uint32_t key) {
+      above += exists && key > least;
+      same += exists && key == least;
+      nan |= exists && key == radix_selection::kNanKey;
+    });
+    above = warp_sum(above);
+    same = warp_sum(same);
+    if (lane() > 0) continue;
+    atomicAdd(&shared.above[head], above);
+    atomicAdd(&shared.same[head], same);
+  }
+  if (nan) *p.status = 1;  // several threads may write, all of them 1
+}
+
+template <int kBlocks>
+__device__ void sync_blocks() {
+  if constexpr (kBlocks > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+}
+
+// The sum of the blocks' numbers.
+template <int kBlocks>
+__device__ int of_all_blocks(int* here) {
+  if constexpr (kBlocks == 1) return *here;
+  int sum = 0;
+  for (int rank = 0; rank < kBlocks; ++rank) sum += *map_shared(here, rank);
+  return sum;
+}
+
+// How many of a head's scores are among the largest of all; of equal ones those of smaller heads count first.
+template <int kBlocks>
+__device__ int64_t found_of(int64_t head, const Least<uint32_t>& least, const Shared& shared) {
+  int rest = least.wanted;
+  for (int64_t other = 0; least.wanted > 0 && other < head; ++other) {
+    rest -= of_all_blocks<kBlocks>(&shared.same[other]);
+  }
+  const int same = of_all_blocks<kBlocks>(&shared.same[head]);
+  const int counting = least.wanted > 0 ? max(0, min(same, rest)) : same;
+  return of_all_blocks<kBlocks>(&shared.above[head]) + counting;
 }
 
 // f + s (k - f), rounded down, and what is cut off.
@@ -92,28 +133,45 @@ __device__ int64_t filled_up(const Arguments& p, int64_t head, int64_t total, co
   return shared.whole[head] + (larger < rest ? 1 : 0);
 }
 
-// The budgets of all KV heads of a layer: radix selection over all their scores, by one block.
+// The budgets of all KV heads of a layer: radix selection over all their scores, by one block, or by a cluster of eight, each of
+// which has some columns of every head.
 //
-// grid       1
+// grid       kBlocks
 // block      1024
-// shared     32,912 bytes and 32 for each KV head
-// registers  52 (sm_90a), 52 (sm_80)
-// bytes      read: 4 kv_heads cols, up to 7 times, mostly from the L2 cache, 8 kv_heads; written: 8 kv_heads
+// shared     32,912 bytes and 40 for each KV head; of kBlocks 8 34,960
+// registers  54, of kBlocks 8 64 (sm_90a); 47, 45 (sm_80, where kBlocks 8 is never launched)
+// bytes      read: 4 kv_heads cols, up to 5 times, mostly from the L2 cache, 8 kv_heads; written: 8 kv_heads
 // no FLOP
+template <int kBlocks>
 __global__ void __launch_bounds__(kThreads, 1) adakv_budgets_kernel(Arguments p) {
   SharedMemory memory;
-  const Shared shared(memory, p.kv_heads);
+  const Shared shared(memory, p.kv_heads, kBlocks > 1);
   int64_t total = 0;
   for (int64_t head = 0; head < p.kv_heads; ++head) total += p.candidates[head];
-  const auto rank_at = [&](int64_t place) { return p.rank(place / p.cols, place % p.cols); };
-  const uint64_t least =
-      radix_selection::least_rank(rank_at, p.kv_heads * p.cols, total, shared.selection, 32 + kPlaceBits);
-  count_by_head(p, least, shared);
-  for (int64_t head = threadIdx.x; head < p.kv_heads; head += kThreads) share_out(p, head, shared);
-  __syncthreads();
+  const auto each = [&](const auto& add) {
+    for (int64_t head = 0; head < p.kv_heads; ++head) each_key<kBlocks>(p, head, add);
+  };
+  int turn = 0;
+  Least<uint32_t> least{radix_selection::kFirstKey, 0};  // which no score has
+  if (total > 0) least = radix_selection::least_of_blocks<kBlocks, uint32_t>(each, total, shared, turn, 32);
+  count_by_head<kBlocks>(p, least.number, shared);
+  sync_blocks<kBlocks>();
+  for (int64_t head = threadIdx.x; head < p.kv_heads; head += kThreads) {
+    shared.found[head] = found_of<kBlocks>(head, least, shared);
+    share_out(p, head, shared);
+  }
+  sync_blocks<kBlocks>();  // no block returns while others read its shared memory
+  if (kBlocks > 1 && cluster_rank() > 0) return;
   for (int64_t head = threadIdx.x; head < p.kv_heads; head += kThreads) {
     p.budgets[head] = filled_up(p, head, total, shared);
   }
+}
+
+template <int kBlocks>
+void launch_budgets(const Arguments& arguments, Stream stream) {
+  const LaunchShape shape{extent(kBlocks), extent(kThreads),
+                          shared_bytes<Shared>(arguments.kv_heads, kBlocks > 1), stream};
+  launch<adakv_budgets_kernel<kBlocks>>(kBlocks > 1 ? shape.in_clusters(extent(kBlocks)) : shape, arguments);
 }
 
 }  // namespace
@@ -133,8 +191,11 @@ void adakv_budgets(const AdaKv& options, const float* scores, int64_t kv_heads, 
                             candidates,
                             budgets,
                             status};
-  launch<adakv_budgets_kernel>({extent(1), extent(kThreads), shared_bytes<Shared>(kv_heads), stream},
-                               arguments);
+  if (cols > kLeastCols && device().compute_capability == 90) {
+    launch_budgets<kClusterBlocks>(arguments, stream);
+  } else {
+    launch_budgets<1>(arguments, stream);
+  }
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -76,6 +76,13 @@ TEST_F(AdaKvParity, MatchesReferenceForManyHeadsAndLongRows) {
   expect_parity(long_rows);
 }
 
+// Ties between heads whose rows blocks share: some of the last head's count.
+TEST_F(AdaKvParity, CountsEqualScoresOfSmallerHeadsFirst) {
+  const std::vector<float> equal(1500, 0.5F), some = scores_of(ScoreKind::few_values, 1, 1500);
+  for (const int64_t count : {100, 1000, 1500})
+    expect_parity({{equal, some, equal, equal}, {count, 0, count, 7}});
+}
+
 // A thread has every 1,024th score of a row, and every 1,024th head.
 TEST_F(AdaKvParity, MatchesReferenceAtTheEndsOfABlocksThreads) {
   for (const int64_t cols : {1023, 1024, 1025, 2049}) {
@@ -107,11 +114,17 @@ TEST_F(AdaKvParity, SharesOutByManyDecimals) {
 
 TEST_F(AdaKvParity, TellsOfNan) {
   EXPECT_EQ(run({{{1, std::numeric_limits<float>::quiet_NaN()}, {1, 2}}, {1, 1}}).status, 1);
+  std::vector<float> shared = scores_of(ScoreKind::normal, 1, 2000);
+  shared.back() = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(run({{shared}, {5}}).status, 1);
 }
 
 TEST_F(AdaKvParity, GivesTheSameUnderEverySchedule) {
-  const Case c{{scores_of(ScoreKind::few_values, 1, 900), scores_of(ScoreKind::softmax, 2, 900)}, {300, 200}};
-  in_every_schedule([&] { return run(c).budgets; });
+  for (const int64_t cols : {900, 1100}) {
+    const Case c{{scores_of(ScoreKind::few_values, 1, cols), scores_of(ScoreKind::softmax, 2, cols)},
+                 {300, 200}};
+    in_every_schedule([&] { return run(c).budgets; });
+  }
 }
 
 TEST_F(AdaKvParity, RefusesMoreScoresThanItCanRank) {
