@@ -1,12 +1,12 @@
 // Selection by one thread block, or by a cluster of them: the steps of select_top, rank_top and select_critical.
 //
-// Every entry has a rank, a number of 49 bits: the key of its score in front, its index, reversed, behind. Ranks are
+// Every entry has a rank, a number of 50 bits: the key of its score in front, its index, reversed, behind. Ranks are
 // distinct and ordered as the reference orders entries, ties included, so that an entry is selected if its rank is at
 // least the k-th largest rank. That rank is found by its digits of 8 bits, most significant first, one pass over the
 // keys for each, until the entries with the digits found are all selected:
 //
-//       rank     | key: 32 bits                      | reversed index: 17 bits |
-//       digits   | 0: 8   | 1: 8   | 2: 8   | 3: 8   | 4: 8   | 5: 8   | 6: 1  |
+//       rank     | key: 32 bits                      | reversed index: 18 bits |
+//       digits   | 0: 8   | 1: 8   | 2: 8   | 3: 8   | 4: 8   | 5: 8   | 6: 2  |
 #pragma once
 
 #include <kvbound/cuda/primitives/cluster.hpp>
@@ -22,8 +22,8 @@ namespace radix_selection {
 inline constexpr int kThreads = 1024;
 inline constexpr int kWarps = kThreads / 32;
 
-inline constexpr int kIndexBits = 17;
-static_assert(kMostScores == int64_t{1} << kIndexBits);
+inline constexpr int kIndexBits = 18;
+static_assert(kMostScores <= kMostPositions && kMostPositions == int64_t{1} << kIndexBits);
 
 inline constexpr int kDigitBits = 8;
 inline constexpr int kBins = 1 << kDigitBits;
@@ -42,7 +42,9 @@ __device__ inline uint32_t ordered_key(float score) {
 }
 
 /// Of equal keys the smaller index ranks higher.
-__device__ inline uint32_t reversed(int64_t index) { return static_cast<uint32_t>(kMostScores - 1 - index); }
+__device__ inline uint32_t reversed(int64_t index) {
+  return static_cast<uint32_t>(kMostPositions - 1 - index);
+}
 __device__ inline uint64_t lowest_rank(uint32_t key) { return static_cast<uint64_t>(key) << kIndexBits; }
 __device__ inline uint64_t rank_of(uint32_t key, int64_t index) { return lowest_rank(key) | reversed(index); }
 

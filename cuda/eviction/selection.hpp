@@ -19,6 +19,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 /// The most scores in a row.
 inline constexpr int64_t kMostScores = 131072;
+/// Positions of entries that are ranked while decoding are below this.
+inline constexpr int64_t kMostPositions = 2 * kMostScores;
 
 /// Bytes that `select_top` and `rank_top` need for a matrix of this shape.
 int64_t select_top_workspace(int64_t rows, int64_t cols);

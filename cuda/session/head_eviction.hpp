@@ -92,7 +92,7 @@ void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optio
 ///                 its attention; if all that stay do not, all of them
 ///
 /// scores     [kv_heads, capacity], from update_scores
-/// newest     the position is below kMostScores
+/// newest     the position is below kMostPositions
 /// precision  stage two and sums of weights in fp32; errors: stage_two_score_errors in
 ///            reference/bounds/error_bounds.hpp
 /// throws     ShapeMismatch; DeviceError

@@ -87,7 +87,7 @@ class DeviceSession final : public Session {
     for (const StepView& view : views) require_consistent(view, shape_);
     const auto count = std::ssize(views);
     if (kvbound::rules_of(policy_.selection).in_decoding) {
-      require_range("position of the last step", next_position_ + count - 1, 0, kMostScores - 1);
+      require_range("position of the last step", next_position_ + count - 1, 0, kMostPositions - 1);
     }
     const PoolScope scope(queue_.pool());
     step_->upload(views, next_position_, merge_rules_.prediction, queue_.stream());

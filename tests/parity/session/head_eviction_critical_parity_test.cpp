@@ -231,6 +231,25 @@ TEST_F(EvictCriticalParity, TakesTheSmallerPositionIntoStageOneAndEvictsTheLarge
   }
 }
 
+// The largest positions that can be ranked.
+TEST_F(EvictCriticalParity, TakesTheLargestPositions) {
+  for (const int64_t entries : {200, 1100}) {
+    std::vector<int64_t> positions = shuffled(4, entries);
+    for (int64_t& position : positions) position += cuda::kMostPositions - entries;
+    EXPECT_EQ(expect_parity({{positions},
+                             {entries / 2},
+                             1,
+                             3,
+                             7,
+                             0,
+                             GqaProduct::mean_of_products,
+                             false,
+                             ScoreKind::few_values,
+                             ScoreKind::few_values}),
+              1);
+  }
+}
+
 TEST_F(EvictCriticalParity, AdaptiveStageOneTakesAsManyEntriesAsHoldHalfOfTheAttention) {
   int known = 0;
   for (const int64_t entries : {1, 2, 33, 300, 1100}) {
