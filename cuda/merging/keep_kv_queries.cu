@@ -36,28 +36,37 @@ struct Shape {
 // rotation, so that both are turned as one.
 struct Rotated {
   int count, head_dim;
-  int stride;       // an odd multiple of 8: rows of a pair lie in different banks
+  int stride;       // a multiple of 16: all rows begin in the same bank
   double* rows;     // [count, stride]
   double* lengths;  // [count]: squared; in the end the squared singular values
 
   __host__ __device__ Rotated(SharedMemory& memory, const Shape& shape)
       : count(shape.rows),
         head_dim(shape.head_dim),
-        stride(static_cast<int>(round_up(head_dim + count + 8, 16)) - 8),
+        stride(static_cast<int>(round_up(head_dim + count, 2 * kPairLanes))),
         rows(memory.array<double>(int64_t{count} * stride)),
         lengths(memory.array<double>(count)) {}
 
   __device__ static int lane_of_pair() { return lane() % kPairLanes; }
   __device__ static int first_pair() { return static_cast<int>(threadIdx.x) / kPairLanes; }
+  // Calls work(c) for the lane's columns below `columns`. Every second pair swaps each two of them, since two pairs share a
+  // wavefront: one then reads 16 banks, and the other one the other 16.
+  template <class Work>
+  __device__ static void each_column(int columns, const Work& work) {
+    const int swapped = first_pair() % 2 * kPairLanes;
+    for (int n = lane_of_pair(); n < round_up(columns, 2 * kPairLanes); n += kPairLanes) {
+      const int c = n ^ swapped;
+      if (c < columns) work(c);
+    }
+  }
 
   // The squared lengths of all rows. The whole block calls it, between barriers.
   __device__ void measure() const {
     for (int first = 0; first < count; first += kPairs) {
       const int i = first + first_pair();
       double sum = 0;
-      for (int c = lane_of_pair(); i < count && c < head_dim; c += kPairLanes) {
-        sum += rows[i * stride + c] * rows[i * stride + c];
-      }
+      each_column(i < count ? head_dim : 0,
+                  [&](int c) { sum += rows[i * stride + c] * rows[i * stride + c]; });
       sum = warp_sum<kPairLanes>(sum);
       if (i < count && lane_of_pair() == 0) lengths[i] = sum;
     }
@@ -74,12 +83,12 @@ struct Rotated {
     double* const one = rows + i * stride;
     double* const another = rows + j * stride;
     double own = 0, other = 0, both = 0;
-    for (int c = lane_of_pair(); exists && c < head_dim; c += kPairLanes) {
+    each_column(exists ? head_dim : 0, [&](int c) {
       const double a = one[c], b = another[c];
       own += a * a;
       other += b * b;
       both += a * b;
-    }
+    });
     own = warp_sum<kPairLanes>(own);
     other = warp_sum<kPairLanes>(other);
     both = warp_sum<kPairLanes>(both);
@@ -88,11 +97,11 @@ struct Rotated {
     const double zeta = (other - own) / (2 * both);
     const double tangent = (zeta < 0 ? -1 : 1) / (fabs(zeta) + sqrt(1 + zeta * zeta));
     const double cosine = 1 / sqrt(1 + tangent * tangent), sine = cosine * tangent;
-    for (int c = lane_of_pair(); c < head_dim + count; c += kPairLanes) {
+    each_column(head_dim + count, [&](int c) {
       const double a = one[c], b = another[c];
       one[c] = cosine * a - sine * b;
       another[c] = sine * a + cosine * b;
-    }
+    });
     return true;
   }
 };
@@ -157,13 +166,13 @@ __device__ void store(const Arguments<T>& p, int64_t g, const Rotated& q) {
 //
 //     lanes    0 .. 7                  8 .. 15                 ..    head_dim 128, a group of 4: three rounds are a sweep
 //     round 0  rows 0 and 3, columns   rows 1 and 2, columns
-//              0 .. 7, 8 .. 15, ..     0 .. 7, 8 .. 15, ..
+//              0 .. 7, 8 .. 15, ..     8 .. 15, 0 .. 7, ..
 //     round 1  rows 1 and 3            rows 0 and 2
 //     round 2  rows 2 and 3            rows 0 and 1
 //
 // grid       kv_heads
 // block      128
-// shared     8 rows (head_dim + rows + up to 16) bytes: 4,384 for four rows of head_dim 128
+// shared     8 rows (head_dim + rows + up to 16) bytes: 4,640 for four rows of head_dim 128
 // registers  48 (sm_90a), 44 (sm_80)
 // bytes      read: head_dim sizeof(T) for each query head; written: 4 (2 head_dim + rows) for each row
 // FLOP       6 rows^2 head_dim for each sweep, of which there are about 5, in fp64
