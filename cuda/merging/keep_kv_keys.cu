@@ -38,34 +38,26 @@ struct Shared {
         inverse(memory.array<float>(heads * kDims)) {}
 };
 
-// Copies the group's queries to shared memory, and multiplies the factors of their pseudo-inverse. The whole block calls it.
-template <Storage T, int kDims, int kHeads>
-__device__ void load_queries(const Arguments<T>& p, int64_t g, const Shared<T, kDims, kHeads>& shared) {
-  const int heads = p.heads(), head_dim = p.sums.head_dim();
-  const float* const queries = p.queries.queries + g * heads * head_dim;
-  const float* const directions = p.queries.directions + g * heads * head_dim;
-  const float* const combinations = p.queries.combinations + g * heads * heads;
+// Copies rows of single-precision numbers to shared memory, as lanes read them; zeros behind head_dim.
+//
+// from  [rows, head_dim]
+template <Storage T, int kDims>
+__device__ void copy_rows(const float* from, int rows, int head_dim, float* to) {
 #pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x); n < heads * kDims; n += kRowsThreads) {
-    const int column = ClusterLanes<T, kDims>::column_at(n % kDims), h = n / kDims;
-    const bool inside = column < head_dim;
-    float inverse = 0;
-#pragma unroll 1
-    for (int first = 0; inside && first < heads; first += kHeads) {
-      float factors[kHeads] = {}, numbers[kHeads] = {};  // loaded together
-#pragma unroll
-      for (int k = 0; k < kHeads; ++k) {
-        if (first + k >= heads) break;
-        factors[k] = combinations[(first + k) * heads + h];
-        numbers[k] = directions[(first + k) * head_dim + column];
-      }
-#pragma unroll
-      for (int k = 0; k < kHeads; ++k) inverse = fmaf(factors[k], numbers[k], inverse);
+  for (int n = 4 * static_cast<int>(threadIdx.x); n < rows * kDims; n += 4 * kRowsThreads) {
+    const int column = ClusterLanes<T, kDims>::column_at(n % kDims);
+    const float* const four = from + n / kDims * head_dim + column;
+    float4 numbers = {0, 0, 0, 0};
+    if (head_dim % 4 == 0) {
+      if (column < head_dim) numbers = *reinterpret_cast<const float4*>(four);
+    } else {
+      if (column < head_dim) numbers.x = four[0];
+      if (column + 1 < head_dim) numbers.y = four[1];
+      if (column + 2 < head_dim) numbers.z = four[2];
+      if (column + 3 < head_dim) numbers.w = four[3];
     }
-    shared.queries[n] = inside ? queries[h * head_dim + column] : 0;
-    shared.inverse[n] = inverse;
+    *reinterpret_cast<float4*>(to + n) = numbers;
   }
-  __syncthreads();
 }
 
 // sums[h] = k-_h for the rows of weights first_head + h. The whole warp calls it.
@@ -191,7 +183,10 @@ __global__ void __launch_bounds__(kRowsThreads, kDims * sizeof(T) <= 512 ? 4 : 3
   SharedMemory memory;
   const Shared<T, kDims, kHeads> shared(memory, p.heads());
   const int64_t g = blockIdx.y;
-  load_queries(p, g, shared);
+  const int64_t queries = g * p.heads() * p.sums.head_dim();
+  copy_rows<T, kDims>(p.queries.queries + queries, p.heads(), p.sums.head_dim(), shared.queries);
+  copy_rows<T, kDims>(p.queries.inverse + queries, p.heads(), p.sums.head_dim(), shared.inverse);
+  __syncthreads();
   const HeadClusters<T, kDims> clusters(p.sums, g);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kRounds * Lanes::kGroups + Lanes::group();
   Cluster next(clusters, first);

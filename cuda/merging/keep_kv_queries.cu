@@ -38,7 +38,7 @@ struct Rotated {
   int count, head_dim;
   int stride;       // a multiple of 16: all rows begin in the same bank
   double* rows;     // [count, stride]
-  double* lengths;  // [count]: squared; in the end the squared singular values
+  double* lengths;  // [count]: squared; in the end 1 / sigma^2, 0 for dropped rows
 
   __host__ __device__ Rotated(SharedMemory& memory, const Shape& shape)
       : count(shape.rows),
@@ -75,6 +75,18 @@ struct Rotated {
     double most = 0;
     for (int i = 0; i < count; ++i) most = max(most, lengths[i]);
     return most;
+  }
+
+  // Replaces the squared singular values by their inverses, and those of dropped rows by 0. The whole block calls it.
+  __device__ void invert_lengths(double least) const {
+    const double most = sqrt(longest());
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+      const double size = sqrt(lengths[i]);
+      const bool stays = size > 0 && size >= least * most;
+      lengths[i] = stays ? 1 / lengths[i] : 0;
+    }
+    __syncthreads();
   }
 
   // Makes two rows orthogonal, unless they are already, or one of them is as good as zero. The whole warp calls it; lanes whose
@@ -143,22 +155,18 @@ __device__ bool sweep(const Rotated& q, double nothing) {
   return __syncthreads_or(turned ? 1 : 0) != 0;
 }
 
-// Writes the directions of the rows that stay, and the combinations of queries that they are.
+// Writes the pseudo-inverse: the sum of v_i u_i / sigma_i over the rows that stay, where a row is sigma_i v_i and its rotation u_i.
 template <Storage T>
-__device__ void store(const Arguments<T>& p, int64_t g, const Rotated& q) {
-  const double most = sqrt(q.longest());
-  const int columns = q.head_dim + q.count;
-  for (int n = static_cast<int>(threadIdx.x); n < q.count * columns; n += kThreads) {
-    const int i = n / columns, c = n % columns;
-    const double size = sqrt(q.lengths[i]);
-    const bool stays = size > 0 && size >= p.least * most;
-    const auto number = static_cast<float>(stays ? q.rows[i * q.stride + c] / size : 0);
-    const int64_t row = g * q.count + i;
-    if (c < q.head_dim) {
-      p.prepared.directions[row * q.head_dim + c] = number;
-    } else {
-      p.prepared.combinations[row * q.count + c - q.head_dim] = number;
+__device__ void store_inverse(const Arguments<T>& p, int64_t g, const Rotated& q) {
+  q.invert_lengths(p.least);
+  for (int n = static_cast<int>(threadIdx.x); n < q.count * q.head_dim; n += kThreads) {
+    const int query = n / q.head_dim, c = n % q.head_dim;
+    double sum = 0;
+    for (int i = 0; i < q.count; ++i) {
+      const double* const row = q.rows + i * q.stride;
+      sum += q.lengths[i] * row[q.head_dim + query] * row[c];
     }
+    p.prepared.inverse[g * q.count * q.head_dim + n] = static_cast<float>(sum);
   }
 }
 
@@ -174,8 +182,8 @@ __device__ void store(const Arguments<T>& p, int64_t g, const Rotated& q) {
 // block      128
 // shared     8 rows (head_dim + rows + up to 16) bytes: 4,640 for four rows of head_dim 128
 // registers  48 (sm_90a), 44 (sm_80)
-// bytes      read: head_dim sizeof(T) for each query head; written: 4 (2 head_dim + rows) for each row
-// FLOP       6 rows^2 head_dim for each sweep, of which there are about 5, in fp64
+// bytes      read: head_dim sizeof(T) for each query head; written: 8 head_dim for each row
+// FLOP       6 rows^2 head_dim for each sweep, of which there are about 5, and 3 rows^2 head_dim, in fp64
 template <Storage T>
 __global__ void __launch_bounds__(kThreads) merge_queries_kernel(Arguments<T> p, Shape shape) {
   SharedMemory memory;
@@ -191,7 +199,7 @@ __global__ void __launch_bounds__(kThreads) merge_queries_kernel(Arguments<T> p,
   }
   q.measure();
   __syncthreads();
-  store(p, g, q);
+  store_inverse(p, g, q);
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ class ClusterMerging {
   Buffer<uint8_t> zip_outcomes_;                // [kv_heads * capacity]
   DeviceMatrix log_scores_;                     // [query_heads, capacity]
   DeviceMatrix denominators_;                   // [1, query_heads]
-  DeviceMatrix queries_, combinations_, directions_;
+  DeviceMatrix queries_, inverse_;              // [kv_heads * rows, head_dim]
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -368,29 +368,25 @@ BenchResult bench_cluster_weights(const BenchOptions& options) {
 struct Queries {
   Queries(const BenchOptions& options, const LayerShape& own)
       : shape(own),
-        rows(cuda::merging_rows(kJoint.gqa, shape.group_size())),
         queries(random_tensor(1, shape.query_heads, shape.head_dim, BenchLayer::random(options, 10)),
                 kStream),
         prepared(shape.query_heads, shape.head_dim),
-        combinations(shape.query_heads, rows),
-        directions(shape.query_heads, shape.head_dim) {}
+        inverse(shape.query_heads, shape.head_dim) {}
 
-  cuda::MergeQueries view() { return {prepared.data(), combinations.data(), directions.data()}; }
+  cuda::MergeQueries view() { return {prepared.data(), inverse.data()}; }
   void prepare(cuda::Stream stream) {
     cuda::merge_queries<Stored>(kJoint, std::as_const(queries).view(), shape.kv_heads, scale(shape), view(),
                                 stream);
   }
 
   LayerShape shape;
-  int64_t rows;
   StoredTensor<Stored> queries;
-  DeviceMatrix prepared, combinations, directions;
+  DeviceMatrix prepared, inverse;
 };
 
 BenchResult bench_merge_queries(const BenchOptions& options) {
   Queries queries(options, options.shape.layer);
-  const DeviceWork work{traffic(queries.queries, queries.prepared, queries.combinations, queries.directions),
-                        0};
+  const DeviceWork work{traffic(queries.queries, queries.prepared, queries.inverse), 0};
   return measure_on_device(options, "merge-queries", {work, Roofline::time, 2 * kLatencyGoal},
                            [&](cuda::Stream stream) { queries.prepare(stream); });
 }
