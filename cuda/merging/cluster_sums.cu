@@ -67,23 +67,17 @@ __device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, 
 // One part: a group of lanes sums an equal share of its members, and the shares are added in their order. The whole block
 // calls it.
 template <int kHeads, int kDims, Storage T>
-__device__ void sum_part(const Sums<T>& p, const HeadClusters<T, kDims>& clusters, const Part& part,
-                         int first_head, const PartShared<T, kDims, kHeads>& shared, float* sum) {
+__device__ void sum_part(const Sums<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
+                         const Part& part, int first_head, const PartShared<T, kDims, kHeads>& shared,
+                         float* sum) {
   using Lanes = ClusterLanes<T, kDims>;
   const int share = (part.members + Lanes::kGroups - 1) / Lanes::kGroups;
   const int own = part.from + Lanes::group() * share;
   const int count = max(0, min(share, part.members - Lanes::group() * share));
+  const HeadWeights weights(p, g, first_head);
   stage_entries<T, kDims>(
       shared.staged, count, [&](int e) { return static_cast<int>(clusters.members[own + e]); },
-      [&](int e) {
-        const float* const from = clusters.member_weights + int64_t{first_head} * clusters.stride + own + e;
-        EntryWeights<kHeads> weights;
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) {
-          if (first_head + h < clusters.heads) weights.numbers[h] = from[h * clusters.stride];
-        }
-        return weights;
-      });
+      [&](int e) { return weights.template of_member<kHeads>(own + e); });
   LaneRow<T, kDims> sums[kHeads];
   add_staged(p.entries, clusters.lanes, shared.staged, count, sums);
 #pragma unroll
@@ -120,7 +114,7 @@ __global__ void __launch_bounds__(kRowsThreads, 4) sum_parts_kernel(Sums<T> p, f
     const Part part = shared.parts[n];
 #pragma unroll 1
     for (int h = 0; h < clusters.heads; h += kHeads) {
-      sum_part(p, clusters, part, h, shared, parts + p.part(g, part.slot, h));
+      sum_part(p, g, clusters, part, h, shared, parts + p.part(g, part.slot, h));
     }
   }
 }

@@ -38,8 +38,8 @@ enum ZipOutcome : uint8_t {
 
 /// The merged entries' numbers beside their keys and values; device memory, by kept entry.
 struct MergedNumbers {
-  float* divergences = nullptr;     ///< [kv_heads, rows, capacity]: KL, in nats
-  float* shares = nullptr;          ///< [kv_heads, rows, capacity]: c_h / sum c, of each head's mean value
+  float* divergences = nullptr;     ///< as ClusterWeights::kept: KL, in nats
+  float* shares = nullptr;          ///< as ClusterWeights::kept: c_h / sum c, of each head's mean value
   float* zip_scales = nullptr;      ///< [kv_heads, capacity]: z* / m; null: keys are not formed by zip
   uint8_t* zip_outcomes = nullptr;  ///< [kv_heads, capacity]: ZipOutcome; null likewise
   float* log_scores = nullptr;      ///< [query_heads, capacity]: ln (W / P), the predicted scores

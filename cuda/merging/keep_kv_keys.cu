@@ -62,22 +62,15 @@ __device__ void copy_rows(const float* from, int rows, int head_dim, float* to) 
 
 // sums[h] = k-_h for the rows of weights first_head + h. The whole warp calls it.
 template <Storage T, int kDims, int kHeads>
-__device__ void sum_heads(const Arguments<T>& p, const HeadClusters<T, kDims>& clusters,
+__device__ void sum_heads(const Arguments<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
                           const Cluster& cluster, int first_head, const Shared<T, kDims, kHeads>& shared,
                           LaneRow<T, kDims> (&sums)[kHeads]) {
   const int count = cluster.entries();
+  const HeadWeights weights(p.sums, g, first_head);
   __syncwarp();  // all lanes have read what was staged before
   stage_entries<T, kDims>(
       shared.staged, count, [&](int e) { return cluster.row(clusters, e); },
-      [&](int e) {
-        const Cluster::Weights own = cluster.weights(clusters, e);
-        EntryWeights<kHeads> weights;
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) {
-          if (first_head + h < clusters.heads) weights.numbers[h] = own[first_head + h];
-        }
-        return weights;
-      });
+      [&](int e) { return weights.template of<kHeads>(cluster, e); });
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) sums[h] = {};
   add_staged(p.sums.entries, clusters.lanes, shared.staged, count, sums);
@@ -89,7 +82,7 @@ template <int kHeads, int kDims, Storage T>
 __device__ float own_divergence(const Arguments<T>& p, int64_t g, const Cluster& cluster, int first_head) {
   const int h = kHeads > 1 ? ClusterLanes<T, kDims>::lane_in_row() : 0;
   if (!cluster.merges() || h >= min(kHeads, p.heads() - first_head)) return 0;
-  return p.numbers.divergences[(g * p.heads() + first_head + h) * p.sums.clusters.capacity + cluster.i];
+  return p.numbers.divergences[p.sums.of_kept().place(first_head, g, cluster.i) + h];
 }
 
 // Adds what corrects the logits of heads first_head + h, which lack scale q_h . (k-_h - mean) - KL_h. The whole warp calls it.
@@ -142,7 +135,7 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
   for (int turn = 0; turn < (parts == 1 ? 1 : 2 * parts); ++turn) {
     const int first_head = (turn < parts ? turn : turn - parts) * kHeads;
     const float divergence = own_divergence<kHeads, kDims>(p, g, cluster, first_head);
-    sum_heads(p, clusters, cluster, first_head, shared, sums);
+    sum_heads(p, g, clusters, cluster, first_head, shared, sums);
 #pragma unroll
     for (int i = 0; i < kNumbers && turn < parts; ++i) {
 #pragma unroll
