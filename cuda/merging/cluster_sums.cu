@@ -32,33 +32,43 @@ struct PartShared {
 // The parts that a block has at most: those in every gridDim.x-th slot.
 __host__ __device__ int64_t most_parts(int64_t slots, int64_t blocks) { return ceil_division(slots, blocks); }
 
-// Lists the block's parts, in any order. The whole block calls it.
+// Lists the parts of a cluster of the members from .. to - 1, as far as they are the block's.
+template <Storage T, int kDims, int kHeads>
+__device__ void list_parts_of(int from, int to, const PartShared<T, kDims, kHeads>& shared) {
+  const auto blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int slot = from / kChunk;
+  for (int part = (block - slot % blocks + blocks) % blocks; from + part * kPartMembers < to;
+       part += blocks) {
+    const int begin = from + part * kPartMembers;
+    shared.parts[atomicAdd(shared.count, 1)] = {begin, min(kPartMembers, to - begin), slot + part};
+  }
+}
+
+// Lists the block's parts, in any order: a warp looks at 256 successive clusters at a time, of which it reads the offsets by whole
+// sectors. The whole block calls it.
+//
+//     lanes       0         1         ..  31           a lane has one cluster of each 32, which ends where the next lane's
+//     offsets     first     first + 1     first + 31   begins, that of lane 31 where lane 0's next one begins
+//                 .. + 32   .. + 33       .. + 63
 template <Storage T, int kDims, int kHeads>
 __device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, kDims, kHeads>& shared) {
-  const auto blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  constexpr int kOfWarp = 32 * kScanned, kSectorBytes = 32;
   if (threadIdx.x == 0) *shared.count = 0;
   __syncthreads();
-  const int last = p.capacity - 1;
-  for (int first = warp() * 32; first < p.capacity; first += kScanned * kRowsThreads) {
-    int from[kScanned], to[kScanned];
+  const auto in_sector =
+      static_cast<int>(reinterpret_cast<uintptr_t>(p.offsets) % kSectorBytes / sizeof(int64_t));
+  for (int first = warp() * kOfWarp - in_sector; first < p.capacity; first += kScanned * kRowsThreads) {
+    // The last one is where the warp's clusters end. Where there is no cluster, two are equal.
+    int offsets[kScanned + 1];
 #pragma unroll
-    for (int n = 0; n < kScanned; ++n) {
-      const int i = first + n * kRowsThreads + lane();
-      from[n] = static_cast<int>(p.offsets[min(i, last)]);
-      to[n] = lane() == 31 ? static_cast<int>(p.offsets[min(i, last) + 1]) : 0;
+    for (int n = 0; n <= kScanned; ++n) {
+      const int i = first + 32 * n + (n < kScanned ? lane() : 0);
+      offsets[n] = static_cast<int>(p.offsets[min(max(i, 0), p.capacity)]);
     }
 #pragma unroll
     for (int n = 0; n < kScanned; ++n) {
-      const int next = __shfl_down_sync(kAllLanes, from[n], 1), i = first + n * kRowsThreads + lane();
-      if (i >= p.capacity) continue;
-      if (lane() < 31) to[n] = i == last ? static_cast<int>(p.offsets[i + 1]) : next;
-      if (to[n] - from[n] <= kChunk) continue;
-      const int slot = from[n] / kChunk;
-      for (int part = (block - slot % blocks + blocks) % blocks; from[n] + part * kPartMembers < to[n];
-           part += blocks) {
-        const int begin = from[n] + part * kPartMembers;
-        shared.parts[atomicAdd(shared.count, 1)] = {begin, min(kPartMembers, to[n] - begin), slot + part};
-      }
+      const int end = __shfl_sync(kAllLanes, lane() == 0 ? offsets[n + 1] : offsets[n], (lane() + 1) % 32);
+      if (end - offsets[n] > kChunk) list_parts_of(offsets[n], end, shared);
     }
   }
   __syncthreads();

@@ -295,6 +295,15 @@ TYPED_TEST(WeightedMeanParity, SumsClustersThatBeginAtEveryPlaceOfAChunk) {
   }
 }
 
+// The large ones among hundreds of clusters, of which a warp lists the parts by 32, and 256 one behind the other.
+TYPED_TEST(WeightedMeanParity, SumsLargeClustersAmongHundreds) {
+  for (const int64_t large : {30, 31, 32, 63, 255, 256, 299}) {
+    std::vector<int64_t> members(300);
+    members[large] = 65;
+    this->expect_parity({.members = {members, {}, members}, .head_dim = 3});
+  }
+}
+
 TYPED_TEST(WeightedMeanParity, SumsAClusterOfThousands) {
   this->expect_parity({.members = {{5, 3001, 0, 100, 7}, {2000, 1, 70}}});
   this->expect_parity({.members = {{5, 3001, 0, 100, 7}, {2000, 1, 70}}, .rows = 2, .shares = true});
