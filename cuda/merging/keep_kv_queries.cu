@@ -33,30 +33,33 @@ struct Shape {
 };
 
 // One group's queries, by rotations made orthogonal: rotations * queries = rows. In shared memory, each row in front of its
-// rotation, so that both are turned as one.
+// rotation, so that both are turned as one. Zeros fill both up to multiples of 16 columns.
 struct Rotated {
   int count, head_dim;
-  int stride;       // a multiple of 16: all rows begin in the same bank
+  int rotation;     // where a row's rotation begins
+  int stride;       // of rows, which all begin in the same bank
   double* rows;     // [count, stride]
   double* lengths;  // [count]: squared; in the end 1 / sigma^2, 0 for dropped rows
 
   __host__ __device__ Rotated(SharedMemory& memory, const Shape& shape)
       : count(shape.rows),
         head_dim(shape.head_dim),
-        stride(static_cast<int>(round_up(head_dim + count, 2 * kPairLanes))),
+        rotation(static_cast<int>(round_up(head_dim, 2 * kPairLanes))),
+        stride(rotation + static_cast<int>(round_up(count, 2 * kPairLanes))),
         rows(memory.array<double>(int64_t{count} * stride)),
         lengths(memory.array<double>(count)) {}
 
   __device__ static int lane_of_pair() { return lane() % kPairLanes; }
   __device__ static int first_pair() { return static_cast<int>(threadIdx.x) / kPairLanes; }
-  // Calls work(c) for the lane's columns below `columns`. Every second pair swaps each two of them, since two pairs share a
-  // wavefront: one then reads 16 banks, and the other one the other 16.
+  // Calls work(c) for the lane's columns below `columns`, a multiple of 16. Every second pair swaps each two of them, since two
+  // pairs share a wavefront: one then reads 16 banks, and the other one the other 16.
   template <class Work>
   __device__ static void each_column(int columns, const Work& work) {
-    const int swapped = first_pair() % 2 * kPairLanes;
-    for (int n = lane_of_pair(); n < round_up(columns, 2 * kPairLanes); n += kPairLanes) {
-      const int c = n ^ swapped;
-      if (c < columns) work(c);
+    const int first = lane_of_pair() + first_pair() % 2 * kPairLanes;
+#pragma unroll 2
+    for (int n = 0; n < columns; n += 2 * kPairLanes) {
+      work(n + first);
+      work(n + (first ^ kPairLanes));
     }
   }
 
@@ -65,7 +68,7 @@ struct Rotated {
     for (int first = 0; first < count; first += kPairs) {
       const int i = first + first_pair();
       double sum = 0;
-      each_column(i < count ? head_dim : 0,
+      each_column(i < count ? rotation : 0,
                   [&](int c) { sum += rows[i * stride + c] * rows[i * stride + c]; });
       sum = warp_sum<kPairLanes>(sum);
       if (i < count && lane_of_pair() == 0) lengths[i] = sum;
@@ -95,7 +98,7 @@ struct Rotated {
     double* const one = rows + i * stride;
     double* const another = rows + j * stride;
     double own = 0, other = 0, both = 0;
-    each_column(exists ? head_dim : 0, [&](int c) {
+    each_column(exists ? rotation : 0, [&](int c) {
       const double a = one[c], b = another[c];
       own += a * a;
       other += b * b;
@@ -109,7 +112,7 @@ struct Rotated {
     const double zeta = (other - own) / (2 * both);
     const double tangent = (zeta < 0 ? -1 : 1) / (fabs(zeta) + sqrt(1 + zeta * zeta));
     const double cosine = 1 / sqrt(1 + tangent * tangent), sine = cosine * tangent;
-    each_column(head_dim + count, [&](int c) {
+    each_column(stride, [&](int c) {
       const double a = one[c], b = another[c];
       one[c] = cosine * a - sine * b;
       another[c] = sine * a + cosine * b;
@@ -122,20 +125,18 @@ struct Rotated {
 template <Storage T>
 __device__ void load_queries(const Arguments<T>& p, int64_t g, const Rotated& q) {
   const int heads = p.group_size / q.count;  // of one row
-  for (int n = static_cast<int>(threadIdx.x); n < q.count * q.head_dim; n += kThreads) {
-    const int row = n / q.head_dim, c = n % q.head_dim;
+  for (int n = static_cast<int>(threadIdx.x); n < q.count * q.stride; n += kThreads) {
+    const int row = n / q.stride, c = n % q.stride;
+    q.rows[n] = c == q.rotation + row ? 1 : 0;
+    if (c >= q.head_dim) continue;
     double sum = 0;
     for (int i = 0; i < heads; ++i) {
       const int64_t head = g * p.group_size + row * heads + i;
       sum += to_float(p.queries.data[head * p.queries.row_stride + c]);
     }
     const double number = p.scale * (sum / static_cast<double>(heads));
-    q.rows[row * q.stride + c] = number;
-    p.prepared.queries[g * q.count * q.head_dim + n] = static_cast<float>(number);
-  }
-  for (int n = static_cast<int>(threadIdx.x); n < q.count * q.count; n += kThreads) {
-    const int row = n / q.count, c = n % q.count;
-    q.rows[row * q.stride + q.head_dim + c] = row == c ? 1 : 0;
+    q.rows[n] = number;
+    p.prepared.queries[(g * q.count + row) * q.head_dim + c] = static_cast<float>(number);
   }
 }
 
@@ -164,7 +165,7 @@ __device__ void store_inverse(const Arguments<T>& p, int64_t g, const Rotated& q
     double sum = 0;
     for (int i = 0; i < q.count; ++i) {
       const double* const row = q.rows + i * q.stride;
-      sum += q.lengths[i] * row[q.head_dim + query] * row[c];
+      sum += q.lengths[i] * row[q.rotation + query] * row[c];
     }
     p.prepared.inverse[g * q.count * q.head_dim + n] = static_cast<float>(sum);
   }
@@ -180,8 +181,8 @@ __device__ void store_inverse(const Arguments<T>& p, int64_t g, const Rotated& q
 //
 // grid       kv_heads
 // block      128
-// shared     8 rows (head_dim + rows + up to 16) bytes: 4,640 for four rows of head_dim 128
-// registers  48 (sm_90a), 44 (sm_80)
+// shared     8 rows (head_dim + rows + up to 31) bytes: 4,640 for four rows of head_dim 128
+// registers  40 (sm_90a and sm_80)
 // bytes      read: head_dim sizeof(T) for each query head; written: 8 head_dim for each row
 // FLOP       6 rows^2 head_dim for each sweep, of which there are about 5, and 3 rows^2 head_dim, in fp64
 template <Storage T>
