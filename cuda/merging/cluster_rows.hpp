@@ -255,9 +255,13 @@ struct HeadWeights {
 
   template <Storage T>
   __device__ HeadWeights(const Sums<T>& p, int64_t g, int first_row)
-      : kept(p.weights.kept + p.of_kept().place(first_row, g, 0)),
-        members(p.weights.members + p.of_members().place(first_row, g, 0)),
-        together(static_cast<int>(p.of_kept().together(first_row))) {}
+      : kept(p.weights.kept), members(p.weights.members) {
+    const int rows = static_cast<int>(p.weights.rows), kv_heads = static_cast<int>(p.entries.slices);
+    together = min(static_cast<int>(WeightLayout::kTogether), rows - first_row);
+    const int64_t before = first_row * kv_heads + static_cast<int>(g) * together;
+    kept += before * p.clusters.capacity;
+    members += before * p.clusters.stride;
+  }
 
   /// Of the member at this place.
   template <int kHeads>

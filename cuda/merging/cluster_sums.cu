@@ -107,7 +107,7 @@ __device__ void sum_part(const Sums<T>& p, int64_t g, const HeadClusters<T, kDim
 // grid       (about two blocks for each multiprocessor, divided by the KV heads; kv_heads)
 // block      128
 // shared     kGroups (272 + 4 kHeads (68 + kDims)) + 12 slots / gridDim.x bytes, of 8 groups for 16-bit types and head_dim 128
-// registers  kHeads 1: 64-80, 4: 89-114 (sm_90a); 64-80, 88-112 (sm_80)
+// registers  kHeads 1: 64-80, 4: 80-106 (sm_90a); 64-80, 80-104 (sm_80)
 // bytes      read: for each member of a large cluster head_dim sizeof(T), 8 and 4 for each row of weights; all offsets for
 //            each block, mostly from the L2 cache; written: 4 kDims for each row of weights and part
 // FLOP       2 head_dim for each row of weights and member of a large cluster

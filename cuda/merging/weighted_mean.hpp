@@ -25,9 +25,8 @@ struct WeightLayout {
     return rows - first_row < kTogether ? rows - first_row : kTogether;
   }
   constexpr int64_t place(int64_t row, int64_t kv_head, int64_t entry) const {
-    const int64_t first_row = row / kTogether * kTogether;
-    return first_row * kv_heads * entries + (kv_head * entries + entry) * together(first_row) + row -
-           first_row;
+    const int64_t first_row = row / kTogether * kTogether, width = together(first_row);
+    return (first_row * kv_heads + kv_head * width) * entries + entry * width + row - first_row;
   }
 };
 
