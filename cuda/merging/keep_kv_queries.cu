@@ -39,7 +39,7 @@ struct Rotated {
   int rotation;     // where a row's rotation begins
   int stride;       // of rows, which all begin in the same bank
   double* rows;     // [count, stride]
-  double* lengths;  // [count]: squared; in the end 1 / sigma^2, 0 for dropped rows
+  double* lengths;  // [count]: squared; in the end the squared singular values
 
   __host__ __device__ Rotated(SharedMemory& memory, const Shape& shape)
       : count(shape.rows),
@@ -78,18 +78,6 @@ struct Rotated {
     double most = 0;
     for (int i = 0; i < count; ++i) most = max(most, lengths[i]);
     return most;
-  }
-
-  // Replaces the squared singular values by their inverses, and those of dropped rows by 0. The whole block calls it.
-  __device__ void invert_lengths(double least) const {
-    const double most = sqrt(longest());
-    __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-      const double size = sqrt(lengths[i]);
-      const bool stays = size > 0 && size >= least * most;
-      lengths[i] = stays ? 1 / lengths[i] : 0;
-    }
-    __syncthreads();
   }
 
   // Makes two rows orthogonal, unless they are already, or one of them is as good as zero. The whole warp calls it; lanes whose
@@ -159,13 +147,14 @@ __device__ bool sweep(const Rotated& q, double nothing) {
 // Writes the pseudo-inverse: the sum of v_i u_i / sigma_i over the rows that stay, where a row is sigma_i v_i and its rotation u_i.
 template <Storage T>
 __device__ void store_inverse(const Arguments<T>& p, int64_t g, const Rotated& q) {
-  q.invert_lengths(p.least);
+  const double shortest = p.least * p.least * q.longest();
   for (int n = static_cast<int>(threadIdx.x); n < q.count * q.head_dim; n += kThreads) {
     const int query = n / q.head_dim, c = n % q.head_dim;
     double sum = 0;
     for (int i = 0; i < q.count; ++i) {
       const double* const row = q.rows + i * q.stride;
-      sum += q.lengths[i] * row[q.rotation + query] * row[c];
+      const bool stays = q.lengths[i] > 0 && q.lengths[i] >= shortest;
+      if (stays) sum += row[q.rotation + query] * row[c] / q.lengths[i];
     }
     p.prepared.inverse[g * q.count * q.head_dim + n] = static_cast<float>(sum);
   }
