@@ -25,7 +25,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace cluster_sums {
 
 inline constexpr int kRowsThreads = 128;
-inline constexpr int kHeadsAtOnce = 4;  // rows of weights for which a row is read once
+inline constexpr int kHeadsAtOnce = WeightLayout::kTogether;  // rows of weights for which a row is read once
 
 /// The lanes of a block: groups that have a row each.
 template <Storage T, int kDims>
@@ -121,6 +121,18 @@ struct alignas(4 * kHeads) EntryWeights {
   float numbers[kHeads] = {};
 };
 
+/// The numbers of one entry for `together` rows of weights, which lie side by side (WeightLayout); 0 for others.
+template <int kHeads>
+__device__ EntryWeights<kHeads> load_weights(const float* from, int together) {
+  if (together == kHeads) return *reinterpret_cast<const EntryWeights<kHeads>*>(from);
+  EntryWeights<kHeads> weights;
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (h < together) weights.numbers[h] = from[h];
+  }
+  return weights;
+}
+
 /// The entries of each group's cluster in shared memory: up to 64 members and the kept one, filled up to a multiple of four
 /// by entries that are none.
 template <int kHeads>
@@ -181,24 +193,20 @@ __device__ void add_staged(const DeviceTensor<const T>& entries, const T* lanes,
 /// The clusters of one KV head, by pointers that are formed once for a block.
 template <Storage T, int kDims>
 struct HeadClusters {
-  const T* lanes;                              // as add_staged takes it
-  const int64_t* offsets;                      // [capacity + 1]
-  const int64_t* members;                      // [stride]
-  const int64_t* kept;                         // [capacity]
-  const float *kept_weights, *member_weights;  // [rows, capacity], [rows, stride]
-  const float* parts;                          // [slots, rows, kDims]
-  int capacity, stride, heads;
+  const T* lanes;          // as add_staged takes it
+  const int64_t* offsets;  // [capacity + 1]
+  const int64_t* members;  // [stride]
+  const int64_t* kept;     // [capacity]
+  const float* parts;      // [slots, rows, kDims]
+  int capacity, heads;
 
   __device__ HeadClusters(const Sums<T>& p, int64_t g)
       : lanes(p.entries.data + g * p.entries.slice_stride + RowLanes<T, kDims>::column(0)),
         offsets(p.clusters.offsets + g * (p.clusters.capacity + 1)),
         members(p.clusters.members + g * p.clusters.stride),
         kept(p.kept.positions + g * p.kept.stride),
-        kept_weights(p.weights.kept + g * p.weights.rows * p.clusters.capacity),
-        member_weights(p.weights.members + g * p.weights.rows * p.clusters.stride),
         parts(p.parts + p.part(g, 0, 0)),
         capacity(static_cast<int>(p.clusters.capacity)),
-        stride(static_cast<int>(p.clusters.stride)),
         heads(static_cast<int>(p.weights.rows)) {}
 };
 
@@ -222,18 +230,6 @@ struct Cluster {
   __device__ int row(const HeadClusters<T, kDims>& p, int entry) const {
     return static_cast<int>(*(entry == 0 ? p.kept + i : p.members + from + entry - 1));
   }
-  /// An entry's weights in all rows.
-  struct Weights {
-    const float* all;  // [rows, stride]
-    unsigned at, stride;
-
-    __device__ float operator[](int row) const { return all[at + static_cast<unsigned>(row) * stride]; }
-  };
-  template <Storage T, int kDims>
-  __device__ Weights weights(const HeadClusters<T, kDims>& p, int entry) const {
-    if (entry == 0) return {p.kept_weights, static_cast<unsigned>(i), static_cast<unsigned>(p.capacity)};
-    return {p.member_weights, static_cast<unsigned>(from + entry - 1), static_cast<unsigned>(p.stride)};
-  }
   /// Adds a large cluster's parts with the weights of rows first_head, ... as far as there are such rows.
   template <Storage T, int kDims, int kHeads>
   __device__ void add_parts(const HeadClusters<T, kDims>& p, int first_head,
@@ -249,6 +245,35 @@ struct Cluster {
       }
       part += rows;
     }
+  }
+};
+
+/// The weights of a KV head's entries in rows first_row, ..., which lie side by side.
+struct HeadWeights {
+  const float *kept, *members;  // [capacity, together], [stride, together]
+  int together;
+
+  template <Storage T>
+  __device__ HeadWeights(const Sums<T>& p, int64_t g, int first_row)
+      : kept(p.weights.kept), members(p.weights.members) {
+    const int rows = static_cast<int>(p.weights.rows), kv_heads = static_cast<int>(p.entries.slices);
+    together = min(static_cast<int>(WeightLayout::kTogether), rows - first_row);
+    const int64_t before = first_row * kv_heads + static_cast<int>(g) * together;
+    kept += before * p.clusters.capacity;
+    members += before * p.clusters.stride;
+  }
+
+  /// Of the member at this place.
+  template <int kHeads>
+  __device__ EntryWeights<kHeads> of_member(int place) const {
+    return load_weights<kHeads>(members + place * together, together);
+  }
+  /// Of one of a cluster's entries.
+  template <int kHeads>
+  __device__ EntryWeights<kHeads> of(const Cluster& cluster, int entry) const {
+    const float* const all = entry == 0 ? kept : members;
+    const int place = entry == 0 ? cluster.i : cluster.from + entry - 1;
+    return load_weights<kHeads>(all + place * together, together);
   }
 };
 

@@ -32,33 +32,43 @@ struct PartShared {
 // The parts that a block has at most: those in every gridDim.x-th slot.
 __host__ __device__ int64_t most_parts(int64_t slots, int64_t blocks) { return ceil_division(slots, blocks); }
 
-// Lists the block's parts, in any order. The whole block calls it.
+// Lists the parts of a cluster of the members from .. to - 1, as far as they are the block's.
+template <Storage T, int kDims, int kHeads>
+__device__ void list_parts_of(int from, int to, const PartShared<T, kDims, kHeads>& shared) {
+  const auto blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int slot = from / kChunk;
+  for (int part = (block - slot % blocks + blocks) % blocks; from + part * kPartMembers < to;
+       part += blocks) {
+    const int begin = from + part * kPartMembers;
+    shared.parts[atomicAdd(shared.count, 1)] = {begin, min(kPartMembers, to - begin), slot + part};
+  }
+}
+
+// Lists the block's parts, in any order: a warp looks at 256 successive clusters at a time, of which it reads the offsets by whole
+// sectors. The whole block calls it.
+//
+//     lanes       0         1         ..  31           a lane has one cluster of each 32, which ends where the next lane's
+//     offsets     first     first + 1     first + 31   begins, that of lane 31 where lane 0's next one begins
+//                 .. + 32   .. + 33       .. + 63
 template <Storage T, int kDims, int kHeads>
 __device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, kDims, kHeads>& shared) {
-  const auto blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  constexpr int kOfWarp = 32 * kScanned, kSectorBytes = 32;
   if (threadIdx.x == 0) *shared.count = 0;
   __syncthreads();
-  const int last = p.capacity - 1;
-  for (int first = warp() * 32; first < p.capacity; first += kScanned * kRowsThreads) {
-    int from[kScanned], to[kScanned];
+  const auto in_sector =
+      static_cast<int>(reinterpret_cast<uintptr_t>(p.offsets) % kSectorBytes / sizeof(int64_t));
+  for (int first = warp() * kOfWarp - in_sector; first < p.capacity; first += kScanned * kRowsThreads) {
+    // The last one is where the warp's clusters end. Where there is no cluster, two are equal.
+    int offsets[kScanned + 1];
 #pragma unroll
-    for (int n = 0; n < kScanned; ++n) {
-      const int i = first + n * kRowsThreads + lane();
-      from[n] = static_cast<int>(p.offsets[min(i, last)]);
-      to[n] = lane() == 31 ? static_cast<int>(p.offsets[min(i, last) + 1]) : 0;
+    for (int n = 0; n <= kScanned; ++n) {
+      const int i = first + 32 * n + (n < kScanned ? lane() : 0);
+      offsets[n] = static_cast<int>(p.offsets[min(max(i, 0), p.capacity)]);
     }
 #pragma unroll
     for (int n = 0; n < kScanned; ++n) {
-      const int next = __shfl_down_sync(kAllLanes, from[n], 1), i = first + n * kRowsThreads + lane();
-      if (i >= p.capacity) continue;
-      if (lane() < 31) to[n] = i == last ? static_cast<int>(p.offsets[i + 1]) : next;
-      if (to[n] - from[n] <= kChunk) continue;
-      const int slot = from[n] / kChunk;
-      for (int part = (block - slot % blocks + blocks) % blocks; from[n] + part * kPartMembers < to[n];
-           part += blocks) {
-        const int begin = from[n] + part * kPartMembers;
-        shared.parts[atomicAdd(shared.count, 1)] = {begin, min(kPartMembers, to[n] - begin), slot + part};
-      }
+      const int end = __shfl_sync(kAllLanes, lane() == 0 ? offsets[n + 1] : offsets[n], (lane() + 1) % 32);
+      if (end - offsets[n] > kChunk) list_parts_of(offsets[n], end, shared);
     }
   }
   __syncthreads();
@@ -67,23 +77,17 @@ __device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, 
 // One part: a group of lanes sums an equal share of its members, and the shares are added in their order. The whole block
 // calls it.
 template <int kHeads, int kDims, Storage T>
-__device__ void sum_part(const Sums<T>& p, const HeadClusters<T, kDims>& clusters, const Part& part,
-                         int first_head, const PartShared<T, kDims, kHeads>& shared, float* sum) {
+__device__ void sum_part(const Sums<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
+                         const Part& part, int first_head, const PartShared<T, kDims, kHeads>& shared,
+                         float* sum) {
   using Lanes = ClusterLanes<T, kDims>;
   const int share = (part.members + Lanes::kGroups - 1) / Lanes::kGroups;
   const int own = part.from + Lanes::group() * share;
   const int count = max(0, min(share, part.members - Lanes::group() * share));
+  const HeadWeights weights(p, g, first_head);
   stage_entries<T, kDims>(
       shared.staged, count, [&](int e) { return static_cast<int>(clusters.members[own + e]); },
-      [&](int e) {
-        const float* const from = clusters.member_weights + int64_t{first_head} * clusters.stride + own + e;
-        EntryWeights<kHeads> weights;
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) {
-          if (first_head + h < clusters.heads) weights.numbers[h] = from[h * clusters.stride];
-        }
-        return weights;
-      });
+      [&](int e) { return weights.template of_member<kHeads>(own + e); });
   LaneRow<T, kDims> sums[kHeads];
   add_staged(p.entries, clusters.lanes, shared.staged, count, sums);
 #pragma unroll
@@ -103,7 +107,7 @@ __device__ void sum_part(const Sums<T>& p, const HeadClusters<T, kDims>& cluster
 // grid       (about two blocks for each multiprocessor, divided by the KV heads; kv_heads)
 // block      128
 // shared     kGroups (272 + 4 kHeads (68 + kDims)) + 12 slots / gridDim.x bytes, of 8 groups for 16-bit types and head_dim 128
-// registers  kHeads 1: 64-80, 4: 89-114 (sm_90a); 64-80, 88-112 (sm_80)
+// registers  kHeads 1: 64-80, 4: 80-106 (sm_90a); 64-80, 80-104 (sm_80)
 // bytes      read: for each member of a large cluster head_dim sizeof(T), 8 and 4 for each row of weights; all offsets for
 //            each block, mostly from the L2 cache; written: 4 kDims for each row of weights and part
 // FLOP       2 head_dim for each row of weights and member of a large cluster
@@ -120,7 +124,7 @@ __global__ void __launch_bounds__(kRowsThreads, 4) sum_parts_kernel(Sums<T> p, f
     const Part part = shared.parts[n];
 #pragma unroll 1
     for (int h = 0; h < clusters.heads; h += kHeads) {
-      sum_part(p, clusters, part, h, shared, parts + p.part(g, part.slot, h));
+      sum_part(p, g, clusters, part, h, shared, parts + p.part(g, part.slot, h));
     }
   }
 }

@@ -74,6 +74,7 @@ struct WeightArguments {
   MergedNumbers numbers;
   MergedVotes votes;
   int* status;
+  WeightLayout of_kept, of_members;
 };
 
 // One entry of a cluster.
@@ -156,13 +157,10 @@ struct Cluster {
     return sum / static_cast<float>(p.group_size);
   }
   __device__ float& weight(int row, int m) const {
-    const int64_t weights = g * p.weights.rows + row;
-    return m == 0 ? p.weights.kept[weights * p.merged.clusters.capacity + i]
-                  : p.weights.members[weights * p.merged.clusters.stride + first + m - 1];
+    return m == 0 ? p.weights.kept[p.of_kept.place(row, g, i)]
+                  : p.weights.members[p.of_members.place(row, g, first + m - 1)];
   }
-  __device__ float& number(float* numbers, int row) const {
-    return numbers[(g * p.weights.rows + row) * p.merged.clusters.capacity + i];
-  }
+  __device__ float& number(float* numbers, int row) const { return numbers[p.of_kept.place(row, g, i)]; }
   __device__ float& log_score(int head) const {
     return p.numbers.log_scores[(g * p.group_size + head) * p.merged.clusters.capacity + i];
   }
@@ -372,10 +370,18 @@ void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t 
   require_equal("rows of weights", weights.rows, "rows that the rule weights by",
                 merging_rows(rule.gqa, group_size));
   if (merged.clusters.capacity == 0) return;
-  launch<cluster_weights_kernel>(
-      {extent(ceil_division(merged.clusters.capacity, kWarps), kv_heads), extent(kWarps * 32),
-       shared_bytes<WeightShared>(weights.rows), stream},
-      WeightArguments{entries, group_size, log_denominators, merged, weights, numbers, votes, status});
+  launch<cluster_weights_kernel>({extent(ceil_division(merged.clusters.capacity, kWarps), kv_heads),
+                                  extent(kWarps * 32), shared_bytes<WeightShared>(weights.rows), stream},
+                                 WeightArguments{entries,
+                                                 group_size,
+                                                 log_denominators,
+                                                 merged,
+                                                 weights,
+                                                 numbers,
+                                                 votes,
+                                                 status,
+                                                 {weights.rows, kv_heads, merged.clusters.capacity},
+                                                 {weights.rows, kv_heads, merged.clusters.stride}});
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

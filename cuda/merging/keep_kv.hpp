@@ -23,10 +23,10 @@ struct ScoredEntries {
 
 /// The queries for which clusters merge, as merge_queries prepares them; device memory. `rows` is merging_rows.
 struct MergeQueries {
-  float* queries =
-      nullptr;  ///< [kv_heads, rows, head_dim]: multiplied by the scale; one row: the mean of the group's
-  float* combinations = nullptr;  ///< [kv_heads, rows, rows]: u_i / sigma_i; 0 for dropped singular values
-  float* directions = nullptr;    ///< [kv_heads, rows, head_dim]: v_i, likewise
+  /// [kv_heads, rows, head_dim], multiplied by the scale; one row: the mean of the group's.
+  float* queries = nullptr;
+  /// [kv_heads, rows, head_dim]: their truncated pseudo-inverse; row h is what a missing logit of 1 of query h adds to a key.
+  float* inverse = nullptr;
 };
 
 /// What ZIP's scale of a cluster is; 0: between 1/2 and 3/2, or the kept entry has no members.
@@ -38,8 +38,8 @@ enum ZipOutcome : uint8_t {
 
 /// The merged entries' numbers beside their keys and values; device memory, by kept entry.
 struct MergedNumbers {
-  float* divergences = nullptr;     ///< [kv_heads, rows, capacity]: KL, in nats
-  float* shares = nullptr;          ///< [kv_heads, rows, capacity]: c_h / sum c, of each head's mean value
+  float* divergences = nullptr;     ///< as ClusterWeights::kept: KL, in nats
+  float* shares = nullptr;          ///< as ClusterWeights::kept: c_h / sum c, of each head's mean value
   float* zip_scales = nullptr;      ///< [kv_heads, capacity]: z* / m; null: keys are not formed by zip
   uint8_t* zip_outcomes = nullptr;  ///< [kv_heads, capacity]: ZipOutcome; null likewise
   float* log_scores = nullptr;      ///< [query_heads, capacity]: ln (W / P), the predicted scores

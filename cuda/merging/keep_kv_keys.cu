@@ -38,54 +38,39 @@ struct Shared {
         inverse(memory.array<float>(heads * kDims)) {}
 };
 
-// Copies the group's queries to shared memory, and multiplies the factors of their pseudo-inverse. The whole block calls it.
-template <Storage T, int kDims, int kHeads>
-__device__ void load_queries(const Arguments<T>& p, int64_t g, const Shared<T, kDims, kHeads>& shared) {
-  const int heads = p.heads(), head_dim = p.sums.head_dim();
-  const float* const queries = p.queries.queries + g * heads * head_dim;
-  const float* const directions = p.queries.directions + g * heads * head_dim;
-  const float* const combinations = p.queries.combinations + g * heads * heads;
+// Copies rows of single-precision numbers to shared memory, as lanes read them; zeros behind head_dim.
+//
+// from  [rows, head_dim]
+template <Storage T, int kDims>
+__device__ void copy_rows(const float* from, int rows, int head_dim, float* to) {
 #pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x); n < heads * kDims; n += kRowsThreads) {
-    const int column = ClusterLanes<T, kDims>::column_at(n % kDims), h = n / kDims;
-    const bool inside = column < head_dim;
-    float inverse = 0;
-#pragma unroll 1
-    for (int first = 0; inside && first < heads; first += kHeads) {
-      float factors[kHeads] = {}, numbers[kHeads] = {};  // loaded together
-#pragma unroll
-      for (int k = 0; k < kHeads; ++k) {
-        if (first + k >= heads) break;
-        factors[k] = combinations[(first + k) * heads + h];
-        numbers[k] = directions[(first + k) * head_dim + column];
-      }
-#pragma unroll
-      for (int k = 0; k < kHeads; ++k) inverse = fmaf(factors[k], numbers[k], inverse);
+  for (int n = 4 * static_cast<int>(threadIdx.x); n < rows * kDims; n += 4 * kRowsThreads) {
+    const int column = ClusterLanes<T, kDims>::column_at(n % kDims);
+    const float* const four = from + n / kDims * head_dim + column;
+    float4 numbers = {0, 0, 0, 0};
+    if (head_dim % 4 == 0) {
+      if (column < head_dim) numbers = *reinterpret_cast<const float4*>(four);
+    } else {
+      if (column < head_dim) numbers.x = four[0];
+      if (column + 1 < head_dim) numbers.y = four[1];
+      if (column + 2 < head_dim) numbers.z = four[2];
+      if (column + 3 < head_dim) numbers.w = four[3];
     }
-    shared.queries[n] = inside ? queries[h * head_dim + column] : 0;
-    shared.inverse[n] = inverse;
+    *reinterpret_cast<float4*>(to + n) = numbers;
   }
-  __syncthreads();
 }
 
 // sums[h] = k-_h for the rows of weights first_head + h. The whole warp calls it.
 template <Storage T, int kDims, int kHeads>
-__device__ void sum_heads(const Arguments<T>& p, const HeadClusters<T, kDims>& clusters,
+__device__ void sum_heads(const Arguments<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
                           const Cluster& cluster, int first_head, const Shared<T, kDims, kHeads>& shared,
                           LaneRow<T, kDims> (&sums)[kHeads]) {
   const int count = cluster.entries();
+  const HeadWeights weights(p.sums, g, first_head);
   __syncwarp();  // all lanes have read what was staged before
   stage_entries<T, kDims>(
       shared.staged, count, [&](int e) { return cluster.row(clusters, e); },
-      [&](int e) {
-        const Cluster::Weights own = cluster.weights(clusters, e);
-        EntryWeights<kHeads> weights;
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) {
-          if (first_head + h < clusters.heads) weights.numbers[h] = own[first_head + h];
-        }
-        return weights;
-      });
+      [&](int e) { return weights.template of<kHeads>(cluster, e); });
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) sums[h] = {};
   add_staged(p.sums.entries, clusters.lanes, shared.staged, count, sums);
@@ -97,7 +82,7 @@ template <int kHeads, int kDims, Storage T>
 __device__ float own_divergence(const Arguments<T>& p, int64_t g, const Cluster& cluster, int first_head) {
   const int h = kHeads > 1 ? ClusterLanes<T, kDims>::lane_in_row() : 0;
   if (!cluster.merges() || h >= min(kHeads, p.heads() - first_head)) return 0;
-  return p.numbers.divergences[(g * p.heads() + first_head + h) * p.sums.clusters.capacity + cluster.i];
+  return p.numbers.divergences[p.sums.of_kept().place(first_head, g, cluster.i) + h];
 }
 
 // Adds what corrects the logits of heads first_head + h, which lack scale q_h . (k-_h - mean) - KL_h. The whole warp calls it.
@@ -150,7 +135,7 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
   for (int turn = 0; turn < (parts == 1 ? 1 : 2 * parts); ++turn) {
     const int first_head = (turn < parts ? turn : turn - parts) * kHeads;
     const float divergence = own_divergence<kHeads, kDims>(p, g, cluster, first_head);
-    sum_heads(p, clusters, cluster, first_head, shared, sums);
+    sum_heads(p, g, clusters, cluster, first_head, shared, sums);
 #pragma unroll
     for (int i = 0; i < kNumbers && turn < parts; ++i) {
 #pragma unroll
@@ -179,7 +164,7 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
 // grid       (ceil(capacity / (4 groups)), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
 // shared     groups (272 + 272 kHeads) + 8 heads kDims bytes: 14,976 for four heads of head_dim 128
-// registers  kHeads 1: 80-100, 4: 96-137 (sm_90a); 80-103, 100-136 (sm_80); more than 128 for 256 FP32 numbers alone
+// registers  kHeads 1: 78-96, 4: 96-137 (sm_90a); 80-104, 100-136 (sm_80); more than 128 for 256 FP32 numbers alone
 // bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights, again from the caches for more
 //            than kHeads rows; the queries and their pseudo-inverse once for each block; written: head_dim sizeof(T) for each
 //            cluster
@@ -191,7 +176,10 @@ __global__ void __launch_bounds__(kRowsThreads, kDims * sizeof(T) <= 512 ? 4 : 3
   SharedMemory memory;
   const Shared<T, kDims, kHeads> shared(memory, p.heads());
   const int64_t g = blockIdx.y;
-  load_queries(p, g, shared);
+  const int64_t queries = g * p.heads() * p.sums.head_dim();
+  copy_rows<T, kDims>(p.queries.queries + queries, p.heads(), p.sums.head_dim(), shared.queries);
+  copy_rows<T, kDims>(p.queries.inverse + queries, p.heads(), p.sums.head_dim(), shared.inverse);
+  __syncthreads();
   const HeadClusters<T, kDims> clusters(p.sums, g);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kRounds * Lanes::kGroups + Lanes::group();
   Cluster next(clusters, first);

@@ -33,31 +33,43 @@ struct Shape {
 };
 
 // One group's queries, by rotations made orthogonal: rotations * queries = rows. In shared memory, each row in front of its
-// rotation, so that both are turned as one.
+// rotation, so that both are turned as one. Zeros fill both up to multiples of 16 columns.
 struct Rotated {
   int count, head_dim;
-  int stride;       // an odd multiple of 8: rows of a pair lie in different banks
+  int rotation;     // where a row's rotation begins
+  int stride;       // of rows, which all begin in the same bank
   double* rows;     // [count, stride]
   double* lengths;  // [count]: squared; in the end the squared singular values
 
   __host__ __device__ Rotated(SharedMemory& memory, const Shape& shape)
       : count(shape.rows),
         head_dim(shape.head_dim),
-        stride(static_cast<int>(round_up(head_dim + count + 8, 16)) - 8),
+        rotation(static_cast<int>(round_up(head_dim, 2 * kPairLanes))),
+        stride(rotation + static_cast<int>(round_up(count, 2 * kPairLanes))),
         rows(memory.array<double>(int64_t{count} * stride)),
         lengths(memory.array<double>(count)) {}
 
   __device__ static int lane_of_pair() { return lane() % kPairLanes; }
   __device__ static int first_pair() { return static_cast<int>(threadIdx.x) / kPairLanes; }
+  // Calls work(c) for the lane's columns below `columns`, a multiple of 16. Every second pair swaps each two of them, since two
+  // pairs share a wavefront: one then reads 16 banks, and the other one the other 16.
+  template <class Work>
+  __device__ static void each_column(int columns, const Work& work) {
+    const int first = lane_of_pair() + first_pair() % 2 * kPairLanes;
+#pragma unroll 2
+    for (int n = 0; n < columns; n += 2 * kPairLanes) {
+      work(n + first);
+      work(n + (first ^ kPairLanes));
+    }
+  }
 
   // The squared lengths of all rows. The whole block calls it, between barriers.
   __device__ void measure() const {
     for (int first = 0; first < count; first += kPairs) {
       const int i = first + first_pair();
       double sum = 0;
-      for (int c = lane_of_pair(); i < count && c < head_dim; c += kPairLanes) {
-        sum += rows[i * stride + c] * rows[i * stride + c];
-      }
+      each_column(i < count ? rotation : 0,
+                  [&](int c) { sum += rows[i * stride + c] * rows[i * stride + c]; });
       sum = warp_sum<kPairLanes>(sum);
       if (i < count && lane_of_pair() == 0) lengths[i] = sum;
     }
@@ -74,12 +86,12 @@ struct Rotated {
     double* const one = rows + i * stride;
     double* const another = rows + j * stride;
     double own = 0, other = 0, both = 0;
-    for (int c = lane_of_pair(); exists && c < head_dim; c += kPairLanes) {
+    each_column(exists ? rotation : 0, [&](int c) {
       const double a = one[c], b = another[c];
       own += a * a;
       other += b * b;
       both += a * b;
-    }
+    });
     own = warp_sum<kPairLanes>(own);
     other = warp_sum<kPairLanes>(other);
     both = warp_sum<kPairLanes>(both);
@@ -88,11 +100,11 @@ struct Rotated {
     const double zeta = (other - own) / (2 * both);
     const double tangent = (zeta < 0 ? -1 : 1) / (fabs(zeta) + sqrt(1 + zeta * zeta));
     const double cosine = 1 / sqrt(1 + tangent * tangent), sine = cosine * tangent;
-    for (int c = lane_of_pair(); c < head_dim + count; c += kPairLanes) {
+    each_column(stride, [&](int c) {
       const double a = one[c], b = another[c];
       one[c] = cosine * a - sine * b;
       another[c] = sine * a + cosine * b;
-    }
+    });
     return true;
   }
 };
@@ -101,20 +113,18 @@ struct Rotated {
 template <Storage T>
 __device__ void load_queries(const Arguments<T>& p, int64_t g, const Rotated& q) {
   const int heads = p.group_size / q.count;  // of one row
-  for (int n = static_cast<int>(threadIdx.x); n < q.count * q.head_dim; n += kThreads) {
-    const int row = n / q.head_dim, c = n % q.head_dim;
+  for (int n = static_cast<int>(threadIdx.x); n < q.count * q.stride; n += kThreads) {
+    const int row = n / q.stride, c = n % q.stride;
+    q.rows[n] = c == q.rotation + row ? 1 : 0;
+    if (c >= q.head_dim) continue;
     double sum = 0;
     for (int i = 0; i < heads; ++i) {
       const int64_t head = g * p.group_size + row * heads + i;
       sum += to_float(p.queries.data[head * p.queries.row_stride + c]);
     }
     const double number = p.scale * (sum / static_cast<double>(heads));
-    q.rows[row * q.stride + c] = number;
-    p.prepared.queries[g * q.count * q.head_dim + n] = static_cast<float>(number);
-  }
-  for (int n = static_cast<int>(threadIdx.x); n < q.count * q.count; n += kThreads) {
-    const int row = n / q.count, c = n % q.count;
-    q.rows[row * q.stride + q.head_dim + c] = row == c ? 1 : 0;
+    q.rows[n] = number;
+    p.prepared.queries[(g * q.count + row) * q.head_dim + c] = static_cast<float>(number);
   }
 }
 
@@ -134,22 +144,19 @@ __device__ bool sweep(const Rotated& q, double nothing) {
   return __syncthreads_or(turned ? 1 : 0) != 0;
 }
 
-// Writes the directions of the rows that stay, and the combinations of queries that they are.
+// Writes the pseudo-inverse: the sum of v_i u_i / sigma_i over the rows that stay, where a row is sigma_i v_i and its rotation u_i.
 template <Storage T>
-__device__ void store(const Arguments<T>& p, int64_t g, const Rotated& q) {
-  const double most = sqrt(q.longest());
-  const int columns = q.head_dim + q.count;
-  for (int n = static_cast<int>(threadIdx.x); n < q.count * columns; n += kThreads) {
-    const int i = n / columns, c = n % columns;
-    const double size = sqrt(q.lengths[i]);
-    const bool stays = size > 0 && size >= p.least * most;
-    const auto number = static_cast<float>(stays ? q.rows[i * q.stride + c] / size : 0);
-    const int64_t row = g * q.count + i;
-    if (c < q.head_dim) {
-      p.prepared.directions[row * q.head_dim + c] = number;
-    } else {
-      p.prepared.combinations[row * q.count + c - q.head_dim] = number;
+__device__ void store_inverse(const Arguments<T>& p, int64_t g, const Rotated& q) {
+  const double shortest = p.least * p.least * q.longest();
+  for (int n = static_cast<int>(threadIdx.x); n < q.count * q.head_dim; n += kThreads) {
+    const int query = n / q.head_dim, c = n % q.head_dim;
+    double sum = 0;
+    for (int i = 0; i < q.count; ++i) {
+      const double* const row = q.rows + i * q.stride;
+      const bool stays = q.lengths[i] > 0 && q.lengths[i] >= shortest;
+      if (stays) sum += row[q.rotation + query] * row[c] / q.lengths[i];
     }
+    p.prepared.inverse[g * q.count * q.head_dim + n] = static_cast<float>(sum);
   }
 }
 
@@ -157,16 +164,16 @@ __device__ void store(const Arguments<T>& p, int64_t g, const Rotated& q) {
 //
 //     lanes    0 .. 7                  8 .. 15                 ..    head_dim 128, a group of 4: three rounds are a sweep
 //     round 0  rows 0 and 3, columns   rows 1 and 2, columns
-//              0 .. 7, 8 .. 15, ..     0 .. 7, 8 .. 15, ..
+//              0 .. 7, 8 .. 15, ..     8 .. 15, 0 .. 7, ..
 //     round 1  rows 1 and 3            rows 0 and 2
 //     round 2  rows 2 and 3            rows 0 and 1
 //
 // grid       kv_heads
 // block      128
-// shared     8 rows (head_dim + rows + up to 16) bytes: 4,384 for four rows of head_dim 128
-// registers  48 (sm_90a), 44 (sm_80)
-// bytes      read: head_dim sizeof(T) for each query head; written: 4 (2 head_dim + rows) for each row
-// FLOP       6 rows^2 head_dim for each sweep, of which there are about 5, in fp64
+// shared     8 rows (head_dim + rows + up to 31) bytes: 4,640 for four rows of head_dim 128
+// registers  40 (sm_90a and sm_80)
+// bytes      read: head_dim sizeof(T) for each query head; written: 8 head_dim for each row
+// FLOP       6 rows^2 head_dim for each sweep, of which there are about 5, and 3 rows^2 head_dim, in fp64
 template <Storage T>
 __global__ void __launch_bounds__(kThreads) merge_queries_kernel(Arguments<T> p, Shape shape) {
   SharedMemory memory;
@@ -182,7 +189,7 @@ __global__ void __launch_bounds__(kThreads) merge_queries_kernel(Arguments<T> p,
   }
   q.measure();
   __syncthreads();
-  store(p, g, q);
+  store_inverse(p, g, q);
 }
 
 }  // namespace

@@ -19,30 +19,33 @@ struct MeanArguments {
 
   // The share of row h in the mean of kept entry i.
   __device__ float share(int64_t g, int h, int i) const {
-    const int64_t rows = sums.weights.rows;
-    return shares ? shares[(g * rows + h) * sums.clusters.capacity + i] : 1 / static_cast<float>(rows);
+    return shares ? shares[sums.of_kept().place(h, g, i)] : 1 / static_cast<float>(sums.weights.rows);
+  }
+  // The shares of rows first_row, ..., which lie side by side.
+  __device__ EntryWeights<kHeadsAtOnce> shares_of(int64_t g, int first_row, int i) const {
+    const WeightLayout layout = sums.of_kept();
+    if (shares)
+      return load_weights<kHeadsAtOnce>(shares + layout.place(first_row, g, i),
+                                        static_cast<int>(layout.together(first_row)));
+    EntryWeights<kHeadsAtOnce> equal;
+#pragma unroll
+    for (float& share : equal.numbers) share = 1 / static_cast<float>(layout.rows);
+    return equal;
   }
 };
 
-// The weight of one entry in the mean of its cluster: the sum of its weights in all rows, multiplied by their shares. Four of
-// each are loaded together.
+// The weight of one entry in the mean of its cluster: the sum of its weights in all rows, multiplied by their shares.
 template <int kDims, Storage T>
 __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
                              const Cluster& cluster, int entry) {
-  constexpr int kAtOnce = 4;
-  const Cluster::Weights weights = cluster.weights(clusters, entry);
   float sum = 0;
 #pragma unroll 1
-  for (int first = 0; first < clusters.heads; first += kAtOnce) {
-    float own[kAtOnce] = {}, share[kAtOnce] = {};
+  for (int first = 0; first < clusters.heads; first += kHeadsAtOnce) {
+    const HeadWeights weights(p.sums, g, first);
+    const EntryWeights<kHeadsAtOnce> own = weights.of<kHeadsAtOnce>(cluster, entry),
+                                     shares = p.shares_of(g, first, cluster.i);
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      if (first + n >= clusters.heads) break;
-      own[n] = weights[first + n];
-      share[n] = p.share(g, first + n, cluster.i);
-    }
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) sum = fmaf(share[n], own[n], sum);
+    for (int n = 0; n < kHeadsAtOnce; ++n) sum = fmaf(shares.numbers[n], own.numbers[n], sum);
   }
   return sum;
 }
@@ -53,12 +56,12 @@ __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClu
 // grid       (ceil(capacity / groups), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
 // shared     544 bytes for each group
-// registers  44-64 (sm_90a), 48-64 (sm_80)
+// registers  46-64 (sm_90a), 48-64 (sm_80)
 // bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights; 4 for each row of weights and
 //            cluster; written: head_dim sizeof(T) for each cluster
 // FLOP       2 head_dim and 2 for each row of weights, for each merging entry
 template <int kDims, Storage T>
-__global__ void __launch_bounds__(kRowsThreads, 6) weighted_means_kernel(MeanArguments<T> p) {
+__global__ void __launch_bounds__(kRowsThreads, 8) weighted_means_kernel(MeanArguments<T> p) {
   using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const StagedEntries<1> staged(memory, Lanes::kGroups);
@@ -89,7 +92,7 @@ __global__ void __launch_bounds__(kRowsThreads, 6) weighted_means_kernel(MeanArg
 // grid       (ceil(capacity / groups), kv_heads)
 // block      128
 // shared     544 bytes for each group
-// registers  40-64 (sm_90a and sm_80)
+// registers  44-64 (sm_90a), 40-64 (sm_80)
 // bytes      read: for each member head_dim sizeof(T) and 12; written: 4 head_dim for each kept entry
 // FLOP       2 head_dim for each member
 template <int kDims, Storage T>
@@ -101,9 +104,10 @@ __global__ void __launch_bounds__(kRowsThreads, 6) weighted_sums_kernel(Sums<T> 
   const HeadClusters<T, kDims> clusters(p, g);
   const Cluster cluster(clusters, static_cast<int64_t>(blockIdx.x) * Lanes::kGroups + Lanes::group());
   const int count = max(0, cluster.entries() - 1);  // without the kept one
+  const HeadWeights weights(p, g, 0);
   stage_entries<T, kDims>(
       staged, count, [&](int e) { return cluster.row(clusters, e + 1); },
-      [&](int e) { return EntryWeights<1>{{cluster.weights(clusters, e + 1)[0]}}; });
+      [&](int e) { return weights.of_member<1>(cluster.from + e); });
   LaneRow<T, kDims> sum[1];
   add_staged(p.entries, clusters.lanes, staged, count, sum);
   if (cluster.i >= clusters.capacity) return;

@@ -10,12 +10,32 @@
 
 namespace kvbound::cuda {
 
-/// The weights of clusters' entries; device memory. A KV head has one row of weights, or one for every query head of its
-/// group.
+/// Where the numbers lie that every row of weights has for every entry of the KV heads. Those of four rows lie side by side, so
+/// that one load reads an entry's:
+///
+///     rows 0..3, 4..7, ...  [kv_heads, entries, 4] each, one behind the other
+///     the rows that remain  [kv_heads, entries, rows % 4]
+struct WeightLayout {
+  static constexpr int64_t kTogether = 4;
+
+  int64_t rows, kv_heads, entries;
+
+  /// So many rows lie side by side from this one on, the first of four or of those that remain.
+  constexpr int64_t together(int64_t first_row) const {
+    return rows - first_row < kTogether ? rows - first_row : kTogether;
+  }
+  constexpr int64_t place(int64_t row, int64_t kv_head, int64_t entry) const {
+    const int64_t first_row = row / kTogether * kTogether, width = together(first_row);
+    return (first_row * kv_heads + kv_head * width) * entries + entry * width + row - first_row;
+  }
+};
+
+/// The weights of clusters' entries; device memory, 16-byte aligned, in the order of WeightLayout. A KV head has one row of
+/// weights, or one for every query head of its group.
 struct ClusterWeights {
   int64_t rows = 1;          ///< of each KV head
-  float* kept = nullptr;     ///< [kv_heads, rows, capacity]: of the kept entries
-  float* members = nullptr;  ///< [kv_heads, rows, stride]: of the members, in the order of Clusters
+  float* kept = nullptr;     ///< of capacity entries: the kept ones
+  float* members = nullptr;  ///< of stride entries: the members, in the order of Clusters
 };
 
 /// The entries that clusters merge: rows of a layer, or of a cache; device memory.
@@ -35,11 +55,11 @@ int64_t cluster_sums_workspace(int64_t kv_heads, int64_t rows, int64_t stride, i
 
 /// Replaces the rows of kept entries that have members by means of the clusters' rows.
 ///
-///     cache[g, into(i), :] = sum_h shares[g, h, i] (weights.kept[g, h, i] entries[g, kept(i), :] + sum_j weights.members[g, h, j]
+///     cache[g, into(i), :] = sum_h shares[h, g, i] (weights.kept[h, g, i] entries[g, kept(i), :] + sum_j weights.members[h, g, j]
 ///                            entries[g, j, :])
 ///
 /// entries    [kv_heads, rows, head_dim], head_dim 1..256; may be the cache itself if every head has at most one cluster
-/// shares     [kv_heads, weights.rows, capacity], device memory; null: 1 / weights.rows each
+/// shares     of capacity entries, as weights.kept; null: 1 / weights.rows each
 /// cache      [kv_heads, ..., head_dim]; rows of kept entries without members are left as they are
 /// status     set to 1 if a result does not fit the storage type or is NaN
 /// precision  fp32, then rounded to the storage type; clusters of more than 64 members are summed by parts of 128. Errors:
@@ -50,7 +70,7 @@ void weighted_means(DeviceTensor<const T> entries, const MergedEntries& merged, 
                     const float* shares, DeviceTensor<T> cache, int* status, Workspace workspace,
                     Stream stream);
 
-/// The sums alone, without the kept entries: sums[g, i, :] = sum_j weights.members[g, 0, j] entries[g, j, :].
+/// The sums alone, without the kept entries: sums[g, i, :] = sum_j weights.members[0, g, j] entries[g, j, :].
 ///
 /// weights  one row
 /// sums     [kv_heads, capacity, head_dim], device memory, 16-byte aligned; 0 for clusters without members

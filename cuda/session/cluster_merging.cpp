@@ -25,8 +25,7 @@ ClusterMerging<T>::ClusterMerging(const Merge& merge, const LayerShape& shape, i
   log_scores_ = DeviceMatrix(shape.query_heads, capacity);
   denominators_ = DeviceMatrix(1, shape.query_heads);
   queries_ = DeviceMatrix(rows, shape.head_dim);
-  combinations_ = DeviceMatrix(rows, rows_);
-  directions_ = DeviceMatrix(rows, shape.head_dim);
+  inverse_ = DeviceMatrix(rows, shape.head_dim);
   if (!is_zip_) return;
   zip_scales_ = DeviceMatrix(shape.kv_heads, capacity);
   zip_outcomes_ = Buffer<uint8_t>(shape.kv_heads * capacity);
@@ -82,7 +81,7 @@ void ClusterMerging<T>::by_scores(const KeyRule& rule, const MergeInput<T>& inpu
 template <Storage T>
 void ClusterMerging<T>::put_corrected_keys(const KeyRule& rule, const MergeInput<T>& input,
                                            LayerCache<T>& cache, Queue& queue) {
-  const MergeQueries queries{queries_.data(), combinations_.data(), directions_.data()};
+  const MergeQueries queries{queries_.data(), inverse_.data()};
   merge_queries<T>(rule, input.queries, shape_.kv_heads, input.scale, queries, queue.stream());
   const int64_t sums = cluster_sums_workspace(shape_.kv_heads, rows_, stride_, shape_.head_dim);
   merged_keys<T>(rule, input.keys, queries, input.merged, weights(), numbers(), cache.keys(),

@@ -59,13 +59,13 @@ class ClusterMerging {
   int64_t capacity_, stride_;
   int64_t rows_;  // of weights of each KV head
   bool is_zip_;
-  DeviceMatrix kept_weights_, member_weights_;  // [kv_heads * rows, capacity], [kv_heads * rows, stride]
-  DeviceMatrix divergences_, shares_;           // [kv_heads * rows, capacity]
+  DeviceMatrix kept_weights_, member_weights_;  // by WeightLayout, of capacity and stride entries
+  DeviceMatrix divergences_, shares_;           // by WeightLayout, of capacity entries
   DeviceMatrix zip_scales_;                     // [kv_heads, capacity]
   Buffer<uint8_t> zip_outcomes_;                // [kv_heads * capacity]
   DeviceMatrix log_scores_;                     // [query_heads, capacity]
   DeviceMatrix denominators_;                   // [1, query_heads]
-  DeviceMatrix queries_, combinations_, directions_;
+  DeviceMatrix queries_, inverse_;              // [kv_heads * rows, head_dim]
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

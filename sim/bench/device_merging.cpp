@@ -14,6 +14,7 @@
 #include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/merging/weighted_mean.hpp>
 #include <kvbound/cuda/session/compaction.hpp>
+#include <kvbound/cuda/session/layer_cache.hpp>
 
 #include "device_inputs.hpp"
 #include "device_operations.hpp"
@@ -51,15 +52,16 @@ struct Entries {
 };
 
 // Their clusters: every evicted entry merges, most of them into few kept ones, as into a sink. At 32K tokens the largest
-// cluster has about 3,000 members.
+// cluster has about 3,000 members. The cache into which they merge has a session's capacity.
 struct MergingEntries : Entries {
   explicit MergingEntries(const BenchOptions& options)
       : Entries(options),
+        capacity(cuda::LayerCache<Stored>::capacity_for(budget, true)),
         layer(options),
         nearest(1, shape.kv_heads * evicted()),
         cosines(shape.kv_heads, evicted()),
         members(shape.kv_heads, evicted()),
-        offsets(shape.kv_heads * (budget + 1)),
+        offsets(shape.kv_heads * (capacity + 1)),
         status(1) {
     const traces::Stream random = BenchLayer::random(options, 20);
     std::vector<int64_t> rows(shape.kv_heads * evicted());
@@ -73,13 +75,14 @@ struct MergingEntries : Entries {
   }
 
   cuda::NearestKeys found() { return {nearest.data(), cosines.data(), evicted()}; }
-  cuda::Clusters clusters() { return {members.data(), evicted(), offsets.data(), budget}; }
+  cuda::Clusters clusters() { return {members.data(), evicted(), offsets.data(), capacity}; }
   cuda::MergedEntries merged() { return {kept.view(), clusters()}; }
   void form_clusters(cuda::Stream stream) {
     cuda::form_clusters(leaving.view(), found(), kAlways, shape.kv_heads, tokens, clusters(),
                         all_of(workspace), stream);
   }
 
+  int64_t capacity;
   BenchLayer layer;
   IndexLists nearest;
   DeviceMatrix cosines;
@@ -93,13 +96,13 @@ struct Weights {
   explicit Weights(const MergingEntries& entries)
       : shape(entries.shape),
         rows(cuda::merging_rows(kJoint.gqa, shape.group_size())),
-        kept(shape.query_heads, entries.budget),
+        kept(shape.query_heads, entries.capacity),
         members(shape.query_heads, entries.evicted()),
-        divergences(shape.query_heads, entries.budget),
-        shares(shape.query_heads, entries.budget),
-        log_scores(shape.query_heads, entries.budget),
-        votes(shape.kv_heads, entries.budget),
-        log_votes(shape.kv_heads, entries.budget) {}
+        divergences(shape.query_heads, entries.capacity),
+        shares(shape.query_heads, entries.capacity),
+        log_scores(shape.query_heads, entries.capacity),
+        votes(shape.kv_heads, entries.capacity),
+        log_votes(shape.kv_heads, entries.capacity) {}
 
   cuda::ClusterWeights view() { return {rows, kept.data(), members.data()}; }
   cuda::MergedNumbers numbers() {
@@ -368,29 +371,25 @@ BenchResult bench_cluster_weights(const BenchOptions& options) {
 struct Queries {
   Queries(const BenchOptions& options, const LayerShape& own)
       : shape(own),
-        rows(cuda::merging_rows(kJoint.gqa, shape.group_size())),
         queries(random_tensor(1, shape.query_heads, shape.head_dim, BenchLayer::random(options, 10)),
                 kStream),
         prepared(shape.query_heads, shape.head_dim),
-        combinations(shape.query_heads, rows),
-        directions(shape.query_heads, shape.head_dim) {}
+        inverse(shape.query_heads, shape.head_dim) {}
 
-  cuda::MergeQueries view() { return {prepared.data(), combinations.data(), directions.data()}; }
+  cuda::MergeQueries view() { return {prepared.data(), inverse.data()}; }
   void prepare(cuda::Stream stream) {
     cuda::merge_queries<Stored>(kJoint, std::as_const(queries).view(), shape.kv_heads, scale(shape), view(),
                                 stream);
   }
 
   LayerShape shape;
-  int64_t rows;
   StoredTensor<Stored> queries;
-  DeviceMatrix prepared, combinations, directions;
+  DeviceMatrix prepared, inverse;
 };
 
 BenchResult bench_merge_queries(const BenchOptions& options) {
   Queries queries(options, options.shape.layer);
-  const DeviceWork work{traffic(queries.queries, queries.prepared, queries.combinations, queries.directions),
-                        0};
+  const DeviceWork work{traffic(queries.queries, queries.prepared, queries.inverse), 0};
   return measure_on_device(options, "merge-queries", {work, Roofline::time, 2 * kLatencyGoal},
                            [&](cuda::Stream stream) { queries.prepare(stream); });
 }
@@ -401,9 +400,9 @@ struct Rows {
   double bytes() const { return traffic(entries, cache); }
 };
 
-Rotation<Rows> rotated_rows(const MergingEntries& entries, const Tensor& numbers) {
+Rotation<Rows> rotated_rows(const MergingEntries& entries, const Tensor& numbers, int64_t capacity) {
   return Rotation<Rows>([&] {
-    return Rows{{numbers, kStream}, {entries.shape.kv_heads, entries.budget, entries.shape.head_dim}};
+    return Rows{{numbers, kStream}, {entries.shape.kv_heads, capacity, entries.shape.head_dim}};
   });
 }
 
@@ -415,7 +414,8 @@ BenchResult bench_merged_rows(const BenchOptions& options, const std::string& na
   weigh(entries, predicted, weights, kStream);
   Queries queries(options, entries.shape);
   queries.prepare(kStream);
-  Rotation<Rows> sets = rotated_rows(entries, keys ? entries.layer.keys : entries.layer.values);
+  Rotation<Rows> sets =
+      rotated_rows(entries, keys ? entries.layer.keys : entries.layer.values, entries.capacity);
   Buffer<std::byte> workspace(cuda::cluster_sums_workspace(entries.shape.kv_heads, weights.rows,
                                                            entries.evicted(), entries.shape.head_dim));
   const double products = 2 * as_real(entries.shape.query_heads * entries.tokens * entries.shape.head_dim);
@@ -449,9 +449,9 @@ BenchResult bench_weighted_means(const BenchOptions& options) {
 BenchResult bench_key_weights(const BenchOptions& options, const std::string& name, bool gaussian) {
   MergingEntries entries(options);
   const LayerShape& shape = entries.shape;
-  DeviceMatrix kept(shape.kv_heads, entries.budget), members(shape.kv_heads, entries.evicted());
+  DeviceMatrix kept(shape.kv_heads, entries.capacity), members(shape.kv_heads, entries.evicted());
   const cuda::ClusterWeights weights{1, kept.data(), members.data()};
-  Rotation<Rows> sets = rotated_rows(entries, entries.layer.keys);
+  Rotation<Rows> sets = rotated_rows(entries, entries.layer.keys, entries.capacity);
   Buffer<std::byte> workspace(cuda::gaussian_weights_workspace(shape.kv_heads, entries.evicted()));
   const double bytes = bytes_of(sets.next().entries) +
                        traffic(kept, members, entries.members, entries.kept.lists, entries.offsets);
@@ -482,7 +482,7 @@ BenchResult bench_spread_leaving(const BenchOptions& options) {
       uploaded(shape.kv_heads, entries.tokens,
                std::vector<float>(shape.kv_heads * entries.tokens, 1 / static_cast<float>(entries.tokens)));
   Buffer<uint8_t> spread(shape.kv_heads * entries.evicted());
-  Rotation<Rows> sets = rotated_rows(entries, entries.layer.values);
+  Rotation<Rows> sets = rotated_rows(entries, entries.layer.values, entries.budget);
   sets.for_each([&](Rows& rows) {
     const cuda::PositionLists kept = entries.kept.view();
     cuda::compact<Stored>(std::as_const(rows.entries).view(), kept.positions, kept.stride, kept.count,

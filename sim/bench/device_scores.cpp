@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <kvbound/cuda/eviction/snap_kv.hpp>
 #include <kvbound/cuda/eviction/value_space.hpp>
 #include <kvbound/cuda/merging/score_ema.hpp>
+#include <kvbound/cuda/session/layer_cache.hpp>
 
 #include "device_inputs.hpp"
 #include "device_operations.hpp"
@@ -25,7 +27,9 @@ using cuda::StoredTensor;
 
 constexpr int64_t kWindow = BenchLayer::kWindow;
 
-BenchResult bench_attention(const BenchOptions& options, const std::string& name, int64_t entries) {
+// capacity  of the cache, at least `entries`
+BenchResult bench_attention(const BenchOptions& options, const std::string& name, int64_t entries,
+                            int64_t capacity) {
   struct Set {
     StoredTensor<Stored> keys, values;
     DeviceMatrix output, log_sum_exp, logits;
@@ -37,14 +41,14 @@ BenchResult bench_attention(const BenchOptions& options, const std::string& name
   const Buffer<int64_t> counts = uploaded(shape.kv_heads, entries);
   const DeviceWork work = attention_work(shape, entries);
   Rotation<Set> sets(work.bytes, [&] {
-    return Set{{layer.keys.view().middle_rows(0, entries), kStream},
-               {layer.values.view().middle_rows(0, entries), kStream},
+    return Set{{layer.keys.view().middle_rows(0, capacity), kStream},
+               {layer.values.view().middle_rows(0, capacity), kStream},
                {shape.query_heads, shape.head_dim},
                {1, shape.query_heads},
-               {shape.query_heads, entries}};
+               {shape.query_heads, capacity}};
   });
   Buffer<std::byte> workspace(
-      cuda::attention_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, entries));
+      cuda::attention_workspace(shape.query_heads, shape.kv_heads, shape.head_dim, capacity));
   return measure_on_device(
       options, name, {work, Roofline::copy_bandwidth, kCopyGoal}, [&](cuda::Stream stream) {
         Set& set = sets.next();
@@ -57,11 +61,14 @@ BenchResult bench_attention(const BenchOptions& options, const std::string& name
 }
 
 BenchResult bench_full_attention(const BenchOptions& options) {
-  return bench_attention(options, "attention", options.shape.tokens);
+  return bench_attention(options, "attention", options.shape.tokens, options.shape.tokens);
 }
 
 BenchResult bench_compressed_attention(const BenchOptions& options) {
-  return bench_attention(options, "attention-compressed", bench_budgets(options).front());
+  const int64_t budget = bench_budgets(options).front();
+  const int64_t capacity =
+      std::min(cuda::LayerCache<Stored>::capacity_for(budget, true), options.shape.tokens);
+  return bench_attention(options, "attention-compressed", budget, capacity);
 }
 
 // Operations of the observation window over the whole prompt.

@@ -154,12 +154,12 @@ class KeepKvParity : public DeviceTest {
           shares(weight_rows * capacity), zip(c.kv_heads() * capacity),
           log_scores(c.query_heads() * capacity), merged_votes(c.kv_heads() * capacity),
           log_votes(c.kv_heads() * capacity), scaled(weight_rows * c.head_dim),
-          combinations(weight_rows * rows), directions(weight_rows * c.head_dim);
+          inverse(weight_rows * c.head_dim);
       cuda::Buffer<uint8_t> outcomes = cuda::upload(std::vector<uint8_t>(c.kv_heads() * capacity, 99));
       cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
       WorkingMemory sums(cuda::cluster_sums_workspace(c.kv_heads(), rows, c.clusters.tokens, c.head_dim));
       const bool is_zip = c.rule.key == MergedKey::zip;
-      const cuda::MergeQueries prepared{scaled.data(), combinations.data(), directions.data()};
+      const cuda::MergeQueries prepared{scaled.data(), inverse.data()};
       const cuda::ClusterWeights weights{rows, kept.data(), members.data()};
       const cuda::MergedNumbers numbers{divergences.data(), shares.data(), is_zip ? zip.data() : nullptr,
                                         is_zip ? outcomes.data() : nullptr, log_scores.data()};
@@ -419,9 +419,8 @@ class KeepKvOverflowParity : public DeviceTest {
     query.data()[0] = query_number;
     const Uploaded<T> device_keys(rounded<T>(keys)), device_query(rounded<T>(query));
     const cuda::Buffer<float> scores = cuda::upload(std::vector<float>{-20, -1});
-    Output kept(3), members(2), divergences(3), shares(3), log_scores(3), scaled(8), combinations(1),
-        directions(8);
-    const cuda::MergeQueries prepared{scaled.data(), combinations.data(), directions.data()};
+    Output kept(3), members(2), divergences(3), shares(3), log_scores(3), scaled(8), inverse(8);
+    const cuda::MergeQueries prepared{scaled.data(), inverse.data()};
     const cuda::ClusterWeights weights{1, kept.data(), members.data()};
     const cuda::MergedNumbers numbers{divergences.data(), shares.data(), nullptr, nullptr, log_scores.data()};
     cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});

@@ -53,7 +53,7 @@ struct Subject {
   int64_t tokens;
   Tensor entries;
   std::vector<std::vector<Cluster>> clusters;
-  // NaN wherever there is nothing to read: [kv_heads, rows, capacity], [kv_heads, rows, stride], [kv_heads, rows, capacity]
+  // NaN wherever there is nothing to read, in the order of WeightLayout
   std::vector<float> kept, members, shares;
 
   explicit Subject(const Case& given)
@@ -87,14 +87,18 @@ struct Subject {
           shares[at(g, h, i)] = (i + h) % 5 == 4 ? 0 : static_cast<float>(random[c.capacity() + i]);
         }
         for (int64_t m = 0; m < place; ++m) {
-          members[(g * c.rows + h) * tokens + m] =
-              m % 7 == 6 ? 0 : static_cast<float>(random[2 * c.capacity() + m]);
+          members[member_at(g, h, m)] = m % 7 == 6 ? 0 : static_cast<float>(random[2 * c.capacity() + m]);
         }
       }
     }
   }
 
-  int64_t at(int64_t g, int64_t h, int64_t i) const { return (g * c.rows + h) * c.capacity() + i; }
+  int64_t at(int64_t g, int64_t h, int64_t i) const {
+    return cuda::WeightLayout{c.rows, c.kv_heads(), c.capacity()}.place(h, g, i);
+  }
+  int64_t member_at(int64_t g, int64_t h, int64_t place) const {
+    return cuda::WeightLayout{c.rows, c.kv_heads(), tokens}.place(h, g, place);
+  }
 
   struct Device {
     Device(const Subject& subject, int64_t heads, int64_t capacity)
@@ -164,7 +168,7 @@ struct Subject {
     Matrix rows(1, c.head_dim);
     std::ranges::copy(entries.slice(g).row(cluster.kept), rows.row(0).begin());
     for (int64_t m = 0; m < std::ssize(cluster.members); ++m) {
-      weights.push_back(members[(g * c.rows + h) * tokens + cluster.first + m]);
+      weights.push_back(members[member_at(g, h, cluster.first + m)]);
       rows.append_row(entries.slice(g).row(cluster.members[m]));
     }
     if (absolute) {
@@ -288,6 +292,15 @@ TYPED_TEST(WeightedMeanParity, SumsClustersThatBeginAtEveryPlaceOfAChunk) {
     this->expect_parity(
         {.members = {{place, 65, 64, 129, 0, 63, 128, 66, 1}, {place, 0, 130, 190 - place, 70, 0}},
          .head_dim = 3});
+  }
+}
+
+// The large ones among hundreds of clusters, of which a warp lists the parts by 32, and 256 one behind the other.
+TYPED_TEST(WeightedMeanParity, SumsLargeClustersAmongHundreds) {
+  for (const int64_t large : {30, 31, 32, 63, 255, 256, 299}) {
+    std::vector<int64_t> members(300);
+    members[large] = 65;
+    this->expect_parity({.members = {members, {}, members}, .head_dim = 3});
   }
 }
 
