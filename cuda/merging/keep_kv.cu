@@ -1,5 +1,6 @@
 #include "keep_kv.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -83,33 +84,101 @@ struct Member {
   float votes = 1, log_votes = 0;
 };
 
-// One cluster: its member 0 is the kept entry. Its warp has several rows of scores at a time, each of them by as many lanes as
-// a small cluster has members, or by all 32.
+// The lanes of a warp that weights a cluster. They have several rows of scores at a time, each of them by as many lanes as the
+// cluster has members, or by all 32.
 //
 //     a cluster of 5 members
 //     lanes  0 .. 7                  8 .. 15                16 .. 23     24 .. 31
 //            members 0 .. 4, row 0   members 0 .. 4, row 1  row 2        row 3
+class WarpTeam {
+ public:
+  __device__ explicit WarpTeam(int members) {
+    while (lanes_ < min(members, 32)) lanes_ *= 2;
+  }
+  __device__ int lanes() const { return lanes_; }  // of a row: a power of two
+  __device__ int rows_at_once() const { return 32 / lanes_; }
+  __device__ int thread() const { return lane(); }
+  __device__ void sync() const { __syncwarp(); }
+  // The numbers of a row's lanes, joined. All lanes call it, and get their row's.
+  template <class Join>
+  __device__ float join(float number, const Join& joined) const {
+    for (int distance = lanes_ / 2; distance > 0; distance /= 2) {
+      number = joined(number, __shfl_xor_sync(kAllLanes, number, distance));
+    }
+    return number;
+  }
+  // The number of the row's first lane. All lanes call it.
+  __device__ float of_first(float number) const {
+    return __shfl_sync(kAllLanes, number, lane() / lanes_ * lanes_);
+  }
+
+ private:
+  int lanes_ = 1;
+};
+
+// The threads of a block that weights a large cluster: two warps have a row of scores.
+class BlockTeam {
+ public:
+  static constexpr int kRowWarps = 2, kThreads = 256;
+
+  // by_warp  [kThreads / 32], shared memory
+  __device__ explicit BlockTeam(float* by_warp) : by_warp_(by_warp) {}
+  __device__ int lanes() const { return 32 * kRowWarps; }
+  __device__ int rows_at_once() const { return kThreads / lanes(); }
+  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ void sync() const { __syncthreads(); }
+  template <class Join>
+  __device__ float join(float number, const Join& joined) const {
+    const float* const of_row = exchange(join_lanes<32>(number, joined));
+    number = of_row[0];
+    for (int w = 1; w < kRowWarps; ++w) number = joined(number, of_row[w]);
+    return number;
+  }
+  __device__ float of_first(float number) const { return exchange(number)[0]; }
+
+ private:
+  // The numbers of the first lanes of the row's warps.
+  __device__ const float* exchange(float number) const {
+    __syncthreads();  // all threads have read the previous numbers
+    if (lane() == 0) by_warp_[warp()] = number;
+    __syncthreads();
+    return by_warp_ + warp() / kRowWarps * kRowWarps;
+  }
+
+  float* by_warp_;
+};
+
+// One cluster: its member 0 is the kept entry.
+template <class Team>
 struct Cluster {
   const WeightArguments& p;
+  const Team& team;
   int64_t g, i;
   int64_t first;  // place of member 1
-  int count;      // members, the kept entry included; 0: none
-  int lanes;      // of a row: a power of two
+  int count;      // members, the kept entry included
   Member own;     // the lane's first one
 
-  __device__ Cluster(const WeightArguments& arguments, int64_t kv_head, int64_t kept)
-      : p(arguments), g(kv_head), i(kept), first(0), count(0), lanes(1) {
-    const int64_t* const offsets = p.merged.clusters.offsets + g * (p.merged.clusters.capacity + 1) + i;
-    first = offsets[0];
-    count = offsets[1] > first ? static_cast<int>(offsets[1] - first) + 1 : 0;
-    while (lanes < min(count, 32)) lanes *= 2;
+  __device__ Cluster(const WeightArguments& arguments, const Team& lanes, int64_t kv_head, int64_t kept)
+      : p(arguments),
+        team(lanes),
+        g(kv_head),
+        i(kept),
+        first(first_of(p, g, i)),
+        count(members_of(p, g, i) + 1) {
     if (lane_of_row() < count) own = member(lane_of_row());
   }
 
-  __device__ int lane_of_row() const { return lane() & (lanes - 1); }
-  // The calling lane's row among those that the warp has at a time.
-  __device__ int row_of_lane() const { return lane() / lanes; }
-  __device__ int rows_at_once() const { return 32 / lanes; }
+  __device__ static int64_t first_of(const WeightArguments& p, int64_t g, int64_t kept) {
+    return p.merged.clusters.offsets[g * (p.merged.clusters.capacity + 1) + kept];
+  }
+  // Without the kept entry.
+  __device__ static int members_of(const WeightArguments& p, int64_t g, int64_t kept) {
+    return static_cast<int>(first_of(p, g, kept + 1) - first_of(p, g, kept));
+  }
+
+  __device__ int lane_of_row() const { return team.thread() & (team.lanes() - 1); }
+  // The calling lane's row among those that the team has at a time.
+  __device__ int row_of_lane() const { return team.thread() / team.lanes(); }
   __device__ bool is_first_of_row() const { return lane_of_row() == 0; }
 
   __device__ Member member(int m) const {
@@ -128,22 +197,10 @@ struct Cluster {
   __device__ void each(const Work& work) const {
     if (lane_of_row() >= count) return;
     work(lane_of_row(), own);
-    for (int m = lane_of_row() + lanes; m < count; m += lanes) work(m, member(m));
+    for (int m = lane_of_row() + team.lanes(); m < count; m += team.lanes()) work(m, member(m));
   }
-  // Joins the numbers of a row's lanes, all of which return the same. The whole warp calls it.
-  template <class Number, class Join>
-  __device__ Number join(Number number, const Join& joined) const {
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
-      number = joined(number, __shfl_xor_sync(kAllLanes, number, distance));
-    }
-    return number;
-  }
-  __device__ float sum(float number) const { return join(number, Sum()); }
-  __device__ float largest(float number) const { return join(number, Larger()); }
-  // The kept entry's number of the lane's row. The whole warp calls it.
-  __device__ float of_kept(float number) const {
-    return __shfl_sync(kAllLanes, number, lane() - lane_of_row());
-  }
+  __device__ float sum(float number) const { return team.join(number, Sum()); }
+  __device__ float largest(float number) const { return team.join(number, Larger()); }
 
   // ln s^ of one query head of the group.
   __device__ float score_of(int head, int entry) const {
@@ -170,13 +227,13 @@ struct Cluster {
 };
 
 // The scores of a cluster's members by which a row's lanes weight them, or by one query head.
-template <class Score>
+template <class Team, class Score>
 struct RowScores {
-  const Cluster& cluster;
+  const Cluster<Team>& cluster;
   Score score_of_entry;
   float own;  // of the lane's first member
 
-  __device__ RowScores(const Cluster& members, const Score& score)
+  __device__ RowScores(const Cluster<Team>& members, const Score& score)
       : cluster(members),
         score_of_entry(score),
         own(cluster.lane_of_row() < cluster.count ? score(cluster.own.entry) : 0) {}
@@ -205,8 +262,8 @@ struct RowScores {
 };
 
 // -ln sum_j (p_j / P) exp(x_j) for scores x with weighted mean 0. Near x = 0 it is formed from expm1, without cancellation.
-template <class Scores>
-__device__ float divergence(const Cluster& cluster, const Scores& scores, float first, float middle,
+template <class Team, class Scores>
+__device__ float divergence(const Cluster<Team>& cluster, const Scores& scores, float first, float middle,
                             float all_votes) {
   float below = 0, whole = 0;
   scores.each([&](int, const Member& member, float score) {
@@ -222,8 +279,8 @@ __device__ float divergence(const Cluster& cluster, const Scores& scores, float 
 }
 
 // z* / m = 1 - KL / m.
-template <class Scores>
-__device__ uint8_t form_zip_scale(const Cluster& cluster, const Scores& scores, float divergence,
+template <class Team, class Scores>
+__device__ uint8_t form_zip_scale(const Cluster<Team>& cluster, const Scores& scores, float divergence,
                                   float mean_score) {
   float most = 0;
   scores.each([&](int, const Member&, float score) { most = fmaxf(most, fabsf(score)); });
@@ -237,22 +294,24 @@ __device__ uint8_t form_zip_scale(const Cluster& cluster, const Scores& scores, 
     if (scale < 0) outcome |= kNegative;
     if (!(scale >= 0.5f && scale <= 1.5f)) outcome |= kFar;
   }
-  if (lane() == 0) cluster.number(cluster.p.numbers.zip_scales, 0) = scale;
+  if (cluster.team.thread() == 0) cluster.number(cluster.p.numbers.zip_scales, 0) = scale;
   return outcome;
 }
 
 // The weights of one cluster by the lanes' row of scores, of which those behind the last row repeat it. Returns what ZIP's
-// scale is. The whole warp calls it.
+// scale is. The whole team calls it.
 //
 // log_shares  [rows], shared memory
-__device__ uint8_t weigh(const Cluster& cluster, int first_row, float all_votes, float* log_shares) {
+template <class Team>
+__device__ uint8_t weigh_rows(const Cluster<Team>& cluster, int first_row, float all_votes,
+                              float* log_shares) {
   const WeightArguments& p = cluster.p;
   const auto rows = static_cast<int>(p.weights.rows);
   const int row = min(first_row + cluster.row_of_lane(), rows - 1);
   const bool writes = first_row + cluster.row_of_lane() < rows;
   const RowScores scores(cluster, [&](int entry) { return cluster.score(row, entry); });
   const LogSum sum = scores.log_sum();
-  const float first = cluster.of_kept(scores.own);
+  const float first = cluster.team.of_first(scores.own);
   float middle = 0;
   scores.each([&](int m, const Member& member, float score) {
     const float weight = expf(member.log_votes + score - sum.largest) / sum.sum;
@@ -270,8 +329,9 @@ __device__ uint8_t weigh(const Cluster& cluster, int first_row, float all_votes,
   return p.numbers.zip_scales ? form_zip_scale(cluster, scores, apart, first + middle) : 0;
 }
 
-// Turns the logarithms of the heads' shares into shares of sum 1.
-__device__ void put_shares(const Cluster& cluster, const float* log_shares) {
+// Turns the logarithms of the heads' shares into shares of sum 1. A whole warp calls it.
+template <class Team>
+__device__ void put_shares(const Cluster<Team>& cluster, const float* log_shares) {
   const WeightArguments& p = cluster.p;
   float largest = kNothing, sum = 0;
   for (int row = lane(); row < p.weights.rows; row += 32) largest = fmaxf(largest, log_shares[row]);
@@ -284,9 +344,10 @@ __device__ void put_shares(const Cluster& cluster, const float* log_shares) {
 }
 
 // The predicted scores of the merged entry by query heads that are not weighted by rows of their own.
-__device__ void put_log_scores(const Cluster& cluster, float all_votes) {
+template <class Team>
+__device__ void put_log_scores(const Cluster<Team>& cluster, float all_votes) {
   const auto heads = static_cast<int>(cluster.p.group_size);
-  for (int first = 0; first < heads; first += cluster.rows_at_once()) {
+  for (int first = 0; first < heads; first += cluster.team.rows_at_once()) {
     const int head = min(first + cluster.row_of_lane(), heads - 1);
     const RowScores scores(cluster, [&](int entry) { return cluster.score_of(head, entry); });
     const LogSum sum = scores.log_sum();
@@ -296,59 +357,129 @@ __device__ void put_log_scores(const Cluster& cluster, float all_votes) {
   }
 }
 
-__device__ void put_votes(const Cluster& cluster, float all_votes) {
+template <class Team>
+__device__ void put_votes(const Cluster<Team>& cluster, float all_votes) {
   const MergedVotes& to = cluster.p.votes;
   const MergedEntries& merged = cluster.p.merged;
   if (!to.votes) return;
-  __syncwarp();  // all lanes have read the members' votes
-  if (lane() > 0) return;
+  cluster.team.sync();  // all lanes have read the members' votes
+  if (cluster.team.thread() > 0) return;
   const int64_t place = cluster.g * merged.clusters.capacity + cluster.i;
   const int64_t into = cluster.g * to.stride + (merged.into ? merged.into[place] : cluster.i);
   to.votes[into] = all_votes;
   to.log_votes[into] = logf(all_votes);
 }
 
-struct WeightShared {
-  float* log_shares;  // [kWarps, rows]
-
-  __host__ __device__ WeightShared(SharedMemory& memory, int64_t rows)
-      : log_shares(memory.array<float>(kWarps * rows)) {}
-};
-
-// The weights of one cluster: a warp has one kept entry.
+// The weights of one cluster, and the merged entry's numbers. The whole team calls it.
 //
-// grid       (ceil(capacity / 4), kv_heads)
-// block      128
-// shared     16 bytes for each row of weights
-// registers  96 (sm_90a and sm_80)
-// bytes      read: for each merging entry 8, 4 for its votes and 4 for each query head, of clusters of more than 32 from the
-//            caches again for each of four passes; written: 4 for each row of weights and merging entry, 8 for each cluster and
-//            row, 4 for each cluster and query head, up to 13 for each cluster
-// FLOP       about 30 with four exponentials for each row of weights and merging entry
-__global__ void __launch_bounds__(kWarps * 32) cluster_weights_kernel(WeightArguments p) {
-  SharedMemory memory;
-  const WeightShared shared(memory, p.weights.rows);
-  const int64_t kept = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
-  if (kept >= p.merged.clusters.capacity) return;
-  const Cluster cluster(p, blockIdx.y, kept);
-  uint8_t* const outcomes = p.numbers.zip_outcomes + cluster.g * p.merged.clusters.capacity;
-  if (cluster.count == 0) {
-    if (lane() == 0 && p.numbers.zip_outcomes) outcomes[kept] = 0;
-    return;
-  }
-  float* const log_shares = shared.log_shares + warp() * p.weights.rows;
+// log_shares  [rows], shared memory
+template <class Team>
+__device__ void weigh(const Cluster<Team>& cluster, float* log_shares) {
+  const WeightArguments& p = cluster.p;
   float votes = 0;
   cluster.each([&](int, const Member& member) { votes += member.votes; });
   votes = cluster.sum(votes);
   uint8_t outcome = 0;
-  for (int row = 0; row < p.weights.rows; row += cluster.rows_at_once()) {
-    outcome |= weigh(cluster, row, votes, log_shares);
+  for (int row = 0; row < p.weights.rows; row += cluster.team.rows_at_once()) {
+    outcome |= weigh_rows(cluster, row, votes, log_shares);
   }
-  __syncwarp();
-  put_shares(cluster, log_shares);
+  cluster.team.sync();
+  if (cluster.team.thread() < 32) put_shares(cluster, log_shares);
   if (p.weights.rows != p.group_size) put_log_scores(cluster, votes);
   put_votes(cluster, votes);
-  if (lane() == 0 && p.numbers.zip_outcomes) outcomes[kept] = outcome;
+  if (cluster.team.thread() == 0 && p.numbers.zip_outcomes) {
+    p.numbers.zip_outcomes[cluster.g * p.merged.clusters.capacity + cluster.i] = outcome;
+  }
+}
+
+// The members, the kept entry not counted, of a cluster that a warp weights: a lane has one of each row at most.
+constexpr int kMostOfWarp = 31;
+
+struct WarpShared {
+  float* log_shares;  // [kWarps, rows]
+
+  __host__ __device__ WarpShared(SharedMemory& memory, int64_t rows)
+      : log_shares(memory.array<float>(kWarps * rows)) {}
+};
+
+// The weights of one cluster of up to 31 members: a warp has one kept entry.
+//
+// grid       (ceil(capacity / 4), kv_heads)
+// block      128
+// shared     16 bytes for each row of weights
+// registers  72 (sm_90a and sm_80)
+// bytes      read: for each merging entry 8, 4 for its votes and 4 for each query head; written: 4 for each row of weights and
+//            merging entry, 8 for each cluster and row, 4 for each cluster and query head, up to 13 for each cluster
+// FLOP       about 30 with four exponentials for each row of weights and merging entry
+__global__ void __launch_bounds__(kWarps * 32) cluster_weights_kernel(WeightArguments p) {
+  SharedMemory memory;
+  const WarpShared shared(memory, p.weights.rows);
+  const int64_t g = blockIdx.y, kept = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
+  if (kept >= p.merged.clusters.capacity) return;
+  const int members = Cluster<WarpTeam>::members_of(p, g, kept);
+  if (members > kMostOfWarp) return;
+  if (members > 0) {
+    const WarpTeam team(members + 1);
+    weigh(Cluster(p, team, g, kept), shared.log_shares + warp() * p.weights.rows);
+  } else if (lane() == 0 && p.numbers.zip_outcomes) {
+    p.numbers.zip_outcomes[g * p.merged.clusters.capacity + kept] = 0;
+  }
+}
+
+struct BlockShared {
+  float* log_shares;  // [rows]
+  float* by_warp;     // [kThreads / 32]
+  int* large;         // [kThreads]: kept entries with large clusters
+  int* count;
+
+  __host__ __device__ BlockShared(SharedMemory& memory, int64_t rows)
+      : log_shares(memory.array<float>(rows)),
+        by_warp(memory.array<float>(BlockTeam::kThreads / 32)),
+        large(memory.array<int>(BlockTeam::kThreads)),
+        count(memory.array<int>(1)) {}
+};
+
+// The same of larger clusters: a block has those of every gridDim.x-th kept entry, one after the other.
+//
+// grid       (about two blocks for each multiprocessor, divided by the KV heads; kv_heads)
+// block      256
+// shared     1,072 bytes, and 4 for each row of weights
+// registers  96 (sm_90a and sm_80)
+// bytes      as above, for the entries of large clusters, from the caches again for each of four passes; all offsets
+// FLOP       as above
+__global__ void __launch_bounds__(BlockTeam::kThreads, 1) large_cluster_weights_kernel(WeightArguments p) {
+  SharedMemory memory;
+  const BlockShared shared(memory, p.weights.rows);
+  const BlockTeam team(shared.by_warp);
+  const int64_t g = blockIdx.y, blocks = gridDim.x;
+  for (int64_t first = blockIdx.x; first < p.merged.clusters.capacity;
+       first += blocks * BlockTeam::kThreads) {
+    if (team.thread() == 0) *shared.count = 0;
+    __syncthreads();
+    const int64_t kept = first + team.thread() * blocks;
+    if (kept < p.merged.clusters.capacity && Cluster<BlockTeam>::members_of(p, g, kept) > kMostOfWarp) {
+      shared.large[atomicAdd(shared.count, 1)] = static_cast<int>(kept);
+    }
+    __syncthreads();
+    for (int n = 0; n < *shared.count; ++n) {
+      weigh(Cluster(p, team, g, shared.large[n]), shared.log_shares);
+      __syncthreads();  // the next cluster's shares are written where this one's were read
+    }
+    __syncthreads();
+  }
+}
+
+void launch_weights(const WeightArguments& arguments, int64_t kv_heads, Stream stream) {
+  const Clusters& clusters = arguments.merged.clusters;
+  const int64_t rows = arguments.weights.rows;
+  launch<cluster_weights_kernel>({extent(ceil_division(clusters.capacity, kWarps), kv_heads),
+                                  extent(kWarps * 32), shared_bytes<WarpShared>(rows), stream},
+                                 arguments);
+  if (clusters.stride <= kMostOfWarp) return;  // there is no large cluster
+  const int64_t blocks = std::min(clusters.capacity, ceil_division(2 * device().multiprocessors, kv_heads));
+  launch<large_cluster_weights_kernel>(
+      {extent(blocks, kv_heads), extent(BlockTeam::kThreads), shared_bytes<BlockShared>(rows), stream},
+      arguments);
 }
 
 }  // namespace
@@ -370,18 +501,17 @@ void cluster_weights(const KeyRule& rule, const ScoredEntries& entries, int64_t 
   require_equal("rows of weights", weights.rows, "rows that the rule weights by",
                 merging_rows(rule.gqa, group_size));
   if (merged.clusters.capacity == 0) return;
-  launch<cluster_weights_kernel>({extent(ceil_division(merged.clusters.capacity, kWarps), kv_heads),
-                                  extent(kWarps * 32), shared_bytes<WeightShared>(weights.rows), stream},
-                                 WeightArguments{entries,
-                                                 group_size,
-                                                 log_denominators,
-                                                 merged,
-                                                 weights,
-                                                 numbers,
-                                                 votes,
-                                                 status,
-                                                 {weights.rows, kv_heads, merged.clusters.capacity},
-                                                 {weights.rows, kv_heads, merged.clusters.stride}});
+  launch_weights({entries,
+                  group_size,
+                  log_denominators,
+                  merged,
+                  weights,
+                  numbers,
+                  votes,
+                  status,
+                  {weights.rows, kv_heads, merged.clusters.capacity},
+                  {weights.rows, kv_heads, merged.clusters.stride}},
+                 kv_heads, stream);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD
