@@ -13,9 +13,10 @@ using kvbound::detail::Wide;
 using radix_selection::kThreads;
 using radix_selection::Least;
 
+constexpr int64_t kMostHeads = 4096;
 constexpr int kClusterBlocks = 8;
-constexpr int64_t kLeastCols =
-    1024;  // for a cluster: with fewer columns, its blocks would wait for each other more than work
+// For a cluster: with fewer columns, its blocks would wait for each other more than work.
+constexpr int64_t kLeastCols = 1024;
 
 struct Arguments {
   Wide safeguard, unit;  // the safeguard is safeguard / unit
@@ -26,21 +27,24 @@ struct Arguments {
   int* status;
 };
 
-// Other blocks also read `above` and `same`.
 struct Shared : radix_selection::SearchShared {
-  int *above,
-      *same;  // [kv_heads]: the head's scores above the smallest one that counts, and those that equal it, in this block
+  // [kv_heads], which other blocks also read, in place of the counters, which are not needed behind the search: a head's scores
+  // above the smallest one that counts, and those that equal it, in this block.
+  int* above;
+  int* same;
   int64_t* found;  // [kv_heads]: scores of the head among the largest of all
   int64_t* whole;  // [kv_heads]: its budget, rounded down
   Wide* fraction;  // [kv_heads]: what was cut off, in units of 1 / unit
 
   __host__ __device__ Shared(SharedMemory& memory, int64_t kv_heads, bool exchanges)
       : SearchShared(memory, exchanges),
-        above(memory.array<int>(kv_heads)),
-        same(memory.array<int>(kv_heads)),
+        above(counters),
+        same(counters + kMostHeads),
         found(memory.array<int64_t>(kv_heads)),
         whole(memory.array<int64_t>(kv_heads)),
-        fraction(memory.array<Wide>(kv_heads)) {}
+        fraction(memory.array<Wide>(kv_heads)) {
+    static_assert(2 * kMostHeads <= radix_selection::kCounters);
+  }
 };
 
 // Calls work(exists, key) for the block's scores of one head, by whole warps: an equal share of its columns.
@@ -91,10 +95,13 @@ __device__ void sync_blocks() {
 // The sum of the blocks' numbers.
 template <int kBlocks>
 __device__ int of_all_blocks(int* here) {
-  if constexpr (kBlocks == 1) return *here;
-  int sum = 0;
-  for (int rank = 0; rank < kBlocks; ++rank) sum += *map_shared(here, rank);
-  return sum;
+  if constexpr (kBlocks == 1) {
+    return *here;
+  } else {
+    int sum = 0;
+    for (int rank = 0; rank < kBlocks; ++rank) sum += *map_shared(here, rank);
+    return sum;
+  }
 }
 
 // How many of a head's scores are among the largest of all; of equal ones those of smaller heads count first.
@@ -138,8 +145,8 @@ __device__ int64_t filled_up(const Arguments& p, int64_t head, int64_t total, co
 //
 // grid       kBlocks
 // block      1024
-// shared     32,912 bytes and 40 for each KV head; of kBlocks 8 34,960
-// registers  54, of kBlocks 8 64 (sm_90a); 47, 45 (sm_80, where kBlocks 8 is never launched)
+// shared     32,912 bytes and 32 for each KV head; of kBlocks 8 34,960
+// registers  56, of kBlocks 8 64 (sm_90a); 52, 45 (sm_80, where kBlocks 8 is never launched)
 // bytes      read: 4 kv_heads cols, up to 5 times, mostly from the L2 cache, 8 kv_heads; written: 8 kv_heads
 // no FLOP
 template <int kBlocks>
@@ -160,7 +167,8 @@ __global__ void __launch_bounds__(kThreads, 1) adakv_budgets_kernel(Arguments p)
     shared.found[head] = found_of<kBlocks>(head, least, shared);
     share_out(p, head, shared);
   }
-  sync_blocks<kBlocks>();  // no block returns while others read its shared memory
+  sync_blocks<
+      kBlocks>();  // all heads' shares are known, and no block returns while others read its shared memory
   if (kBlocks > 1 && cluster_rank() > 0) return;
   for (int64_t head = threadIdx.x; head < p.kv_heads; head += kThreads) {
     p.budgets[head] = filled_up(p, head, total, shared);
@@ -179,7 +187,7 @@ void launch_budgets(const Arguments& arguments, Stream stream) {
 void adakv_budgets(const AdaKv& options, const float* scores, int64_t kv_heads, int64_t cols,
                    int64_t row_stride, const int64_t* candidates, int64_t* budgets, int* status,
                    Stream stream) {
-  require_range("KV heads", kv_heads, 1, 4096);
+  require_range("KV heads", kv_heads, 1, kMostHeads);
   require_range("columns of the scores", cols, 0, kMostLayerScores / kv_heads);
   require_range("row_stride of the scores", row_stride, cols, INT64_MAX);
   const Arguments arguments{options.safeguard.digits,

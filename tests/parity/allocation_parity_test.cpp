@@ -74,6 +74,7 @@ TEST_F(AdaKvParity, MatchesReferenceForManyHeadsAndLongRows) {
   for (uint64_t g = 0; g < 3; ++g) long_rows.scores.push_back(scores_of(ScoreKind::softmax, g, 70001));
   expect_parity(many);
   expect_parity(long_rows);
+  without_clusters([&] { expect_parity(long_rows); });
 }
 
 // Ties between heads whose rows blocks share: some of the last head's count.
@@ -91,13 +92,13 @@ TEST_F(AdaKvParity, MatchesReferenceAtTheEndsOfABlocksThreads) {
                    {cols - 1, cols / 2},
                    {1, 1}});
   }
-  for (const int64_t heads : {1023, 1024, 1025}) {
+  for (const int64_t heads : {1023, 1024, 1025, 4096}) {
     SCOPED_TRACE(std::to_string(heads) + " heads");
     Case c{{}, std::vector<int64_t>(heads, 2), {3, 1}};
     for (int64_t g = 0; g < heads; ++g) {
       c.scores.push_back(scores_of(ScoreKind::few_values, static_cast<uint64_t>(g), 4));
     }
-    expect_parity(c);
+    without_clusters([&] { expect_parity(c); });
   }
 }
 
