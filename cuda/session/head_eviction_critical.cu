@@ -15,6 +15,7 @@ using radix_selection::kNoRank;
 
 static_assert(kThreads == radix_selection::kThreads);
 
+constexpr int64_t kMostSlots = kMostScores + 8;  // with room for the entry that enters, by whole sectors
 constexpr int kRankBits = 32 + radix_selection::kIndexBits;
 constexpr int kHeads = 4;  // query heads of a group, whose weights are summed at a time
 
@@ -219,7 +220,7 @@ void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const f
                     const EvictionStages& stages, int64_t query_heads, const int64_t* newest,
                     int64_t* evicted, int* status, Stream stream) {
   require_range("KV heads of the slots", slots.kv_heads, 0, INT32_MAX);
-  require_range("capacity of the slots", slots.capacity, 0, kMostScores);
+  require_range("capacity of the slots", slots.capacity, 0, kMostSlots);
   require_groups(query_heads, slots.kv_heads);
   const Arguments arguments{{rules, slots, newest, evicted, status},
                             scores,

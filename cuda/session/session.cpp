@@ -86,8 +86,10 @@ class DeviceSession final : public Session {
   std::vector<StepRecord> steps(std::span<const StepView> views) override {
     for (const StepView& view : views) require_consistent(view, shape_);
     const auto count = std::ssize(views);
-    if (kvbound::rules_of(policy_.selection).in_decoding) {
-      require_range("position of the last step", next_position_ + count - 1, 0, kMostPositions - 1);
+    if (kvbound::rules_of(policy_.selection).in_decoding || merge_rules_.period) {
+      const int64_t most =
+          merge_rules_.period ? kMostScores : kMostPositions;  // a rebuild selects from all entries
+      require_range("position of the last step", next_position_ + count - 1, 0, most - 1);
     }
     const PoolScope scope(queue_.pool());
     step_->upload(views, next_position_, merge_rules_.prediction, queue_.stream());
