@@ -207,8 +207,8 @@ __device__ void reduce_sharing(const SpreadArguments& p, int64_t g, const Shares
 // grid       kv_heads
 // block      1024
 // shared     33,300 bytes
-// registers  48 (sm_90a), 48 (sm_80)
-// bytes      read: 8 for each entry for each pass of the selection, of which there are three, and for the draw and the list
+// registers  48 (sm_90a), 46 (sm_80)
+// bytes      read: 8 for each entry for each pass of the selection, of which there are four, and for the draw and the list
 //            12 and 8; written: 8 for each entry that shares the value, 16 for each KV head
 // FLOP       1 for each entry
 __global__ void __launch_bounds__(kThreads, 1) choose_sharing_kernel(SpreadArguments p) {

@@ -256,6 +256,7 @@ struct HeadWeights {
   template <Storage T>
   __device__ HeadWeights(const Sums<T>& p, int64_t g, int first_row)
       : kept(p.weights.kept), members(p.weights.members) {
+    // As WeightLayout says, in 32 bits.
     const int rows = static_cast<int>(p.weights.rows), kv_heads = static_cast<int>(p.entries.slices);
     together = min(static_cast<int>(WeightLayout::kTogether), rows - first_row);
     const int64_t before = first_row * kv_heads + static_cast<int>(g) * together;

@@ -87,7 +87,7 @@ __device__ void sum_part(const Sums<T>& p, int64_t g, const HeadClusters<T, kDim
   const HeadWeights weights(p, g, first_head);
   stage_entries<T, kDims>(
       shared.staged, count, [&](int e) { return static_cast<int>(clusters.members[own + e]); },
-      [&](int e) { return weights.template of_member<kHeads>(own + e); });
+      [&](int e) { return weights.of_member<kHeads>(own + e); });
   LaneRow<T, kDims> sums[kHeads];
   add_staged(p.entries, clusters.lanes, shared.staged, count, sums);
 #pragma unroll

@@ -90,12 +90,9 @@ struct Sums {
   __host__ __device__ int64_t part(int64_t g, int64_t slot, int64_t h) const {
     return ((g * slots() + slot) * weights.rows + h) * dims_of(entries.cols);
   }
-  /// How the kept entries' weights and the members' lie.
+  /// How the kept entries' weights lie.
   __host__ __device__ WeightLayout of_kept() const {
     return {weights.rows, entries.slices, clusters.capacity};
-  }
-  __host__ __device__ WeightLayout of_members() const {
-    return {weights.rows, entries.slices, clusters.stride};
   }
   /// The first member's place; of i = capacity the end of all.
   __device__ int64_t first(int64_t g, int64_t i) const {

@@ -21,7 +21,8 @@ struct ScoredEntries {
   int64_t stride = 0;
 };
 
-/// The queries for which clusters merge, as merge_queries prepares them; device memory. `rows` is merging_rows.
+/// The queries for which clusters merge, as merge_queries prepares them; device memory, 16-byte aligned. `rows` is
+/// merging_rows.
 struct MergeQueries {
   /// [kv_heads, rows, head_dim], multiplied by the scale; one row: the mean of the group's.
   float* queries = nullptr;

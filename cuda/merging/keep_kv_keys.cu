@@ -70,7 +70,7 @@ __device__ void sum_heads(const Arguments<T>& p, int64_t g, const HeadClusters<T
   __syncwarp();  // all lanes have read what was staged before
   stage_entries<T, kDims>(
       shared.staged, count, [&](int e) { return cluster.row(clusters, e); },
-      [&](int e) { return weights.template of<kHeads>(cluster, e); });
+      [&](int e) { return weights.of<kHeads>(cluster, e); });
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) sums[h] = {};
   add_staged(p.sums.entries, clusters.lanes, shared.staged, count, sums);

@@ -171,7 +171,7 @@ __device__ void store_inverse(const Arguments<T>& p, int64_t g, const Rotated& q
 // grid       kv_heads
 // block      128
 // shared     8 rows (head_dim + rows + up to 31) bytes: 4,640 for four rows of head_dim 128
-// registers  40 (sm_90a and sm_80)
+// registers  40 (sm_90a), 40-44 (sm_80)
 // bytes      read: head_dim sizeof(T) for each query head; written: 8 head_dim for each row
 // FLOP       6 rows^2 head_dim for each sweep, of which there are about 5, and 3 rows^2 head_dim, in fp64
 template <Storage T>

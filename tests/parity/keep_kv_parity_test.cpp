@@ -352,6 +352,32 @@ TYPED_TEST(KeepKvParity, MergesAClusterOfThousands) {
   }
 }
 
+// Clusters that blocks weight: one that takes most entries.
+TYPED_TEST(KeepKvParity, MergesLargeClustersByEveryRuleAndRow) {
+  const auto merge = [&](int64_t group_size, const KeyRule& rule, Scores scores) {
+    this->expect_parity({.clusters = {.tokens = 200, .kept = {9, 1}, .sink = true},
+                         .group_size = group_size,
+                         .head_dim = 64,
+                         .rule = rule,
+                         .scores = scores,
+                         .votes = true});
+  };
+  for (const KeyRule& rule : kRules) {
+    for (const Scores scores : kScores) {
+      // Of extreme scores the bounds of corrections are as large as these.
+      if (scores != Scores::extreme || rule.gqa == MergeGqa::mean) merge(3, rule, scores);
+    }
+    for (const int64_t group_size : {1, 5, 13}) merge(group_size, rule, Scores::random);
+  }
+}
+
+// A cluster of all others: on both sides of what a warp weights, and of the lanes of two.
+TYPED_TEST(KeepKvParity, MergesClustersAroundTheSizesOfTeams) {
+  for (const int64_t tokens : {31, 32, 33, 34, 63, 64, 65, 66, 129}) {
+    this->expect_parity({.clusters = {.tokens = tokens, .kept = {1, 1}}, .group_size = 5, .votes = true});
+  }
+}
+
 TYPED_TEST(KeepKvParity, GivesTheSameUnderEverySchedule) {
   for (const KeyRule& rule : {kRules[0], kRules[2]}) {
     const typename TestFixture::Subject subject({.clusters = {.tokens = 300, .kept = {12, 5}, .sink = true},
@@ -365,19 +391,23 @@ TYPED_TEST(KeepKvParity, GivesTheSameUnderEverySchedule) {
 class ClusterWeightsParity : public DeviceTest {};
 
 TEST_F(ClusterWeightsParity, ReportsScoresThatAreNotFinite) {
-  ClustersOf clusters({.tokens = 8, .kept = {2}});
-  for (const float bad :
-       {std::nanf(""), -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::infinity()}) {
-    std::vector<float> scores(8, -1);
-    scores[5] = bad;
-    const cuda::Buffer<float> device_scores = cuda::upload(scores);
-    Output kept(4), members(8), divergences(4), shares(4), log_scores(4);
-    cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
-    cuda::cluster_weights({}, {device_scores.data(), nullptr, 8}, 1, 1, nullptr, clusters.view(),
-                          {1, kept.data(), members.data()},
-                          {divergences.data(), shares.data(), nullptr, nullptr, log_scores.data()}, {},
-                          status.data(), nullptr);
-    EXPECT_EQ(cuda::download(status), std::vector<int>{1}) << bad;
+  for (const int64_t tokens : {8, 80}) {
+    ClustersOf clusters({.tokens = tokens, .kept = {2}, .sink = true});
+    const Positions& cluster = clusters.lists()[0][0];
+    ASSERT_GE(std::ssize(cluster), 3 * tokens / 8);
+    for (const float bad :
+         {std::nanf(""), -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::infinity()}) {
+      std::vector<float> scores(tokens, -1);
+      scores[cluster.back()] = bad;
+      const cuda::Buffer<float> device_scores = cuda::upload(scores);
+      Output kept(4), members(tokens), divergences(4), shares(4), log_scores(4);
+      cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
+      cuda::cluster_weights({}, {device_scores.data(), nullptr, tokens}, 1, 1, nullptr, clusters.view(),
+                            {1, kept.data(), members.data()},
+                            {divergences.data(), shares.data(), nullptr, nullptr, log_scores.data()}, {},
+                            status.data(), nullptr);
+      EXPECT_EQ(cuda::download(status), std::vector<int>{1}) << bad << ", " << tokens << " entries";
+    }
   }
 }
 
