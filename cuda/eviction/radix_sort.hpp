@@ -70,7 +70,7 @@ __device__ inline unsigned peers_of(int bin, unsigned active) {
 /// One pass over `size` items, by their bits 32 + 8 pass and above. All threads call it; it ends with a barrier.
 __device__ inline void sort_pass(const uint64_t* from, uint64_t* to, int64_t size, int pass,
                                  const Shared& shared) {
-  for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads) shared.counters[i] = 0;
+  radix_selection::clear(shared.counters);
   __syncthreads();
   const Segment segment(size);
   for (int64_t i = segment.begin + lane(); i < segment.end; i += 32) {

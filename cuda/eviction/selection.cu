@@ -61,7 +61,7 @@ __device__ uint64_t item_of(uint32_t key, int64_t index) {
 // entries.
 //
 // grid, block, shared: as select_top_kernel
-// registers  56 (sm_90a), 54 (sm_80)
+// registers  62 (sm_90a), 58 (sm_80)
 // bytes      select_top_kernel's; in the workspace 8 k to write the items, 24 k a pass and 8 k to read the result; 16 k
 //            to read and write the indices once more
 // no FLOP

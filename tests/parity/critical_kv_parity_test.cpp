@@ -485,6 +485,9 @@ TEST_F(SelectCriticalParity, MatchesReferenceForTheLongestRows) {
 TEST_F(SelectCriticalParity, MatchesReferenceForRowsThatBlocksShare) {
   expect_parity(rows_of(ScoreKind::softmax, ScoreKind::few_values, 4097));
   expect_parity(rows_of(ScoreKind::few_values, ScoreKind::normal, 9000));
+  const int64_t cols = 40000;  // more than four keys of a thread
+  expect_parity({{scores_of(ScoreKind::softmax, 1, cols), scores_of(ScoreKind::few_values, 2, cols), cols / 5,
+                  cols / 10}});
 }
 
 TEST_F(SelectCriticalParity, PutsNoEntryTwiceWhereBothStagesWantTheSame) {
