@@ -120,7 +120,7 @@ __device__ void write_dominant(const JoinArguments& p, const JoinShared& shared,
 // grid       (queries, ceil(head_dim / 64))
 // block      256
 // shared     5,184 bytes: 264 floats, 8 integers, 256 float4
-// registers  48 (sm_90a and sm_80)
+// registers  98 (sm_90a), 112 (sm_80)
 // bytes      read: (4 round_up(head_dim, 4) + 8 ceil(head_dim / 64)) for each query and split in use, and the splits' largest
 //            z again from the L1 cache, and for dominant entries their rows; all KV heads' entries; written: 4 head_dim + 4
 //            for each query, and 12 for its dominant entry
