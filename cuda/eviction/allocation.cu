@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(kThreads, 1) adakv_budgets_kernel(Arguments p)
     shared.found[head] = found_of<kBlocks>(head, least, shared);
     share_out(p, head, shared);
   }
-  sync_blocks<
-      kBlocks>();  // all heads' shares are known, and no block returns while others read its shared memory
+  // All heads' shares are known, and no block returns while others read its shared memory.
+  sync_blocks<kBlocks>();
   if (kBlocks > 1 && cluster_rank() > 0) return;
   for (int64_t head = threadIdx.x; head < p.kv_heads; head += kThreads) {
     p.budgets[head] = filled_up(p, head, total, shared);

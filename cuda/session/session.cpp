@@ -87,8 +87,8 @@ class DeviceSession final : public Session {
     for (const StepView& view : views) require_consistent(view, shape_);
     const auto count = std::ssize(views);
     if (kvbound::rules_of(policy_.selection).in_decoding || merge_rules_.period) {
-      const int64_t most =
-          merge_rules_.period ? kMostScores : kMostPositions;  // a rebuild selects from all entries
+      // A rebuild selects from all entries.
+      const int64_t most = merge_rules_.period ? kMostScores : kMostPositions;
       require_range("position of the last step", next_position_ + count - 1, 0, most - 1);
     }
     const PoolScope scope(queue_.pool());
