@@ -316,6 +316,7 @@ __device__ void put_log_scores(const Cluster<Team>& cluster, float all_votes) {
   }
 }
 
+// The merged entry's votes and their logarithm, where the entry is replaced. The whole team calls it.
 template <class Team>
 __device__ void put_votes(const Cluster<Team>& cluster, float all_votes) {
   const MergedVotes& to = cluster.p.votes;
