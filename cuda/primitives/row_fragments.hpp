@@ -39,6 +39,14 @@ void with_row_steps(int64_t numbers, const Work& work) {
   work(std::integral_constant<int, 16>());
 }
 
+/// The same for kernels with fewer instances: 4, 8 or 16.
+template <class Work>
+void with_few_row_steps(int64_t numbers, const Work& work) {
+  if (numbers <= 4 * kStepNumbers) return work(std::integral_constant<int, 4>());
+  if (numbers <= 8 * kStepNumbers) return work(std::integral_constant<int, 8>());
+  work(std::integral_constant<int, 16>());
+}
+
 /// Rows in shared memory. From one to the next there is an odd number of vectors of 16 bytes, so that ldmatrix reads the same
 /// vector of eight rows from different banks.
 template <int kSteps>
@@ -143,6 +151,29 @@ __device__ __forceinline__ void form_products(const uint4* rows, const RowFragme
     }
   }
 }
+
+/// 16 numbers of 16 rows in shared memory: an A operand, or two B operands of eight rows each.
+struct RowTile {
+  uint32_t words[4];
+
+  /// rows    as PaddedRows<kSteps>
+  /// vector  the first of two that have the numbers
+  template <int kSteps>
+  __device__ static RowTile load(const uint4* rows, int vector) {
+    RowTile tile;
+    ldmatrix_x4(tile.words, rows + lane() % 16 * PaddedRows<kSteps>::kStride + vector + lane() / 16);
+    return tile;
+  }
+  /// Adds this tile's products with 16 rows.   sums  [rows / 8 of `by`], C operands
+  template <Storage16 T>
+  __device__ void add_product(float (&sums)[2][4], const RowTile& by) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t b[2] = {by.words[half], by.words[half + 2]};
+      mma_m16n8k16<T>(sums[half], words, b);
+    }
+  }
+};
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -23,7 +23,6 @@ using window_tiles::binary_scale;
 using window_tiles::form_both;
 using window_tiles::load_offsets;
 using window_tiles::OutputFragments;
-using window_tiles::OutputParts;
 using window_tiles::PartProducts;
 using window_tiles::QueryPart;
 using window_tiles::sum_over_queries;
@@ -159,7 +158,7 @@ struct Scorer {
       for (int half = 0; half < 2; ++half) {
         const float logit = logits.of(half, i), weight = power_of_two(fmaf(logit, binary, query.offset));
         float product = products.of(half, i);
-        if constexpr (OutputParts<T>::kScales) product *= query.scale;
+        if constexpr (NumberParts<T>::kScales) product *= query.scale;
         float score = score_of(table_2<change>(weight, 1 - weight, logit * p.window.scale), norm[half],
                                product, query.output_norm);
         if (special) score = special_score(i, query, token + logits.token(half), score);
@@ -305,21 +304,13 @@ Shape shape_that_fits() {
   return first_that_fits<Shared>({with(kMostRingStages), with(2), with(1)});
 }
 
-// Calls work(std::integral_constant<int, kSteps>()): 4, 8 or 16, to which head_dim is padded.
-template <class Work>
-void with_steps(int64_t head_dim, const Work& work) {
-  if (head_dim <= 4 * kStepNumbers) return work(std::integral_constant<int, 4>());
-  if (head_dim <= 8 * kStepNumbers) return work(std::integral_constant<int, 8>());
-  work(std::integral_constant<int, 16>());
-}
-
 }  // namespace
 
 template <Storage16 T>
 void launch_mma(Change change, const Arguments<T>& arguments, Stream stream) {
   const Window<T>& window = arguments.window;
   for_change(change, [&]<Change of>() {
-    with_steps(window.keys.cols, [&](auto steps) {
+    with_few_row_steps(window.keys.cols, [&](auto steps) {
       Deal deal = dealt<steps>(window);
       const Shape shape = shape_that_fits<of, steps>();
       for (; deal.pass * deal.parts < deal.all; ++deal.pass) {

@@ -1,8 +1,7 @@
 // Outputs of queries times G as operands of tensor cores, which multiply 16-bit numbers: as sums of such numbers.
 #pragma once
 
-#include <type_traits>
-
+#include <kvbound/cuda/primitives/number_parts.hpp>
 #include <kvbound/cuda/primitives/row_fragments.hpp>
 
 #include "query_parts.hpp"
@@ -11,59 +10,18 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace window_tiles {
 
-/// An output's number times G as 16-bit numbers, which tensor cores multiply exactly.
-///
-///     BF16   x         the sum of three parts of 8 bits: all of a single-precision number's 24
-///     FP16   scale x   a part of 11 bits, and one of 2^11 times the rest: off by 2^-23 of the number, or by 2^-36, which is
-///                      2^-50 of an output's largest number, since that is scaled to 2^14 or more
-template <Storage16 T>
-struct OutputParts {
-  static constexpr bool kScales = std::is_same_v<T, Float16>;
-  static constexpr int kCount = kScales ? 2 : 3;
-  static constexpr float kShift = kScales ? 0x1p11F : 1;  ///< of each part to the next
-  static constexpr double kRounding = kScales ? 0x1p-23 : 0;
-  static constexpr double kFloor = kScales ? 0x1p-50 : 0;
-
-  /// The parts of two numbers, the first one in the low halves; the largest part first.
-  uint32_t pairs[kCount];
-
-  __device__ OutputParts(float first, float second) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      pairs[i] = to_storage_pair<T>(first, second);
-      first = (first - to_float(T{static_cast<uint16_t>(pairs[i])})) * kShift;
-      second = (second - to_float(T{static_cast<uint16_t>(pairs[i] >> 16)})) * kShift;
-    }
-  }
-
-  /// The power of two by which numbers are multiplied of which `largest` is the largest absolute value, where kScales.
-  __device__ static float scale_of(float largest) {
-    constexpr int kBias = 127, kMost = 14;
-    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - kBias;
-    return __uint_as_float(static_cast<unsigned>(min(kMost - exponent, kBias - 1) + kBias) << 23);
-  }
-};
-
 /// The error of a product of a value and such an output, as a share of the sum of its terms' absolute values, without the
 /// additions outside of tensor cores (reference/bounds/obcache_errors.md, "Lengths").
 template <Storage16 T>
 double output_product_sums(int64_t head_dim) {
   const double of_chain = static_cast<double>(row_product_chain(head_dim)) * kChainedTensorSums;
-  return of_chain * (1 + of_chain) * (1 + 0x3p-4) + OutputParts<T>::kRounding;
-}
-
-/// Two successive numbers of a row, zeros for those behind its end.
-__device__ inline float2 load_pair(const float* row, int column, int columns) {
-  if (columns % 2 == 0) {
-    return column < columns ? *reinterpret_cast<const float2*>(row + column) : float2{0, 0};
-  }
-  return {column < columns ? row[column] : 0, column + 1 < columns ? row[column + 1] : 0};
+  return of_chain * (1 + of_chain) * (1 + 0x3p-4) + NumberParts<T>::kRounding;
 }
 
 /// A warp's outputs times G in parts, as B operands.
 template <Storage16 T, int kSteps, int kTiles>
 struct OutputFragments {
-  using Parts = OutputParts<T>;
+  using Parts = NumberParts<T>;
   RowFragments<kSteps, kTiles> parts[Parts::kCount];
   float scales[2 *
                kTiles];  ///< what products with the outputs of the thread's queries have to be multiplied by
@@ -114,7 +72,7 @@ __device__ __forceinline__ void form_both(const uint4* keys, const RowFragments<
                                           PartProducts<kTiles>& logits, const uint4* values,
                                           const OutputFragments<T, kSteps, kTiles>& outputs,
                                           PartProducts<kTiles>& products) {
-  using Parts = OutputParts<T>;
+  using Parts = NumberParts<T>;
   const int row = lane() % 16 * PaddedRows<kSteps>::kStride + lane() / 16;
   float smaller[kTiles][4] = {};  // of all parts but the first
 #pragma unroll

@@ -257,6 +257,7 @@ Arithmetic arithmetic_of(const KernelArithmetic& kernel) {
   arithmetic.tensor_chain = kernel.tensor_chain;
   arithmetic.tensor_weighted_sums = kernel.tensor_weighted_sums;
   arithmetic.weights_floor = kernel.weights_floor;
+  arithmetic.tensor_gram = kernel.tensor_gram;
   arithmetic.tensor_lengths = kernel.tensor_lengths;
   arithmetic.lengths_floor = kernel.lengths_floor;
   arithmetic.rescalings = kernel.rescalings;

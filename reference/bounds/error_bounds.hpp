@@ -38,6 +38,7 @@ struct Arithmetic {
   double tensor_sums = 0;
   int64_t tensor_chain = 1;
   double tensor_weighted_sums = 0;
+  double tensor_gram = 0;
   double tensor_lengths = 0;
   double lengths_floor = 0;
   int64_t rescalings = -1;

@@ -137,7 +137,7 @@ class ScoreErrors {
         gamma(rounding::length_depth(arithmetic, terms) + 20, arithmetic) + reference_error(terms);
     own_rounding_ = (static_cast<double>(terms) + 20) * 0x1p-53;
     floor_ = space.size(std::vector<double>(values.cols, 1.0));
-    evaluation_ = products + (1 + products) * (projection + tensor_error() / 2);
+    evaluation_ = products + (1 + products) * (projection + tensor_error());
   }
 
   // visit(entry, score, error)
@@ -179,13 +179,15 @@ class ScoreErrors {
     return voted;
   }
 
-  // What tensor cores add to the error of a value's inner product with an output, relative to the product of their sizes.
+  // What tensor cores add to the error of a squared length, relative to the square of its terms.
   double tensor_error() const {
     double widest = 0;  // the largest of sum_c |v_c| |1| / |v|
     for (int64_t j = 0; arithmetic_.lengths_floor > 0 && j < values_.rows; ++j) {
       if (sizes_[j] > 0) widest = std::max(widest, absolute_sum(values_.row(j)) * floor_ / sizes_[j]);
     }
-    return arithmetic_.tensor_lengths + arithmetic_.lengths_floor * widest;
+    const double floor = arithmetic_.lengths_floor * widest / 2;
+    if (!space_.is_projected()) return arithmetic_.tensor_lengths / 2 + floor;
+    return arithmetic_.tensor_gram + (1 + arithmetic_.tensor_gram) * (arithmetic_.tensor_lengths + floor);
   }
 
   struct Query {

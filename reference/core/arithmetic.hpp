@@ -33,8 +33,10 @@ struct KernelArithmetic {
   /// Absolute rounding of the weights of an output, as a share of the largest one, where tensor cores multiply them as
   /// numbers of 16 bits.
   double weights_floor = 0;
-  /// The error of an inner product of a value and an output in the space of a score, if tensor cores form it, as a share of the
-  /// sum of its terms' absolute values; additions outside are part of length_depth.
+  /// The error of a number of W^O's Gram matrix, if tensor cores form it, as a share of the sum of its terms' absolute values;
+  /// additions outside are part of length_depth.
+  double tensor_gram = 0;
+  /// The same of an inner product of a value and an output in the space of a score, and after W^O of a value with itself.
   double tensor_lengths = 0;
   /// Absolute rounding of an output's numbers in that space, as a share of the largest one, where tensor cores multiply them as
   /// numbers of 16 bits.

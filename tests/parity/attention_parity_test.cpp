@@ -480,7 +480,7 @@ TEST(AttentionArithmetic, CountsAdditionsThatATermMayPassThrough) {
   EXPECT_EQ(cuda::attention_arithmetic<cuda::Bfloat16>(9, 128).product_depth, 9);
 }
 
-std::array<double, 8> numbers(const KernelArithmetic& arithmetic) {
+std::array<double, 9> numbers(const KernelArithmetic& arithmetic) {
   EXPECT_EQ(arithmetic.precision, Precision::fp32);
   return {static_cast<double>(arithmetic.accumulation_depth),
           static_cast<double>(arithmetic.product_depth),
@@ -488,6 +488,7 @@ std::array<double, 8> numbers(const KernelArithmetic& arithmetic) {
           arithmetic.tensor_sums,
           arithmetic.tensor_weighted_sums,
           arithmetic.weights_floor,
+          arithmetic.tensor_gram,
           arithmetic.tensor_lengths,
           arithmetic.lengths_floor};
 }

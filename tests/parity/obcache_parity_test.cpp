@@ -148,7 +148,7 @@ class Subject {
     int64_t count() const { return shape.query_heads * window; }
     void measure_values(cuda::DeviceTensor<const T> values, cuda::DeviceTensor<const T> projection,
                         Space space) {
-      cuda::gram_matrices<T>(projection, gram.data(), nullptr);
+      if (space == Space::projected) cuda::gram_matrices<T>(projection, gram.data(), nullptr);
       cuda::squared_norms<T>(values, of(space), shape.query_heads, lengths.data(), nullptr);
     }
     void measure_queries(Change change, Space space, cuda::DeviceTensor<const T> queries,

@@ -65,12 +65,23 @@ class ValueSpaceParity : public DeviceTest {
   Comparator lengths_{"squared_norms " + StorageName::GetName<T>(0)};
 
  private:
-  static double of_terms(int64_t count) {
-    return reference::sum_rounding(count + 2, reference::single_precision());
+  static double of_additions(int64_t depth) {
+    return reference::sum_rounding(depth + 2, reference::single_precision());
+  }
+  static KernelArithmetic arithmetic(const Case& c) {
+    return cuda::value_space_arithmetic<T>(c.head_dim, c.model_dim);
+  }
+  // The error of a squared length, as a share of the sum of its terms' absolute values.
+  static double of_length(const Case& c, bool projected) {
+    if (!projected) return of_additions(c.head_dim);
+    const KernelArithmetic lengths = arithmetic(c);
+    const double tensor = (1 + lengths.tensor_gram) * (1 + lengths.tensor_lengths) - 1;
+    return tensor + (1 + tensor) * of_additions(lengths.length_depth);
   }
 
   void hold_gram(const Case& c, MatrixView projection, std::span<const float> actual) {
     std::vector<double> expected, bounds;
+    const double share = arithmetic(c).tensor_gram + of_additions(cuda::gram_depth<T>(c.model_dim));
     for (int64_t i = 0; i < c.head_dim; ++i) {
       for (int64_t j = 0; j < c.head_dim; ++j) {
         double sum = 0, size = 0;
@@ -79,7 +90,7 @@ class ValueSpaceParity : public DeviceTest {
           size += std::abs(projection(i, m) * projection(j, m));
         }
         expected.push_back(sum);
-        bounds.push_back(of_terms(c.model_dim) * size + 0x1p-120);
+        bounds.push_back(share * size + 0x1p-120);
       }
     }
     EXPECT_TRUE(gram_.hold(actual.first(expected.size()), expected, bounds)) << c;
@@ -101,7 +112,7 @@ class ValueSpaceParity : public DeviceTest {
         if (!projected) column = std::abs(values(t, m));
         size += column * column;
       }
-      bounds.push_back(of_terms(projected ? 2 * c.head_dim + c.model_dim : c.head_dim) * size + 0x1p-120);
+      bounds.push_back(of_length(c, projected) * size + 0x1p-120);
     }
     EXPECT_TRUE(lengths_.hold(actual, expected, bounds)) << c;
   }
@@ -123,6 +134,36 @@ TYPED_TEST(ValueSpaceParity, MatchesReferenceAcrossHeadDims) {
 
 TYPED_TEST(ValueSpaceParity, MatchesReferenceAcrossGroups) {
   for (const int64_t group_size : {1, 3, 7}) this->expect_parity({.kv_heads = 3, .group_size = group_size});
+}
+
+// Every token meets one number of G alone, on the diagonal or twice beside it, so that no sum rounds.
+template <class T>
+void expect_exact_lengths(int64_t head_dim, int64_t shift, float of_value, float of_g) {
+  Tensor values(1, head_dim, head_dim);
+  std::vector<float> gram(head_dim * head_dim);
+  for (int64_t n = 0; n < head_dim; ++n) {
+    const int64_t other = (n + shift) % head_dim;
+    values.slice(0)(n, n) = values.slice(0)(n, other) = of_value;
+    gram[n * head_dim + other] = gram[other * head_dim + n] = of_g;
+  }
+  const Uploaded<T> device_values(values);
+  const cuda::Buffer<float> device_gram{std::span<const float>(gram)};
+  Output norms(head_dim);
+  cuda::squared_norms<T>(device_values.view(), device_gram.data(), 1, norms.data(), nullptr);
+  const float expected = (shift == 0 ? 1 : 2) * of_g * of_value * of_value;
+  EXPECT_EQ(norms.numbers(), std::vector<float>(head_dim, expected))
+      << "head_dim " << head_dim << ", shift " << shift;
+}
+
+TYPED_TEST(ValueSpaceParity, EveryNumberCountsWithAllItsBits) {
+  const bool short_numbers = std::is_same_v<TypeParam, cuda::Bfloat16>;
+  const float of_value = short_numbers ? 0x1.aap0F : 0x1.abcp0F;  // all bits of BF16 and of FP16
+  for (const int64_t head_dim : {10, 80, 128, 256}) {
+    for (const int64_t shift : {int64_t{0}, int64_t{1}, head_dim / 2, head_dim - 1}) {
+      expect_exact_lengths<TypeParam>(head_dim, shift, 1, 0x1.abcdeep0F);
+      expect_exact_lengths<TypeParam>(head_dim, shift, of_value, 1);
+    }
+  }
 }
 
 TYPED_TEST(ValueSpaceParity, RefusesShapesThatDoNotFit) {

@@ -178,6 +178,17 @@ TEST(DirectedScores, CountTensorCoresErrorOfTheProductOfValueAndOutput) {
   expect_tight(moved - exact, given.bound(Change::key, 0, arithmetic), 1.01, "floor");
 }
 
+TEST(DirectedScores, CountTensorCoresErrorsOfGAndOfASquaredLengthAfterIt) {
+  const Scored given{filled(1, 1, 1), filled(1, 1, 1), filled(1, 1, 3), filled(1, 1, 2), Space::projected};
+  const double exact = given.score(Change::value, 0), gram = 0x1p-8, lengths = 0x1p-9;
+  Arithmetic arithmetic = nothing_rounds();
+  arithmetic.tensor_gram = gram;
+  expect_tight(exact * gram, given.bound(Change::value, 0, arithmetic), 1.01, "G");
+  arithmetic.tensor_lengths = lengths;
+  expect_tight(exact * ((1 + gram) * (1 + lengths) - 1), given.bound(Change::value, 0, arithmetic), 1.01,
+               "both");
+}
+
 TEST(DirectedScores, CountWhatIsLeftOfAnOutputsLargestNumberWhereAValueMeetsOthers) {
   // W makes the first number of an output a million times the second, which alone meets a number of the first entry's value.
   Scored given{filled(1, 2, 1), filled(2, 2, 0), Matrix(2, 2), Matrix(2, 2), Space::projected};
