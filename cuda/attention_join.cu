@@ -36,43 +36,59 @@ __device__ float4 add(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// The splits of the block's query.
+// The splits of the block's query, of which a thread adds those of its slice to the output, for its four columns.
 struct HeadSplits {
   int64_t count;
-  int64_t first,
-      step;  // where the partial results of the first one lie, and how far apart those of two splits
+  const SplitWeights* weights;
+  const float* outputs;  // of the first split, from the thread's columns on
+  int64_t step;          // from a split's outputs to those of the next one
+  bool has_columns;
 
-  __device__ explicit HeadSplits(const JoinArguments& p) : step(p.partials.group_queries) {
-    const Splits all(p.deal, p.entries, p.kv_heads);
-    const int64_t g = blockIdx.x / step;
-    count = all.of_head(g);
-    first = all.before_head(g) * step + blockIdx.x % step;
+  __device__ explicit HeadSplits(const JoinArguments& p) {
+    const int64_t group = p.partials.group_queries;
+    const int64_t g = blockIdx.x / group, n = blockIdx.x % group;
+    const Splits::OfHead own = Splits(p.deal, p.entries, p.kv_heads).of_head(g);
+    count = own.count;
+    weights = &p.partials.weights_of(n, own.before);
+    step = group * p.partials.row;
+    outputs = p.partials.outputs + own.before * step + n * p.partials.row + first_column();
+    has_columns = first_column() < p.head_dim;
   }
-  __device__ int64_t place(int64_t split) const { return first + split * step; }
+
+  __device__ static int64_t first_column() {
+    return (blockIdx.y * kJoinColumns + threadIdx.x % kJoinColumns) * 4;
+  }
+  // The first of the thread's splits.
+  __device__ static int slice() { return static_cast<int>(threadIdx.x) / kJoinColumns; }
 };
 
-// Adds to `sum` the outputs of splits first, first + 1, ... < end of the thread's slice, for the thread's four columns.
-//
-// factors  [kJoinThreads], shared memory: of these splits
-__device__ float4 add_outputs(const JoinArguments& p, const HeadSplits& splits, const float* factors,
-                              int64_t first, int64_t end, float4 sum) {
-  const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x % kJoinColumns) * 4;
-  if (column >= p.head_dim) return sum;
-  for (int64_t s = first + threadIdx.x / kJoinColumns; s < end; s += kJoinPart * kJoinSlices) {
-    float4 part = make_float4(0, 0, 0, 0);
+// The outputs of kJoinPart splits of a thread's slice, all of whose loads are begun before any is waited for.
+struct Part {
+  float4 outputs[kJoinPart];
+
+  // Loads those of the splits first, first + kJoinSlices, ... that exist.
+  __device__ void load(const HeadSplits& splits, int64_t first) {
 #pragma unroll
     for (int i = 0; i < kJoinPart; ++i) {
-      const int64_t split = s + i * kJoinSlices;
-      if (split >= end) break;
-      const float factor = factors[split - first];
-      const float4 four = *reinterpret_cast<const float4*>(p.partials.outputs +
-                                                           splits.place(split) * p.partials.row + column);
-      part = add(part, make_float4(factor * four.x, factor * four.y, factor * four.z, factor * four.w));
+      const int64_t split = first + i * kJoinSlices;
+      if (splits.has_columns && split < splits.count)
+        outputs[i] = *reinterpret_cast<const float4*>(splits.outputs + split * splits.step);
     }
-    sum = add(sum, part);
   }
-  return sum;
-}
+
+  // Their sum; factors: of the first one, kJoinSlices behind it that of the next; count: of those that exist, at least 1.
+  __device__ float4 sum(const float* factors, int64_t count) const {
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < kJoinPart; ++i) {
+      if (i * kJoinSlices >= count) break;
+      const float factor = factors[i * kJoinSlices];
+      const float4& four = outputs[i];
+      sum = add(sum, make_float4(factor * four.x, factor * four.y, factor * four.z, factor * four.w));
+    }
+    return sum;
+  }
+};
 
 // The slices' sums, added as a tree; threads 0..15 return the block's sums.
 __device__ float4 add_slices(float4 sum, float4* outputs) {
@@ -96,8 +112,8 @@ __device__ void write_dominant(const JoinArguments& p, const JoinShared& shared,
                                float largest, float sum) {
   int row = INT32_MAX;
   for (int64_t s = threadIdx.x; s < splits.count; s += kJoinThreads) {
-    if (p.partials.largest[splits.place(s)] == largest)
-      row = min(row, p.partials.largest_rows[splits.place(s)]);
+    const SplitWeights of_split = splits.weights[s];
+    if (of_split.largest == largest) row = min(row, of_split.largest_row);
   }
   row = join_block<kJoinWarps>(row, shared.rows, Smaller());
   if (threadIdx.x > 0) return;
@@ -107,6 +123,23 @@ __device__ void write_dominant(const JoinArguments& p, const JoinShared& shared,
   if (!is_dominant) return;
   const float* const logits = p.result.logits;
   p.dominant_logits[query] = logits ? logits[query * p.capacity + row] : largest;
+}
+
+// Writes the thread's four numbers of the output, of which the last row may have fewer.
+__device__ void write_output(const JoinArguments& p, const float4& outputs, float sum) {
+  float four[4] = {outputs.x, outputs.y, outputs.z, outputs.w};
+#pragma unroll
+  for (float& number : four) number = sum == 0 ? 0 : number / sum;
+  const int64_t column = HeadSplits::first_column();
+  float* const to = p.result.output + blockIdx.x * p.head_dim + column;
+  if (p.head_dim % 4 == 0) {
+    *reinterpret_cast<float4*>(to) = make_float4(four[0], four[1], four[2], four[3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (column + i < p.head_dim) to[i] = four[i];
+  }
 }
 
 // Combines the splits of a query head, or of each of its queries: output and log-sum-exp.
@@ -120,46 +153,51 @@ __device__ void write_dominant(const JoinArguments& p, const JoinShared& shared,
 // grid       (queries, ceil(head_dim / 64))
 // block      256
 // shared     5,184 bytes: 264 floats, 8 integers, 256 float4
-// registers  98 (sm_90a), 112 (sm_80)
-// bytes      read: (4 round_up(head_dim, 4) + 8 ceil(head_dim / 64)) for each query and split in use, and the splits' largest
-//            z again from the L1 cache, and for dominant entries their rows; all KV heads' entries; written: 4 head_dim + 4
-//            for each query, and 12 for its dominant entry
+// registers  80 (sm_90a and sm_80)
+// bytes      read: (4 round_up(head_dim, 4) + 16 ceil(head_dim / 64)) for each query and split in use, and the weights of a
+//            query's splits from the 257th on and of dominant entries' queries again from the L1 cache; all KV heads'
+//            entries; written: 4 head_dim + 4 for each query, and 12 for its dominant entry
 // FLOP       2 head_dim for each query and split in use, and an exponential for each of them and 64 columns
 __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArguments p) {
   SharedMemory memory;
   const JoinShared shared(memory);
   const int64_t query = blockIdx.x;
   const HeadSplits splits(p);
-  float largest = kNothing;
-  for (int64_t s = threadIdx.x; s < splits.count; s += kJoinThreads) {
-    largest = fmaxf(largest, p.partials.largest[splits.place(s)]);
+  Part part;
+  part.load(splits, HeadSplits::slice());
+  SplitWeights own{kNothing, 0, 0};
+  if (threadIdx.x < splits.count) own = splits.weights[threadIdx.x];
+  float largest = own.largest;
+  for (int64_t s = threadIdx.x + kJoinThreads; s < splits.count; s += kJoinThreads) {
+    const SplitWeights of_split = splits.weights[s];
+    largest = fmaxf(largest, of_split.largest);
   }
   largest = block_max<kJoinWarps>(largest, shared.by_warp);
   float sum = 0;
   float4 outputs = make_float4(0, 0, 0, 0);
   for (int64_t first = 0; first < splits.count; first += kJoinThreads) {
-    const int64_t s = first + threadIdx.x;
-    __syncthreads();  // no thread reads the previous factors any more
-    if (s < splits.count) {
-      const int64_t place = splits.place(s);
-      const float factor = rescaling(p.partials.largest[place], largest);
+    if (first > 0) {
+      __syncthreads();  // no thread reads the previous factors any more
+      if (first + threadIdx.x < splits.count) own = splits.weights[first + threadIdx.x];
+    }
+    if (first + threadIdx.x < splits.count) {
+      const float factor = rescaling(own.largest, largest);
       shared.factors[threadIdx.x] = factor;
-      sum += factor * p.partials.sums[place];
+      sum += factor * own.sum;
     }
     __syncthreads();
-    outputs = add_outputs(p, splits, shared.factors, first, min(first + kJoinThreads, splits.count), outputs);
+    const int64_t end = min(first + kJoinThreads, splits.count);
+    for (int64_t s = first + HeadSplits::slice(); s < end; s += kJoinPart * kJoinSlices) {
+      outputs = add(outputs, part.sum(shared.factors + (s - first), end - s));
+      part.load(splits, s + kJoinPart * kJoinSlices);
+    }
   }
   sum = block_sum<kJoinWarps>(sum, shared.by_warp);
   const float log_sum_exp = sum == 0 ? kNothing : largest + logf(sum);
   if (blockIdx.y == 0 && threadIdx.x == 0) p.result.log_sum_exp[query] = log_sum_exp;
   if (blockIdx.y == 0 && p.dominants) write_dominant(p, shared, splits, largest, sum);
   outputs = add_slices(outputs, shared.outputs);
-  if (threadIdx.x >= kJoinColumns) return;
-  const float four[4] = {outputs.x, outputs.y, outputs.z, outputs.w};
-  const int64_t column = (blockIdx.y * kJoinColumns + threadIdx.x) * 4;
-  for (int i = 0; i < 4 && column + i < p.head_dim; ++i) {
-    p.result.output[query * p.head_dim + column + i] = sum == 0 ? 0 : four[i] / sum;
-  }
+  if (threadIdx.x < kJoinColumns && splits.has_columns) write_output(p, outputs, sum);
 }
 
 }  // namespace

@@ -82,6 +82,7 @@ struct Shared {
   using Sight = typename SplitArguments<T>::Sight;
 
   uint4* tiles;    // [stages, tile] of rows of kVectors; later kHeads heads' sums: [kWarps, kHeads, kSumRow]
+  uint4* queries;  // [heads] of rows like those of a tile
   float* logits;   // [heads, logit_row]: z = logit + ln votes
   float* largest;  // [kWarps, kMostHeadTiles * kHeads]: the largest z of a warp's tokens
   float* sums;     // likewise: the sum of their weights
@@ -90,6 +91,7 @@ struct Shared {
 
   __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
       : tiles(memory.array<uint4>(shape.stages * tile_vectors(kVectors<kSteps>))),
+        queries(memory.array<uint4>(shape.heads * tile_row_vectors(kVectors<kSteps>))),
         logits(memory.array<float>(shape.heads * shape.logit_row())),
         largest(memory.array<float>(kWarps * kMostHeadTiles * kHeads)),
         sums(memory.array<float>(kWarps * kMostHeadTiles * kHeads)),
@@ -145,6 +147,19 @@ struct Work {
     return shared.logits + head * shape.logit_row() + (token ^ (head & 4) << 1);
   }
 
+  // Starts to copy the queries, with zeros behind head_dim.
+  __device__ void load_queries() const {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < heads * kVectors<kSteps>; i += kThreads) {
+      const int head = i / kVectors<kSteps>, column = i % kVectors<kSteps>;
+      const bool inside = column < keys.vectors;
+      const auto* from = reinterpret_cast<const uint4*>(p.query(first_head + head));
+      async_copy16(shared.queries + head * tile_row_vectors(kVectors<kSteps>) + column,
+                   inside ? from + column : from, inside ? 16 : 0);
+    }
+    async_commit();
+  }
+
   // Writes what the heads see of the split. A barrier follows before it is read: that of the first tile.
   __device__ void write_sights() const {
     const auto own = static_cast<int>(threadIdx.x);
@@ -195,7 +210,7 @@ struct Work {
   }
 };
 
-// The block's queries as B operands; zeros for heads that do not exist, and behind head_dim.
+// The block's queries as B operands. Columns of heads that do not exist are those of the last one, and are not used.
 template <Storage16 T, int kSteps, int kHeadTiles>
 struct Queries {
   uint32_t fragments[kHeadTiles][kSteps][2];
@@ -203,14 +218,11 @@ struct Queries {
   __device__ explicit Queries(const Work<T, kSteps, kHeadTiles>& work) {
 #pragma unroll
     for (int t = 0; t < kHeadTiles; ++t) {
-      const int head = t * kHeads + lane() / 4;
-      const T* row = work.p.query(work.first_head + min(head, work.heads - 1));
+      const int head = min(t * kHeads + lane() / 4, work.heads - 1);
+      const uint4* row = work.shared.queries + head * tile_row_vectors(kVectors<kSteps>);
+      const auto* pairs = reinterpret_cast<const uint32_t*>(row) + lane() % 4;
 #pragma unroll
-      for (int i = 0; i < 2 * kSteps; ++i) {
-        const int dim = i * 8 + lane() % 4 * 2;
-        const bool inside = head < work.heads && dim < work.p.queries.cols;
-        fragments[t][i / 2][i % 2] = inside ? *reinterpret_cast<const uint32_t*>(row + dim) : 0;
-      }
+      for (int i = 0; i < 2 * kSteps; ++i) fragments[t][i / 2][i % 2] = pairs[i * 4];
     }
   }
 };
@@ -386,8 +398,8 @@ struct Outputs {
     constexpr int kFours = kSteps * kTile / 4;
     const Partials& partials = work.p.partials;
     const int here = min(kHeads, work.heads - t * kHeads);
-    const int64_t place = blockIdx.x * int64_t{partials.group_queries} +
-                          (work.first_head - work.g * partials.group_queries) + t * kHeads;
+    const int64_t first = work.first_head - work.g * partials.group_queries + t * kHeads;  // of the group
+    const int64_t place = blockIdx.x * int64_t{partials.group_queries} + first;
     for (int i = static_cast<int>(threadIdx.x); i < here * kFours; i += kThreads) {
       const int of_tile = i / kFours, dim = i % kFours * 4;
       if (dim >= partials.row) continue;
@@ -400,12 +412,12 @@ struct Outputs {
                 *most = work.shared.largest + t * kHeads + own;
     const int* first_rows = work.shared.rows + t * kHeads + own;
     constexpr int kNext = kMostHeadTiles * kHeads;
-    partials.sums[place + own] =
-        (of_warps[0] + of_warps[kNext]) + (of_warps[2 * kNext] + of_warps[3 * kNext]);
-    partials.largest[place + own] =
-        fmaxf(fmaxf(most[0], most[kNext]), fmaxf(most[2 * kNext], most[3 * kNext]));
-    partials.largest_rows[place + own] =
-        min(min(first_rows[0], first_rows[kNext]), min(first_rows[2 * kNext], first_rows[3 * kNext]));
+    const SplitWeights weights{
+        .largest = fmaxf(fmaxf(most[0], most[kNext]), fmaxf(most[2 * kNext], most[3 * kNext])),
+        .sum = (of_warps[0] + of_warps[kNext]) + (of_warps[2 * kNext] + of_warps[3 * kNext]),
+        .largest_row =
+            min(min(first_rows[0], first_rows[kNext]), min(first_rows[2 * kNext], first_rows[3 * kNext]))};
+    partials.weights_of(first + own, blockIdx.x) = weights;
   }
 
   // The sum over the warps, of four numbers that begin at this place.
@@ -423,8 +435,11 @@ struct Outputs {
 // Attends to a split.
 template <Storage16 T, int kSteps, int kHeadTiles>
 __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
-  work.load(0);
   work.write_sights();
+  work.load_queries();
+  work.load(0);
+  async_wait<1>();  // the queries have landed, the tile may be on its way
+  __syncthreads();
   {
     Logits<T, kSteps, kHeadTiles> logits(work);
 #pragma unroll 1
@@ -456,12 +471,12 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 // grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (8 kHeadTiles)));
 //            group = queries / kv_heads; blocks behind the last split end at once, and those without anything to do
 // block      128
-// shared     1,024 stages (2 kSteps + 1) + 4 heads (split_tokens + 8) + 896 bytes; heads = min(group, 8 kHeadTiles);
-//            for head_dim 128, 4 heads and splits of 512 tokens: 44,032
-// registers  at most, sm_90a and sm_80: kHeadTiles 1: 61, 71, 71, 84, 105, 138 (kSteps 4, 5, 6, 8, 12, 16); kHeadTiles 2: 111,
-//            110, 145, 140, 183 (up to 12)
+// shared     (1,024 stages + 16 heads) (2 kSteps + 1) + 4 heads (split_tokens + 8) + 896 bytes; heads = min(group,
+//            8 kHeadTiles); for head_dim 128, 4 heads and splits of 512 tokens: 45,120
+// registers  at most, sm_90a and sm_80: kHeadTiles 1: 62, 68, 72, 83, 103, 138 (kSteps 4, 5, 6, 8, 12, 16); kHeadTiles 2: 105,
+//            101, 138, 137, 178 (up to 12)
 // bytes      read: 4 head_dim a token, its keys and values, once for each block along y; queries and log votes; written: 4
-//            row + 12 for each query and split, 4 for each logit if wanted; all KV heads' entries in every block, and the
+//            row + 16 for each query and split, 4 for each logit if wanted; all KV heads' entries in every block, and the
 //            queries' dominant rows where they are left out
 // FLOP       256 kSteps (1 + parts) a token for each tile of 8 heads, in tensor cores; an exponential for each query
 //            and entry

@@ -261,10 +261,9 @@ struct Work {
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
       if (my_head() + h >= heads) break;
-      const int64_t place = partial_place(my_head() + h);
-      p.partials.largest[place] = largest[h];
-      p.partials.sums[place] = sums[h];
-      p.partials.largest_rows[place] = rows[h];
+      const int64_t n = first_head - g * p.group_queries() + my_head() + h;
+      const SplitWeights weights{largest[h], sums[h], rows[h]};
+      p.partials.weights_of(n, blockIdx.x) = weights;
     }
   }
 
@@ -404,7 +403,7 @@ Shape shape_of(const Arguments& arguments, int teams, int stages) {
 //            head_dim 128, 4 heads and splits of 512 tokens: 78,208
 // registers  64 (kHeads 1, 2), 79 (4), 128 (6), 127 (8) (sm_90a and sm_80)
 // bytes      read: 32 v a token, its keys and values, once for each block along y; queries and log votes; written: 4
-//            row + 12 for each query and split, 4 for each logit if wanted; all KV heads' entries in every block, and the
+//            row + 16 for each query and split, 4 for each logit if wanted; all KV heads' entries in every block, and the
 //            queries' dominant rows where they are left out
 // FLOP       4 query_heads entries head_dim, and an exponential for each query and entry; a team computes kHeads
 //            heads even if fewer exist

@@ -16,6 +16,8 @@ namespace attention_splits {
 
 /// The length of a row of partial outputs is a multiple of this.
 inline constexpr int64_t kRowUnit = 8;
+/// Splits whose weights fill a sector.
+inline constexpr int64_t kSectorWeights = 2;
 
 /// A query head's splits are dealt to so many slices; a thread sums each slice, and a tree adds the slices' sums.
 inline constexpr int kJoinSlices = 16;
@@ -46,28 +48,44 @@ inline int64_t most_splits(const Deal& deal, int64_t kv_heads, int64_t capacity)
 struct Splits {
   const int64_t* entries;  // [kv_heads]
   int64_t kv_heads;
-  int64_t tokens;  // of one split
+  int64_t first_entries;  // of KV head lane(), which are all that a layer of up to 32 KV heads needs
+  int64_t tokens;         // of one split
 
   __device__ Splits(const Deal& deal, const int64_t* entries_of_heads, int64_t heads)
-      : entries(entries_of_heads), kv_heads(heads) {
-    int64_t total = 0;
-    for (int64_t g = lane(); g < kv_heads; g += 32) total += entries[g];
+      : entries(entries_of_heads),
+        kv_heads(heads),
+        first_entries(lane() < heads ? entries_of_heads[lane()] : 0) {
+    int64_t total = first_entries;
+    for (int64_t g = 32 + lane(); g < kv_heads; g += 32) total += entries[g];
     tokens = split_tokens(deal, warp_sum(total));
   }
 
-  __device__ int64_t of_head(int64_t g) const { return ceil_division(entries[g], tokens); }
-  __device__ int64_t before_head(int64_t g) const {
-    int64_t count = 0;
-    for (int64_t other = lane(); other < g; other += 32) count += of_head(other);
-    return warp_sum(count);
+  /// The entries and the splits of KV head begin + lane(), none if there is no such head; begin: a multiple of 32.
+  __device__ int64_t entries_from(int64_t begin) const {
+    if (begin == 0) return first_entries;
+    return begin + lane() < kv_heads ? entries[begin + lane()] : 0;
+  }
+  __device__ int64_t splits_from(int64_t begin) const { return ceil_division(entries_from(begin), tokens); }
+
+  /// The splits of a KV head, and those before them.
+  struct OfHead {
+    int64_t count, before;
+  };
+  __device__ OfHead of_head(int64_t g) const {
+    int64_t before = 0;
+    for (int64_t begin = 0;; begin += 32) {
+      const int64_t own = splits_from(begin);
+      if (begin + lane() < g) before += own;
+      if (g >= begin + 32) continue;
+      return {__shfl_sync(kAllLanes, own, static_cast<int>(g - begin)), warp_sum(before)};
+    }
   }
 
   /// The n-th split of all.
   __device__ Split at(int64_t n) const {
     for (int64_t begin = 0; begin < kv_heads; begin += 32) {
-      const int64_t g = begin + lane();
-      const int64_t own = g < kv_heads ? of_head(g) : 0;
-      int64_t through = own;  // splits of the heads begin..g
+      const int64_t own = splits_from(begin);
+      int64_t through = own;  // splits of the heads begin..begin + lane()
       for (int distance = 1; distance < 32; distance *= 2) {
         const int64_t other = __shfl_up_sync(kAllLanes, through, static_cast<unsigned>(distance));
         if (lane() >= distance) through += other;
@@ -75,7 +93,7 @@ struct Splits {
       if (const unsigned reaching = __ballot_sync(kAllLanes, n < through)) {
         const int of = __ffs(static_cast<int>(reaching)) - 1;
         const int64_t first = (n - __shfl_sync(kAllLanes, through - own, of)) * tokens;
-        return {begin + of, first, min(tokens, entries[begin + of] - first)};
+        return {begin + of, first, min(tokens, __shfl_sync(kAllLanes, entries_from(begin), of) - first)};
       }
       n -= __shfl_sync(kAllLanes, through, 31);
     }
@@ -83,26 +101,40 @@ struct Splits {
   }
 };
 
+/// What a query sees of a split, but for the output. It lies in memory as one load of 16 bytes.
+struct alignas(16) SplitWeights {
+  float largest;    ///< max_j z_j
+  float sum;        ///< sum_j exp(z_j - largest)
+  int largest_row;  ///< the first j of the largest z_j, as a row of the cache
+  int unused = 0;
+};
+
 /// The partial results of all splits: written by the kernels of the splits, read by attention_join_kernel. A group's queries
 /// are those of all query heads that share a KV head, each with all of its queries.
 struct Partials {
-  float* outputs;     ///< [splits, group, row]: sum_j exp(z_j - largest) values[j,:]
-  float* largest;     ///< [splits, group]: max_j z_j
-  float* sums;        ///< [splits, group]: sum_j exp(z_j - largest)
-  int* largest_rows;  ///< [splits, group]: the first j of the largest z_j, as a row of the cache
-  int64_t row;        ///< numbers of a row of outputs
+  float* outputs;  ///< [splits, group, row]: sum_j exp(z_j - largest) values[j,:]
+  SplitWeights*
+      weights;          ///< [group, weights_row]: of the splits, so that the join reads them by whole sectors
+  int64_t row;          ///< numbers of a row of outputs
+  int64_t weights_row;  ///< at least the splits, by whole sectors
   int group_queries;
 
   Partials(void* memory, int64_t group, int64_t head_dim, int64_t splits)
       : outputs(static_cast<float*>(memory)),
         row(round_up(head_dim, kRowUnit)),
+        weights_row(round_up(splits, kSectorWeights)),
         group_queries(static_cast<int>(group)) {
-    largest = outputs + splits * group_queries * row;
-    sums = largest + splits * group_queries;
-    largest_rows = reinterpret_cast<int*>(sums + splits * group_queries);
+    weights = reinterpret_cast<SplitWeights*>(outputs + splits * group_queries * row);
   }
   static int64_t bytes(int64_t group, int64_t head_dim, int64_t splits) {
-    return splits * group * (round_up(head_dim, kRowUnit) + 3) * static_cast<int64_t>(sizeof(float));
+    const int64_t outputs = splits * round_up(head_dim, kRowUnit) * static_cast<int64_t>(sizeof(float));
+    const int64_t weights = round_up(splits, kSectorWeights) * static_cast<int64_t>(sizeof(SplitWeights));
+    return group * (outputs + weights);
+  }
+
+  /// Where the n-th query of the group has what it sees of a split.
+  __device__ SplitWeights& weights_of(int64_t n, int64_t split) const {
+    return weights[n * weights_row + split];
   }
 };
 
