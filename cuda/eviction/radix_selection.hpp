@@ -47,6 +47,9 @@ __device__ inline uint32_t reversed(int64_t index) {
 }
 __device__ inline uint64_t lowest_rank(uint32_t key) { return static_cast<uint64_t>(key) << kIndexBits; }
 __device__ inline uint64_t rank_of(uint32_t key, int64_t index) { return lowest_rank(key) | reversed(index); }
+__device__ inline int64_t index_of(uint64_t rank) {
+  return reversed(static_cast<int64_t>(rank % kMostPositions));
+}
 
 /// The result of a pass over one digit of the ranks.
 struct Found {

@@ -66,9 +66,10 @@ __device__ int block_of_head() {
   return kBlocks > 1 ? static_cast<int>(blockIdx.x) % kBlocks : 0;
 }
 
-/// What decides whether an entry is evicted.
+/// What decides whether an entry is evicted; of one that may not go, neither position nor score counts.
 struct Candidate {
   bool may_go;
+  int64_t position;
   float score;
 };
 
@@ -88,8 +89,8 @@ __device__ void sum_of_blocks(Number (&own)[kCount], Number* of_block, int& turn
   }
 }
 
-/// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot, position) that may go; ties:
-/// the larger position. All threads call it, once; every slot is asked for by one thread.
+/// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot) that may go; ties: the
+/// larger position. All threads call it, once; every slot is asked for by one thread.
 ///
 /// least_of  [kWarps + 1], as cluster_minimum takes it
 template <int kBlocks, class Candidates>
@@ -101,13 +102,12 @@ __device__ void evict_least(const HeadEntries<kBlocks>& head, uint64_t* least_of
   uint64_t least = kNone;
   int64_t slot_of_least = -1;
   for (int64_t slot = block * kThreads + threadIdx.x; slot < head.entries; slot += kBlocks * kThreads) {
-    const int64_t position = head.position(slot);
-    const Candidate candidate = candidates(slot, position);
+    const Candidate candidate = candidates(slot);
     if (!candidate.may_go) continue;
     const uint32_t key = radix_selection::ordered_key(candidate.score);
     if (key == radix_selection::kNanKey) *p.status = 1;  // several threads may write, all of them 1
     // No two entries have the same position, so none is of the same order as another.
-    const uint64_t order = static_cast<uint64_t>(key) << 32 | ~static_cast<uint32_t>(position);
+    const uint64_t order = static_cast<uint64_t>(key) << 32 | ~static_cast<uint32_t>(candidate.position);
     if (order >= least) continue;
     least = order;
     slot_of_least = slot;

@@ -22,25 +22,50 @@ struct UpdateArguments {
   UpdatedScores updated;
 };
 
-__device__ float score_of(const StepScores& step, int64_t head, int64_t place, int64_t vote) {
+// The log-sum-exps of kHeadsAtATime successive query heads, by one load where there are so many side by side.
+//
+// kByFours  whether they are kept in registers for that, which evict_kernel has none left for
+template <bool kByFours>
+struct LogSumExps {
+  const float* from;
+  bool are_fours;
+  float4 four = {};
+
+  __device__ LogSumExps(const StepScores& step, int64_t first, int64_t heads)
+      : from(step.log_sum_exp + first),
+        are_fours(kByFours && step.log_sum_exp && heads == 4 && first % 4 == 0) {
+    static_assert(kHeadsAtATime == 4);
+    if (are_fours) four = *reinterpret_cast<const float4*>(from);
+  }
+  __device__ float of(int i) const {
+    if (!are_fours) return from[i];
+    return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
+  }
+};
+
+template <class LogSumExp>
+__device__ float score_of(const StepScores& step, const LogSumExp& log_sum_exp, int i, int64_t place,
+                          int64_t vote) {
   if (step.contributions) return step.contributions[place];
   const float votes = step.log_votes ? step.log_votes[vote] : 0;
-  return expf(step.logits[place] + votes - step.log_sum_exp[head]);
+  return expf(step.logits[place] + votes - log_sum_exp.of(i));
 }
 
 // Updates the running scores of one slot of a KV head and returns their sum or mean.
+template <bool kByFours>
 __device__ float updated_score(const UpdateArguments& p, const CacheSlots& slots, int64_t g, int64_t slot) {
   const bool adds = p.accumulates && slot != slots.newest[g];
   const int64_t of_group = g * slots.capacity + slot;
   float sum = 0;
   for (int64_t first = g * p.group_size; first < (g + 1) * p.group_size; first += kHeadsAtATime) {
     const int64_t heads = min(int64_t{kHeadsAtATime}, (g + 1) * p.group_size - first);
+    const LogSumExps<kByFours> log_sum_exp(p.step, first, heads);
     float own[kHeadsAtATime], score[kHeadsAtATime];
 #pragma unroll
     for (int i = 0; i < kHeadsAtATime; ++i) {
       if (i >= heads) break;
       const int64_t place = (first + i) * slots.capacity + slot;
-      own[i] = score_of(p.step, first + i, place, of_group);
+      own[i] = score_of(p.step, log_sum_exp, i, place, of_group);
       score[i] = adds ? p.updated.running[place] + own[i] : own[i];
     }
 #pragma unroll
@@ -69,7 +94,7 @@ __global__ void __launch_bounds__(kUpdateThreads) update_scores_kernel(UpdateArg
   const int64_t g = blockIdx.y;
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * kUpdateThreads + threadIdx.x;
   if (slot >= slots.entries[g]) return;
-  updated_score(p, slots, g, slot);
+  updated_score<true>(p, slots, g, slot);
 }
 
 struct EvictShared {
@@ -95,9 +120,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   SharedMemory memory;
   const EvictShared shared(memory);
   const HeadEntries<kBlocks> head(p);
-  evict_least<kBlocks>(head, shared.least, [&](int64_t slot, int64_t position) {
-    const float score = updates ? updated_score(update, p.slots, head.g, slot) : 0;
-    return Candidate{!head.is_always_kept(position), score};
+  evict_least<kBlocks>(head, shared.least, [&](int64_t slot) {
+    const int64_t position = head.position(slot);
+    const float score = updates ? updated_score<false>(update, p.slots, head.g, slot) : 0;
+    return Candidate{!head.is_always_kept(position), position, score};
   });
 }
 

@@ -208,9 +208,10 @@ __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p
   const int64_t candidates = stages.candidates(), leaving = head.entries - head.budget;
   uint64_t stage_one = kNoRank;
   if (leaving > 0 && candidates > leaving) stage_one = stages.least_in_stage_one(candidates - leaving);
-  evict_least<kBlocks>(head, shared.least, [&](int64_t slot, int64_t) {
-    const bool may_go = stages.rank(static_cast<int>(slot)) < stage_one;  // always-kept entries have no rank
-    return Candidate{may_go, may_go ? stages.stage_two(slot) : 0};
+  evict_least<kBlocks>(head, shared.least, [&](int64_t slot) {
+    const uint64_t rank = stages.rank(static_cast<int>(slot));
+    const bool may_go = rank < stage_one;  // always-kept entries have no rank
+    return Candidate{may_go, radix_selection::index_of(rank), may_go ? stages.stage_two(slot) : 0};
   });
 }
 
