@@ -12,6 +12,7 @@
 #include <kvbound/cuda/merging/score_ema.hpp>
 #include <kvbound/cuda/session/append.hpp>
 #include <kvbound/cuda/session/head_eviction.hpp>
+#include <kvbound/cuda/session/layer_cache.hpp>
 #include <kvbound/cuda/session/pack.hpp>
 
 #include "device_inputs.hpp"
@@ -27,12 +28,12 @@ using cuda::StoredTensor;
 
 constexpr PredictedScores kAverages{};
 
-// A cache of 20 % and one entry more, as a step's kernels find it. It stays in the L2 cache from one call to the next, as it
-// does behind a step's attention.
+// A full cache of 20 %, with room for one entry more as a session has it. It stays in the L2 cache from one call to the next, as
+// it does behind a step's attention.
 struct StepCache {
   explicit StepCache(const BenchOptions& options)
       : shape(options.shape.layer),
-        capacity(bench_budgets(options).front() + 1),
+        capacity(cuda::LayerCache<Stored>::capacity_for(bench_budgets(options).front(), true)),
         keys(random_tensor(shape.kv_heads, capacity, shape.head_dim, BenchLayer::random(options, 16)),
              kStream),
         values(random_tensor(shape.kv_heads, capacity, shape.head_dim, BenchLayer::random(options, 17)),
