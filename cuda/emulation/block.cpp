@@ -100,6 +100,14 @@ std::optional<Fault> run_cluster(const Grid& grid, uint64_t cluster, Observer* w
 
 bool in_kernel() { return Runner::running() != nullptr && Runner::running()->in_kernel(); }
 void fail(const std::string& problem, CallSite where) { Runner::running()->fail(problem, where); }
+void fail_misaligned(const char* name, CallSite where) {
+  fail(std::string(name) + " accesses a misaligned address", where);
+}
+void fail_outside_mask(const char* name, int reader, int source, CallSite where) {
+  fail(std::string("is in ") + name + ", in which lane " + std::to_string(reader) + " reads lane " +
+           std::to_string(source) + " outside the mask",
+       where);
+}
 
 void fail_for_good(std::string (*problem)()) {
   Runner::running()->record(problem(),

@@ -92,6 +92,9 @@ std::string place_in_memory(const void* address);
 
 /// Ends the kernel with a fault of this thread.
 [[noreturn]] void fail(const std::string& problem, CallSite where);
+/// The faults of functions that kernels call everywhere, which are to stay small there.
+[[noreturn]] void fail_misaligned(const char* name, CallSite where);
+[[noreturn]] void fail_outside_mask(const char* name, int reader, int source, CallSite where);
 
 /// Waits until all threads of the block have called it from the same place. Returns how many passed true.
 int wait_for_block(bool flag, CallSite where);
@@ -196,9 +199,7 @@ uint32_t shared_address(const void* memory, CallSite where);
 
 /// Fails unless the address is a multiple of the alignment.
 inline void require_aligned(const void* address, int64_t alignment, const char* name, CallSite where) {
-  if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) != 0) {
-    fail(std::string(name) + " accesses a misaligned address", where);
-  }
+  if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) != 0) fail_misaligned(name, where);
 }
 
 /// Copies the first `bytes` of 16 and sets the others to zero, at once or at the wait.

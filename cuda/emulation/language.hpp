@@ -139,11 +139,7 @@ T shuffle(const char* name, unsigned mask, T value, int source, CallSite where) 
     for (unsigned left = mask; left != 0; left &= left - 1) {
       const int reader = std::countr_zero(left);
       const int from = of(reader).mine->source;
-      if ((mask >> from & 1) == 0) {
-        fail(std::string("is in ") + name + ", in which lane " + std::to_string(reader) + " reads lane " +
-                 std::to_string(from) + " outside the mask",
-             where);
-      }
+      if ((mask >> from & 1) == 0) fail_outside_mask(name, reader, from, where);
       *of(reader).result = of(from).mine->value;
     }
   });
