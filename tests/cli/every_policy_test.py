@@ -1,6 +1,6 @@
 """Every host, score, selection, allocation and merging method on the reference and on the device kernels' emulation.
 
-usage: every_policy_test.py KVBOUND      KVBOUND: the program's path
+usage: every_policy_test.py KVBOUND [unittest's options]     KVBOUND: the program's path
 """
 import json
 
@@ -39,7 +39,7 @@ class EveryPolicy(CommandLineTest):
     def test_every_policy_agrees_on_a_recorded_model(self):
         self.require_agreement(SAMPLES / "pocket-gqa.safetensors", "--budget", "20%")
 
-    def test_every_policy_agrees_for_every_storage_and_nine_heads_on_three(self):
+    def test_every_policy_agrees_on_a_generated_model_for_every_storage_and_nine_heads_on_three(self):
         for dtype, head_dim in (("F32", 8), ("F16", 64), ("BF16", 8), ("BF16", 64)):
             with self.subTest(dtype=dtype, head_dim=head_dim):
                 trace = self.generate(f"{dtype}-{head_dim}.safetensors", "--kind", "mixed", "--dtype", dtype, "--tokens", 110,
