@@ -5,6 +5,7 @@ build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-d
                 libeigen3-dev libmpfr-dev nlohmann-json3-dev librapidcheck-dev)
 test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema)
 long_packages=(python3-venv)  # of the tests labelled long, in addition
+ci_packages=(ccache)  # of .ci/run, in addition
 slurm_packages=(slurmctld slurmd slurm-client munge)  # of the tests labelled slurm
 
 jobs=$(($(nproc) + 1))  # side by side: compilers and tests wait for files now and then
