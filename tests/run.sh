@@ -10,11 +10,11 @@ cd "$(dirname "$(realpath "$0")")/.."
 # shellcheck source=sim/packages.sh
 source sim/packages.sh
 
-every_gpu=(-D KVBOUND_CUDA=ON -U KVBOUND_CUDA_ARCHITECTURES -D CMAKE_CUDA_FLAGS=-Werror=all-warnings)
+everything=(-D KVBOUND_MUTANTS=ON -D KVBOUND_CUDA=ON -U KVBOUND_CUDA_ARCHITECTURES -D CMAKE_CUDA_FLAGS=-Werror=all-warnings)
 case "$*" in
-  "") chosen=(-LE 'long|slurm') cuda=(-D KVBOUND_CUDA=OFF) ;;
-  --all) chosen=() cuda=("${every_gpu[@]}") ;;
-  *) chosen=("$@") cuda=("${every_gpu[@]}") ;;
+  "") chosen=(-LE 'long|slurm') built=(-D KVBOUND_MUTANTS=OFF -D KVBOUND_CUDA=OFF) ;;
+  --all) chosen=() built=("${everything[@]}") ;;
+  *) chosen=("$@") built=("${everything[@]}") ;;
 esac
 more_packages=()
 if [[ "$*" == --all || "$*" == *slurm* ]]; then
@@ -24,10 +24,10 @@ if [[ "$*" == --all || "$*" == *long* ]]; then
   more_packages+=("${long_packages[@]}")
 fi
 if [[ "$*" == "" ]] && nvidia-smi --list-gpus >/dev/null 2>&1; then
-  cuda=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES=native)
+  built+=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES=native)
 fi
 
 install_missing "${build_packages[@]}" "${test_packages[@]}" "${more_packages[@]}"
-run cmake --preset release -B build/tests "${cuda[@]}"
+run cmake --preset release -B build/tests "${built[@]}"
 run cmake --build build/tests --parallel "$jobs"
 run ctest --test-dir build/tests --output-on-failure --no-tests=error --parallel "$jobs" "${chosen[@]}"
