@@ -412,12 +412,12 @@ struct Outputs {
                 *most = work.shared.largest + t * kHeads + own;
     const int* first_rows = work.shared.rows + t * kHeads + own;
     constexpr int kNext = kMostHeadTiles * kHeads;
-    const SplitWeights weights{
+    const SplitWeights of_split{
         .largest = fmaxf(fmaxf(most[0], most[kNext]), fmaxf(most[2 * kNext], most[3 * kNext])),
         .sum = (of_warps[0] + of_warps[kNext]) + (of_warps[2 * kNext] + of_warps[3 * kNext]),
         .largest_row =
             min(min(first_rows[0], first_rows[kNext]), min(first_rows[2 * kNext], first_rows[3 * kNext]))};
-    partials.weights_of(first + own, blockIdx.x) = weights;
+    partials.weights_of(first + own, blockIdx.x) = of_split;
   }
 
   // The sum over the warps, of four numbers that begin at this place.
