@@ -11,7 +11,7 @@ namespace kvbound::cuda {
 
 /// Where decode attention puts its results; device memory.
 struct AttentionResult {
-  float* output = nullptr;       ///< [query_heads, head_dim], rows without padding
+  float* output = nullptr;       ///< [query_heads, head_dim], rows without padding, begins on 16 bytes
   float* log_sum_exp = nullptr;  ///< [query_heads], natural log, votes included
   float* logits =
       nullptr;  ///< [query_heads, capacity]: scale * q . k, votes not included; null: not written.
@@ -24,7 +24,7 @@ struct DominantEntries {
   int64_t* rows = nullptr;  ///< [queries]: the cache's row, -1: none; null: not wanted
   float* logits =
       nullptr;  ///< [queries]: its scale * q . k, votes not included; undefined where there is none
-  float* others_output = nullptr;       ///< [queries, head_dim]: without the dominant entry
+  float* others_output = nullptr;  ///< [queries, head_dim]: without the dominant entry; begins on 16 bytes
   float* others_log_sum_exp = nullptr;  ///< [queries]: likewise
 };
 

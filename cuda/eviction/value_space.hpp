@@ -15,7 +15,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 ///     gram[h] = W_h W_h^T
 ///
 /// output_projection  [query_heads, head_dim, model_dim], head_dim 1..256
-/// gram               [query_heads, head_dim, head_dim], device memory, without gaps
+/// gram               [query_heads, head_dim, head_dim], device memory, without gaps, begins on 8 bytes
 /// precision          fp32, in an order that depends on the shape alone; 16-bit types by tensor cores:
 ///                    value_space_arithmetic
 /// throws             ShapeMismatch; DeviceError

@@ -18,7 +18,7 @@ namespace kvbound::cuda {
 struct StepScores {
   const float* contributions = nullptr;  ///< [query_heads, capacity]; null: attention weights
   const float* logits = nullptr;         ///< [query_heads, capacity], as `attention` writes them
-  const float* log_sum_exp = nullptr;    ///< [query_heads]
+  const float* log_sum_exp = nullptr;    ///< [query_heads], begins on 16 bytes
   const float* log_votes = nullptr;      ///< [kv_heads, capacity]; null: every entry counts once
 };
 
