@@ -1,6 +1,5 @@
 // Gram matrices of W^O by mma.sync: 16-bit types, compute capability 8.0.
 #include <kvbound/cuda/primitives/number_parts.hpp>
-#include <kvbound/cuda/primitives/row_fragments.hpp>
 
 #include "value_space_kernels.hpp"
 
@@ -8,9 +7,6 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace value_space_kernels {
 namespace {
-
-constexpr int kTile = kRowsAtOnce;  // rows, columns and depth of a product of tensor cores, of columns two
-static_assert(kTile == kStepNumbers);
 
 constexpr int kThreads = 128;   // four warps with 32 x 32 numbers each
 constexpr int kBlockTile = 64;  // rows and columns of a block's tile

@@ -1,13 +1,17 @@
 // The kernels that lengths after W^O choose from: by mma.sync for 16-bit types, by fp32 multiply-adds for fp32.
 #pragma once
 
-#include <kvbound/cuda/primitives/tensor_core.hpp>
+#include <kvbound/cuda/primitives/row_fragments.hpp>
 
 #include "value_space.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace value_space_kernels {
+
+/// Rows, depth and, two by two, columns of a product of tensor cores.
+inline constexpr int kTile = kRowsAtOnce;
+static_assert(kTile == kStepNumbers);
 
 template <Storage T>
 struct Arguments {

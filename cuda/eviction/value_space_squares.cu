@@ -10,7 +10,6 @@
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/number_parts.hpp>
-#include <kvbound/cuda/primitives/row_fragments.hpp>
 
 #include "gram_rows.hpp"
 #include "value_space_kernels.hpp"
@@ -19,9 +18,6 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace value_space_kernels {
 namespace {
-
-constexpr int kTile = kRowsAtOnce;  // rows, columns and depth of a product of tensor cores, of columns two
-static_assert(kTile == kStepNumbers);
 
 using Parts = NumberParts<Bfloat16>;
 
