@@ -112,11 +112,10 @@ struct alignas(16) SplitWeights {
 /// The partial results of all splits: written by the kernels of the splits, read by attention_join_kernel. A group's queries
 /// are those of all query heads that share a KV head, each with all of its queries.
 struct Partials {
-  float* outputs;  ///< [splits, group, row]: sum_j exp(z_j - largest) values[j,:]
-  SplitWeights*
-      weights;          ///< [group, weights_row]: of the splits, so that the join reads them by whole sectors
-  int64_t row;          ///< numbers of a row of outputs
-  int64_t weights_row;  ///< at least the splits, by whole sectors
+  float* outputs;         ///< [splits, group, row]: sum_j exp(z_j - largest) values[j,:]
+  SplitWeights* weights;  ///< [group, weights_row]: of the splits; the join reads them by whole sectors
+  int64_t row;            ///< numbers of a row of outputs
+  int64_t weights_row;    ///< at least the splits, by whole sectors
   int group_queries;
 
   Partials(void* memory, int64_t group, int64_t head_dim, int64_t splits)

@@ -199,7 +199,8 @@ uint32_t shared_address(const void* memory, CallSite where);
 
 /// Fails unless the address is a multiple of the alignment.
 inline void require_aligned(const void* address, int64_t alignment, const char* name, CallSite where) {
-  if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) != 0) fail_misaligned(name, where);
+  if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) != 0)
+    fail_misaligned(name, where);
 }
 
 /// Copies the first `bytes` of 16 and sets the others to zero, at once or at the wait.
