@@ -28,6 +28,8 @@
 #
 # Exit codes: 0 all stages passed or were skipped for the reason that the summary states; 1 a stage failed; 2 usage.
 #
+# A test program that hangs is stopped after a share of its stage's time, and the last test that it began is printed.
+#
 # Together the stages take 25 minutes at most. Where a command may take 10, these three cover all of them:
 #
 #   cuda/first_run.sh --only facts,impulse,parity,large
@@ -166,10 +168,24 @@ stage_facts() {
   figure "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -1); cuBLAS ${cublas:-not found}"
 }
 
+# run_tests SECONDS PROGRAM OPTION...: runs a program of tests, prints what failed, and the test in which it ended or was stopped.
+# In the foreground, so that it ends with its stage.
+run_tests() {
+  timeout --foreground --kill-after=2 "$@" 2>&1 | awk '
+      /^$|^Running |^\[-+\] / { next }
+      /^\[ RUN  / { test = $0; next }
+      /^\[ +OK \]/ { test = ""; next }
+      test != "" { print test; test = "" }
+      { print }
+      END { if (test != "") print test }'
+  return "${PIPESTATUS[0]}"
+}
+export -f run_tests
+
 stage_impulse() {
   local name failed
   for name in "${impulse_tests[@]}"; do
-    shown "$folder/$name$suffix" --gtest_brief=1 || echo "error: $name ends with status $?"
+    shown run_tests 20 "$folder/$name$suffix" || echo "error: $name ends with status $?"
   done 2>&1 | tee "$work/impulse"
   failed=$(grep -c '^error: .* ends with status' "$work/impulse")
   figure "$(counted "$work/impulse"), ${#impulse_tests[@]} programs, $failed of them failed"
@@ -185,12 +201,12 @@ suites() {
 stage_parity() {
   local program=$folder/kvbound_parity_$build cases='*' all
   [[ -z $tiny ]] || cases=$small_cases
-  export program OMP_NUM_THREADS=$((($(nproc) + $(workers) - 1) / $(workers)))
+  export program suite_seconds=$((limits[parity] / 2)) OMP_NUM_THREADS=$((($(nproc) + $(workers) - 1) / $(workers)))
   mapfile -t all < <(suites "$program" "$cases")
   ((${#all[@]})) || { echo "error: $program lists no tests" && return 1; }
   # shellcheck disable=SC2016  # expanded by the shell that xargs starts
   printf '%s\n' "${all[@]}" | xargs -P "$(workers)" -I '{}' bash -c '
-      if output=$("$program" --gtest_brief=1 --gtest_filter="$(one_suite "{}" "$0")" 2>&1); then
+      if output=$(run_tests "$suite_seconds" "$program" --gtest_filter="$(one_suite "{}" "$0")"); then
         grep -E "ran\. |SKIPPED" <<<"$output"
         echo "[ SUITE PASSED ] {}"
       else
@@ -287,7 +303,7 @@ stage_bench() {
       printf 'error: no time for %s\n' "$operation"
       continue
     fi
-    timeout $((limit < 90 ? limit : 90)) "$folder/kvbound" bench "$operation" --backend "$backend" --shape "$(bench_shape)" \
+    timeout $((limit < 40 ? limit : 40)) "$folder/kvbound" bench "$operation" --backend "$backend" --shape "$(bench_shape)" \
       ${tiny:+--repeats 1} --json "$work/bench.json" --quiet >"$work/bench.txt" 2>&1
     status=$?
     if ((status == 0)); then

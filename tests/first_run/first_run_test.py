@@ -66,6 +66,8 @@ case "$*" in
   *) echo 'unexpected arguments' && exit 3 ;;
 esac
 """
+# Hangs in the test of its second suite.
+HANGS = PARITY.replace("echo died && kill -9 $$", "echo '[ RUN      ] Second/BF16.Only' && exec sleep 60")
 
 
 def run(*arguments, **variables):
@@ -155,6 +157,18 @@ class Emulated(FirstRunTest):
         self.assertEqual(self.summary()["parity"][0], "failed")
         log = (self.out / "log.txt").read_text("utf-8")
         self.assertEqual(log.count("[ SUITE FAILED ] Second/BF16."), 1, log)
+        self.assertIn("figure: 2 tests, 2 suites, 1 of them failed; sessions agree", log)
+
+    def test_a_test_that_hangs_is_stopped_and_named(self):
+        programs = self.programs()
+        self.planted(programs / "kvbound_parity_emulated", HANGS)
+        self.planted(programs / "kvbound", "#!/bin/sh\n")  # whole sessions agree
+        done = run("--backend", "emulated", "--tiny", "--only", "parity", "--seconds", "8", "--out", self.out, programs)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertEqual(self.summary()["parity"][0], "failed")
+        log = (self.out / "log.txt").read_text("utf-8")
+        self.assertIn("[ SUITE PASSED ] First.", log)
+        self.assertIn("[ RUN      ] Second/BF16.Only\n[ SUITE FAILED ] Second/BF16.", log)
         self.assertIn("figure: 2 tests, 2 suites, 1 of them failed; sessions agree", log)
 
     def test_names_what_it_does_not_know(self):
