@@ -89,6 +89,11 @@ void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int dimensi
              std::to_string(map.dimensions),
          where);
   }
+  if (first[0] * map.bytes_of_number % 16 != 0) {
+    fail(std::string(kName) + " from column " + std::to_string(first[0]) + ", whose " +
+             std::to_string(map.bytes_of_number) + "-byte numbers do not begin on 16 bytes: illegal on a GPU",
+         where);
+  }
   const int64_t bytes = map.box[0] * map.box[1] * map.box[2] * map.bytes_of_number;
   const int64_t period = swizzle_period(map.swizzle);
   require_shared(shared, bytes, period, kName, where);

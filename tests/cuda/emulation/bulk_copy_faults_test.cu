@@ -229,7 +229,7 @@ TEST(BulkCopyFaults, LazyStoresShowSharedMemoryThatIsWrittenTooEarly) {
 
 // Tensor loads.
 
-__global__ void box_kernel(const __grid_constant__ TensorMap map, int dimensions, int64_t offset,
+__global__ void box_kernel(const __grid_constant__ TensorMap map, int dimensions, int column, int64_t offset,
                            float* number) {
   SharedMemory memory;
   float* const box = memory.array<float>(1024, 1024);
@@ -237,8 +237,8 @@ __global__ void box_kernel(const __grid_constant__ TensorMap map, int dimensions
   mbarrier_init(barrier, 1);
   mbarrier_fence_init();
   mbarrier_arrive_expect(barrier, 1024);
-  if (dimensions == 2) load_box(box + offset, map, barrier, 0, 0);
-  if (dimensions == 3) load_box(box + offset, map, barrier, 0, 0, 0);
+  if (dimensions == 2) load_box(box + offset, map, barrier, column, 0);
+  if (dimensions == 3) load_box(box + offset, map, barrier, column, 0, 0);
   number[0] = box[offset];
   mbarrier_wait(barrier, 0);
   number[1] = box[offset];
@@ -249,14 +249,14 @@ struct BoxOutcome {
   std::vector<float> numbers;  // before and behind the wait
 };
 
-BoxOutcome box(int dimensions, int64_t offset, bool eager) {
+BoxOutcome box(int dimensions, int64_t offset, bool eager, int column = 0) {
   const ScopedSchedule scoped({0, eager});
   const Buffer<float> tensor = upload(std::vector<float>(1024, 3));
   const TensorMap map = tensor_map(tensor.data(), {{32, 32}, {128}, {32, 8}, Swizzle::k128Bytes});
   Buffer<float> numbers(2);
   BoxOutcome outcome;
-  outcome.fault =
-      fault_of([&] { launch<box_kernel>(shape(1, 1, 4112), map, dimensions, offset, numbers.data()); });
+  outcome.fault = fault_of(
+      [&] { launch<box_kernel>(shape(1, 1, 4112), map, dimensions, column, offset, numbers.data()); });
   outcome.numbers = download(numbers);
   return outcome;
 }
@@ -274,6 +274,16 @@ TEST(BulkCopyFaults, ABoxGoesToAMultipleOfItsSwizzlesPeriod) {
     expect_words(box(2, 32, eager).fault, {"cp.async.bulk.tensor", "misaligned"});
     expect_words(box(3, 0, eager).fault, {"cp.async.bulk.tensor of 3 dimensions with a map of 2"});
     expect_words(box(2, 1024, eager).fault, {"cp.async.bulk.tensor", "outside shared memory"});
+  }
+}
+
+TEST(BulkCopyFaults, ABoxBeginsAt16BytesOfARow) {
+  for (const bool eager : {false, true}) {
+    EXPECT_EQ(box(2, 0, eager, -4).fault, "");
+    for (const int column : {-1, 2, 5}) {
+      expect_words(box(2, 0, eager, column).fault,
+                   {"cp.async.bulk.tensor from column " + std::to_string(column), "illegal on a GPU"});
+    }
   }
 }
 

@@ -250,9 +250,9 @@ void check_boxes(const Tensor& tensor, const TensorTile& tile, const std::vector
   }
 }
 
-// Inside, across every edge, and wholly outside.
-const std::vector<Place> kPlaces{{0, 0, 0},  {5, 3, 1},  {-3, -2, 0}, {33, 19, 2},
-                                 {60, 2, 0}, {3, 40, 0}, {0, 0, -1}};
+// Inside, across every edge, and wholly outside; from columns at 16 bytes.
+const std::vector<Place> kPlaces{{0, 0, 0},  {8, 3, 1},  {-8, -2, 0}, {32, 19, 2},
+                                 {64, 2, 0}, {8, 40, 0}, {0, 0, -1}};
 
 // A process for each on a GPU, where what an illegal copy leaves behind fails every later one.
 class BulkCopyOfBoxes : public BulkCopy, public testing::WithParamInterface<Swizzle> {
