@@ -10,6 +10,7 @@
 #   impulse    the primitives: every index of every layout of mma, wgmma, TMA, mbarriers and clusters
 #   parity     every operation against the reference, a process for each suite of tests; whole sessions against it
 #   large      K1, K2 and K3 at 32,768 tokens, on poisoned outputs, against float64, the portable kernel and cuBLAS
+#   constants  what the roofline model needs to know of a GPU: latencies, launches, the L2 cache's rate
 #   sanitizer  compute-sanitizer on a small case of every operation: memcheck; racecheck and synccheck if there is time
 #   bench      kvbound bench, a process for each operation                                                (bench.jsonl)
 #   profile    ncu: duration, bytes, sectors, bank conflicts, registers, occupancy of the main kernels    (profile.csv)
@@ -32,7 +33,7 @@
 #
 # Together the stages take 25 minutes at most. Where a command may take 10, these three cover all of them:
 #
-#   cuda/first_run.sh --only facts,impulse,parity,large
+#   cuda/first_run.sh --only facts,impulse,parity,large,constants
 #   cuda/first_run.sh --only sanitizer,bench
 #   cuda/first_run.sh --only profile,sweep,torch
 #   cuda/first_run.sh --backend emulated --tiny build/tests/first_run      # to try it, without a GPU
@@ -40,9 +41,9 @@ set -uo pipefail
 source_folder=$(dirname "$(dirname "$(realpath "$0")")")
 
 # A stage, and the seconds that it may take.
-stages=(facts impulse parity large sanitizer bench profile sweep torch)
-declare -A limits=([facts]=40 [impulse]=60 [parity]=240 [large]=180 [sanitizer]=200 [bench]=360 [profile]=180 [sweep]=90
-                   [torch]=130)
+stages=(facts impulse parity large constants sanitizer bench profile sweep torch)
+declare -A limits=([facts]=40 [impulse]=60 [parity]=240 [large]=180 [constants]=20 [sanitizer]=200 [bench]=360 [profile]=180
+                   [sweep]=90 [torch]=130)
 readonly skipped=77  # the exit code of a stage that cannot run here
 
 # A small case of every operation.
@@ -244,6 +245,15 @@ stage_large() {
   local status=${PIPESTATUS[0]}
   figure "$(counted "$work/large"), $(grep -c 'median of bound over error' "$work/large") comparisons$(
     sed -n 's/^K3.*cuBLAS: not done: /; cuBLAS not done: /p' "$work/large")"
+  return "$status"
+}
+
+stage_constants() {
+  [[ $backend == cuda ]] || skip "the emulation has no clock"
+  shown run_tests 15 "$folder/kvbound_first_run_$build" --gtest_filter='GpuConstants.*' | tee "$work/constants"
+  local status=${PIPESTATUS[0]}
+  figure "$(sed -n 's/^\(device_latency\|l2_bandwidth\|first_launch\|next_launch\): \(.*\) (.*/\1 \2/p' "$work/constants" |
+    paste -sd ';' | sed 's/;/; /g')"
   return "$status"
 }
 

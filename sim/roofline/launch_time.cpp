@@ -34,12 +34,16 @@ double sum_of_counted(const cuda::counting::KernelCounts& counts) {
          counts.of(Instruction::fma);  // whose share of the main loops is estimated with all fp32 arithmetic
 }
 
-double clocks_of(const cuda::counting::WaitChain& chain, const Gpu& gpu) {
+// What a warp waits for, one after the other; it meets so many warps at a barrier of its block.
+double clocks_of(const cuda::counting::WaitChain& chain, double warps, const Gpu& gpu) {
+  const double barrier = gpu.of("barrier_latency") + warps * gpu.of("barrier_latency_of_warp");
+  const double cluster_barrier =
+      gpu.of("cluster_barrier_latency") + warps * gpu.of("cluster_barrier_latency_of_warp");
   return static_cast<double>(chain.device_rounds) * gpu.of("device_latency") +
          static_cast<double>(chain.shared_rounds) * gpu.of("shared_latency") +
          static_cast<double>(chain.exchanges) * gpu.of("exchange_latency") +
-         static_cast<double>(chain.barriers) * gpu.of("barrier_latency") +
-         static_cast<double>(chain.cluster_barriers) * gpu.of("cluster_barrier_latency") +
+         static_cast<double>(chain.barriers) * barrier +
+         static_cast<double>(chain.cluster_barriers) * cluster_barrier +
          static_cast<double>(chain.atomic_rounds) * gpu.of("atomic_latency");
 }
 
@@ -107,7 +111,10 @@ LaunchTime launch_time(const LaunchCounts& launch, const Gpu& gpu, bool first) {
   of(Resource::special_functions) =
       on_busiest(counts.of(Instruction::special_function), gpu.of("special_functions_per_clock"));
   of(Resource::shuffles) = on_busiest(counts.of(Instruction::shuffle), gpu.of("shuffles_per_clock"));
-  of(Resource::latency) = std::ceil(time.waves) * clocks_of(launch.chain, gpu) / clock;
+  const double of_a_warp = time.instructions / (blocks * warps);
+  of(Resource::latency) = std::ceil(time.waves) *
+                          (clocks_of(launch.chain, warps, gpu) + of_a_warp * gpu.of("instruction_latency")) /
+                          clock;
 
   const auto slowest = std::ranges::max_element(time.of.begin() + 1, time.of.end());
   time.seconds = of(Resource::launch) + *slowest;

@@ -10,8 +10,9 @@
 //     tensor cores       FLOP of mma.sync at its share of the peak, FLOP of wgmma at cuBLAS' rate
 //     special functions  exp, log, sqrt
 //     shuffles           and votes
-//     latency            what warps wait for, one after the other, the most of each kind over all warps, for each wave of
-//                        blocks; not copies that run by the side
+//     latency            a warp's instructions, each of which takes some clocks, and what warps wait for, one after the
+//                        other, the most of each kind over all warps, for each wave of blocks; not copies that run by the
+//                        side
 //
 // Resources of a multiprocessor are those of the one that has the most blocks: with B blocks on M multiprocessors its share
 // of the work is ceil(B / M) / B. A wave is as many blocks as are resident at a time, as threads, registers and shared memory

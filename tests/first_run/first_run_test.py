@@ -16,7 +16,7 @@ from support.peer_file import PEER
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT, METRICS = ROOT / "cuda" / "first_run.sh", ROOT / "cuda" / "scripts" / "kernel_metrics.py"
-STAGES = ("facts", "impulse", "parity", "large", "sanitizer", "bench", "profile", "sweep", "torch")
+STAGES = ("facts", "impulse", "parity", "large", "constants", "sanitizer", "bench", "profile", "sweep", "torch")
 # Suites that launch no kernel, or that launch those of other suites.
 WITHOUT_A_SMALL_CASE = {
     "AttentionArithmetic", "NearestKeyArithmetic", "SessionArithmeticParity", "KeepKvOverflowParity", "MergeFirstOperations",
@@ -122,7 +122,7 @@ class Emulated(FirstRunTest):
         self.assertTrue(done.stdout.endswith((self.out / "summary.txt").read_text("utf-8")))
         self.assertEqual(tuple(summary), STAGES)
         for stage, (verdict, said) in summary.items():
-            if stage in ("sanitizer", "profile") or said.startswith("no PyTorch: "):
+            if stage in ("constants", "sanitizer", "profile") or said.startswith("no PyTorch: "):
                 self.assertEqual(verdict, "skipped", stage)
             else:
                 self.assertEqual(verdict, "passed", stage)

@@ -24,7 +24,7 @@ TEST(Gpu, EveryModelHasTheSameConstantsEachWithASource) {
 
 TEST(Gpu, TheyDifferInTheirMemory) {
   EXPECT_EQ(Gpu::named("h100").of("copy_bandwidth"), 3.0e12);
-  EXPECT_EQ(Gpu::named("h200").of("copy_bandwidth"), 4.3e12);
+  EXPECT_EQ(Gpu::named("h200").of("copy_bandwidth"), 4.22e12);
   EXPECT_EQ(Gpu::named("h200").name(), "NVIDIA H200 SXM");
 }
 

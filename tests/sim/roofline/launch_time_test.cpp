@@ -34,7 +34,7 @@ TEST(LaunchTime, OfMemoryIsItsBytesAtTheBandwidthOfACopy) {
   copy.counts.sectors = 3e9 / 32;
   const LaunchTime time = launch_time(copy, h100(), false);
   EXPECT_DOUBLE_EQ(of(time, Resource::memory), 1e-3);
-  EXPECT_DOUBLE_EQ(of(time, Resource::l2_cache), 3e9 / 5.5e12);
+  EXPECT_DOUBLE_EQ(of(time, Resource::l2_cache), 3e9 / 7.1e12);
   EXPECT_EQ(time.limiter, Resource::memory);
   EXPECT_DOUBLE_EQ(time.seconds, 1e-3 + 1e-6);
 }
@@ -68,7 +68,7 @@ TEST(LaunchTime, OfProductsDependsOnTheInstruction) {
 }
 
 TEST(LaunchTime, OfInstructionsIsFourAClock) {
-  LaunchCounts work = launch(132);
+  LaunchCounts work = launch(132, 1024);
   work.counts.instructions[static_cast<size_t>(Instruction::load)] = 132 * 4e6;
   work.counts.instructions[static_cast<size_t>(Instruction::special_function)] = 132 * 1e6;
   const LaunchTime time = launch_time(work, h100(), false);
@@ -85,7 +85,7 @@ TEST(LaunchTime, OfAChainIsWaitedForInEveryWave) {
                  .barriers = 7,
                  .cluster_barriers = 13,
                  .atomic_rounds = 11};
-  const double clocks = 2 * 479 + 3 * 29 + 5 * 25 + 7 * 40 + 13 * 360 + 11 * 60;
+  const double clocks = 2 * 479 + 3 * 23 + 5 * 25 + 7 * (13 + 4 * 2) + 13 * (310 + 4 * 10) + 11 * 42;
   LaunchTime time = launch_time(chain, h100(), false);
   EXPECT_EQ(time.resident_blocks, 16);
   EXPECT_DOUBLE_EQ(time.waves, 1);
@@ -93,6 +93,18 @@ TEST(LaunchTime, OfAChainIsWaitedForInEveryWave) {
   chain.grid = cuda::emulation::dim3(132 * 16 + 1);
   time = launch_time(chain, h100(), false);
   EXPECT_DOUBLE_EQ(of(time, Resource::latency), 2 * clocks / 1.755e9);
+}
+
+TEST(LaunchTime, AWarpsInstructionsTakeSomeClocksEach) {
+  LaunchCounts few = launch(132, 128);  // 4 warps on a multiprocessor, each of 1e6 instructions
+  few.counts.instructions[static_cast<size_t>(Instruction::load)] = 132 * 4e6;
+  LaunchTime time = launch_time(few, h100(), false);
+  EXPECT_DOUBLE_EQ(of(time, Resource::latency), 1e6 * 3.5 / 1.755e9);
+  EXPECT_EQ(time.limiter, Resource::latency);
+  few.grid = cuda::emulation::dim3(132 * 16);  // the same instructions of 16 times as many warps
+  time = launch_time(few, h100(), false);
+  EXPECT_DOUBLE_EQ(of(time, Resource::latency), 1e6 * 3.5 / 16 / 1.755e9);
+  EXPECT_EQ(time.limiter, Resource::issue);
 }
 
 TEST(LaunchTime, OccupancyIsLimitedByThreadsSharedMemoryAndBlocks) {
@@ -141,7 +153,7 @@ TEST(OperationTime, IsTheSumOfItsLaunchesAndTheHostsShareBesideIt) {
   ASSERT_EQ(time.launches.size(), 2U);
   EXPECT_DOUBLE_EQ(time.device_seconds, 2e-6 + (1e-6 + 1e-3) + 3e-6);
   EXPECT_DOUBLE_EQ(time.kernel_seconds, 1e-3);
-  EXPECT_DOUBLE_EQ(time.host_seconds, 8e-6 + 2 * 6e-6 + 1e-4 + 1e-4);
+  EXPECT_DOUBLE_EQ(time.host_seconds, 4.4e-6 + 2 * 5.8e-6 + 5e6 / 5.4e10 + 3.5e-5);
   EXPECT_EQ(time.limiter, Resource::memory);
 }
 
