@@ -36,13 +36,15 @@ enum class Keys {
   tiny,        ///< their products underflow
   mixed,       ///< some huge, some tiny, some duplicated
   nearly_parallel,
+  opposite,  ///< as nearly_parallel, but every other key negated: where those leave, all cosines are negative
 };
-constexpr Keys kKinds[] = {Keys::random, Keys::duplicated, Keys::zero,  Keys::peaked,
-                           Keys::huge,   Keys::tiny,       Keys::mixed, Keys::nearly_parallel};
+constexpr Keys kKinds[] = {Keys::random,  Keys::duplicated, Keys::zero,  Keys::peaked,
+                           Keys::huge,    Keys::tiny,       Keys::mixed, Keys::nearly_parallel,
+                           Keys::opposite};
 
 std::string_view name(Keys kind) {
-  constexpr std::string_view kNames[] = {"random", "duplicated", "zero",  "peaked",
-                                         "huge",   "tiny",       "mixed", "nearly parallel"};
+  constexpr std::string_view kNames[] = {"random", "duplicated",      "zero",    "peaked", "huge", "tiny",
+                                         "mixed",  "nearly parallel", "opposite"};
   return kNames[static_cast<size_t>(kind)];
 }
 std::string_view name(SearchKernel kernel) {
@@ -80,7 +82,8 @@ Tensor keys_of(Keys kind, int64_t slices, int64_t rows, int64_t cols, double hug
         if (kind == Keys::mixed && i >= 11) number = keys.data()[(s * rows + i % 11) * cols + c];
         if (kind == Keys::mixed && i == 3) number *= huge;
         if (kind == Keys::mixed && i == 8) number /= huge;
-        if (kind == Keys::nearly_parallel) number = 1 + number / 64;
+        if (kind == Keys::nearly_parallel || kind == Keys::opposite) number = 1 + number / 64;
+        if (kind == Keys::opposite && i % 2 == 1) number = -number;
       }
     }
   }
@@ -260,6 +263,7 @@ TYPED_TEST(NearestKeyParity, FindsTheNearestOfManyKeys) {
 TYPED_TEST(NearestKeyParity, FindsTheNearestOfManyKeysOnEveryKernel) {
   this->expect_parity({.head_dim = 64, .tokens = 900, .kept = {523, 64}});
   this->expect_parity({.kind = Keys::mixed, .head_dim = 128, .tokens = 700, .kept = {129, 403}});
+  this->expect_parity({.kind = Keys::opposite, .head_dim = 64, .tokens = 600, .kept = {300, 150}});
 }
 
 TYPED_TEST(NearestKeyParity, LengthsAreThoseOfTheReferenceWhateverTheirSize) {
