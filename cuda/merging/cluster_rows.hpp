@@ -157,8 +157,14 @@ __device__ void stage_entries(const StagedEntries<kHeads>& staged, int count, co
   const int filled = static_cast<int>(round_up(count, kRowsInFlight));
 #pragma unroll 1
   for (int e = Lanes::lane_in_row(); e < filled; e += Lanes::kLanes) {
-    staged.rows[first + e] = e < count ? row(e) : -1;
-    staged.weights[first + e] = e < count ? weights(e) : EntryWeights<kHeads>{};
+    int own_row = -1;
+    EntryWeights<kHeads> own_weights;
+    if (e < count) {  // both loads before the first store
+      own_row = row(e);
+      own_weights = weights(e);
+    }
+    staged.rows[first + e] = own_row;
+    staged.weights[first + e] = own_weights;
   }
   __syncwarp();
 }
@@ -170,7 +176,7 @@ template <Storage T, int kDims, int kHeads>
 __device__ void add_staged(const DeviceTensor<const T>& entries, const T* lanes,
                            const StagedEntries<kHeads>& staged, int count,
                            LaneRow<T, kDims> (&sums)[kHeads]) {
-  const auto row_stride = static_cast<uint32_t>(entries.row_stride);
+  const auto row_bytes = static_cast<uint32_t>(entries.row_stride) * uint32_t{sizeof(T)};
   const int first = ClusterLanes<T, kDims>::group() * staged.kEntries;
 #pragma unroll 1
   for (int e = 0; e < count; e += kRowsInFlight) {
@@ -179,7 +185,9 @@ __device__ void add_staged(const DeviceTensor<const T>& entries, const T* lanes,
     LoadedRow<T, kDims> loaded[kRowsInFlight];
 #pragma unroll
     for (int n = 0; n < kRowsInFlight; ++n) {
-      loaded[n].load(lanes, rows[n], row_stride, static_cast<int>(entries.cols));
+      const auto from =
+          reinterpret_cast<const char*>(lanes) + uint64_t{static_cast<uint32_t>(rows[n])} * row_bytes;
+      loaded[n].load(reinterpret_cast<const T*>(from), rows[n] >= 0, static_cast<int>(entries.cols));
     }
 #pragma unroll
     for (int n = 0; n < kRowsInFlight; ++n) {
@@ -213,19 +221,21 @@ struct HeadClusters {
 /// One kept entry and its members, as a group of lanes sees them.
 struct Cluster {
   int i;
-  int from = 0,
-      members = 0;  // the first member's place, and how many there are; 0 if there is no such kept entry
+  int from = 0, to = 0;  // the places of its members; equal if there is no such kept entry
 
   template <Storage T, int kDims>
   __device__ Cluster(const HeadClusters<T, kDims>& p, int64_t kept) : i(static_cast<int>(kept)) {
     if (kept >= p.capacity) return;
-    from = static_cast<int>(p.offsets[i]);
-    members = static_cast<int>(p.offsets[i + 1]) - from;
+    const int64_t* const offsets = p.offsets + kept;
+    from = static_cast<int>(offsets[0]);
+    to = static_cast<int>(offsets[1]);
   }
-  __device__ bool merges() const { return members > 0; }
-  __device__ bool is_large() const { return members > kChunk; }
+  // Counted where it is used, so that nothing waits for the offsets of a cluster that is not its turn yet.
+  __device__ int members() const { return to - from; }
+  __device__ bool merges() const { return members() > 0; }
+  __device__ bool is_large() const { return members() > kChunk; }
   /// The entries that stage_entries takes: the kept one and up to 64 members; a large cluster's have parts.
-  __device__ int entries() const { return !merges() ? 0 : is_large() ? 1 : 1 + members; }
+  __device__ int entries() const { return !merges() ? 0 : is_large() ? 1 : 1 + members(); }
   template <Storage T, int kDims>
   __device__ int row(const HeadClusters<T, kDims>& p, int entry) const {
     return static_cast<int>(*(entry == 0 ? p.kept + i : p.members + from + entry - 1));
@@ -237,7 +247,7 @@ struct Cluster {
     const int64_t rows = int64_t{p.heads} * kDims;
     const float* part = p.parts + from / kChunk * rows + first_head * kDims;
 #pragma unroll 1
-    for (int n = 0; n < members; n += kPartMembers) {
+    for (int n = 0; n < members(); n += kPartMembers) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (first_head + h >= p.heads) break;
@@ -251,6 +261,7 @@ struct Cluster {
 /// The weights of a KV head's entries in rows first_row, ..., which lie side by side.
 struct HeadWeights {
   const float *kept, *members;  // [capacity, together], [stride, together]
+  int64_t before_kept;          // so many numbers of kept entries lie before this KV head's
   int together;
 
   template <Storage T>
@@ -260,7 +271,8 @@ struct HeadWeights {
     const int rows = static_cast<int>(p.weights.rows), kv_heads = static_cast<int>(p.entries.slices);
     together = min(static_cast<int>(WeightLayout::kTogether), rows - first_row);
     const int64_t before = first_row * kv_heads + static_cast<int>(g) * together;
-    kept += before * p.clusters.capacity;
+    before_kept = before * p.clusters.capacity;
+    kept += before_kept;
     members += before * p.clusters.stride;
   }
 

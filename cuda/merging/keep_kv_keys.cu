@@ -22,6 +22,7 @@ struct Arguments {
   MergeQueries queries;
   MergedNumbers numbers;
   MergedRows<T> merged;
+  float head_share;  // 1 / heads
 
   __host__ __device__ int heads() const { return static_cast<int>(sums.weights.rows); }
 };
@@ -62,11 +63,10 @@ __device__ void copy_rows(const float* from, int rows, int head_dim, float* to) 
 
 // sums[h] = k-_h for the rows of weights first_head + h. The whole warp calls it.
 template <Storage T, int kDims, int kHeads>
-__device__ void sum_heads(const Arguments<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
-                          const Cluster& cluster, int first_head, const Shared<T, kDims, kHeads>& shared,
-                          LaneRow<T, kDims> (&sums)[kHeads]) {
+__device__ void sum_heads(const Arguments<T>& p, const HeadWeights& weights,
+                          const HeadClusters<T, kDims>& clusters, const Cluster& cluster, int first_head,
+                          const Shared<T, kDims, kHeads>& shared, LaneRow<T, kDims> (&sums)[kHeads]) {
   const int count = cluster.entries();
-  const HeadWeights weights(p.sums, g, first_head);
   __syncwarp();  // all lanes have read what was staged before
   stage_entries<T, kDims>(
       shared.staged, count, [&](int e) { return cluster.row(clusters, e); },
@@ -77,36 +77,56 @@ __device__ void sum_heads(const Arguments<T>& p, int64_t g, const HeadClusters<T
   if (cluster.is_large()) cluster.add_parts(clusters, first_head, sums);
 }
 
-// The divergence of head first_head + h of the group's cluster in its h-th lane, 0 in others; of an only head in all lanes.
+// The divergence of the weights' row h of the group's cluster in its h-th lane, 0 in others; of an only head in all lanes.
 template <int kHeads, int kDims, Storage T>
-__device__ float own_divergence(const Arguments<T>& p, int64_t g, const Cluster& cluster, int first_head) {
+__device__ float own_divergence(const Arguments<T>& p, const HeadWeights& weights, const Cluster& cluster) {
   const int h = kHeads > 1 ? ClusterLanes<T, kDims>::lane_in_row() : 0;
-  if (!cluster.merges() || h >= min(kHeads, p.heads() - first_head)) return 0;
-  return p.numbers.divergences[p.sums.of_kept().place(first_head, g, cluster.i) + h];
+  if (!cluster.merges() || h >= min(kHeads, weights.together)) return 0;
+  return p.numbers.divergences[weights.before_kept + cluster.i * weights.together + h];
 }
 
-// Adds what corrects the logits of heads first_head + h, which lack scale q_h . (k-_h - mean) - KL_h. The whole warp calls it.
+// What the logits of the first kHeads of `heads` heads lack, scale q_h . (k-_h - mean) - KL_h, in all lanes of the group. The
+// heads' products are summed over the lanes together. The whole warp calls it.
+//
+// queries  [heads, kDims], as lanes read them
+template <Storage T, int kDims, int kHeads>
+__device__ void lacking_logits(int heads, float divergence, const LaneRow<T, kDims>& mean,
+                               const float* queries, LaneRow<T, kDims> (&sums)[kHeads],
+                               float (&lacking)[kHeads]) {
+  constexpr int kLanes = ClusterLanes<T, kDims>::kLanes;
+  if constexpr (kHeads == 1) {  // the only mean is apart from itself by exactly 0
+    lacking[0] = -divergence;
+  } else {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      float missing = 0;
+      int i = 0;
+      if (h < heads) {
+        sums[h].with(queries + h * kDims, [&](float& number, float query) {
+          missing = fmaf(query, number - mean.numbers[i++], missing);
+        });
+      }
+      lacking[h] = ClusterLanes<T, kDims>::lane_in_row() == h ? missing - divergence : missing;
+    }
+    sum_numbers<kLanes>(lacking);
+    const float own = lacking[0];  // head l kHeads / kLanes's sum in lane l
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) lacking[h] = __shfl_sync(kAllLanes, own, h * (kLanes / kHeads), kLanes);
+  }
+}
+
+// Adds what corrects the logits of heads first_head + h. The whole warp calls it.
 template <Storage T, int kDims, int kHeads>
 __device__ void add_corrections(int heads, int first_head, float divergence, const LaneRow<T, kDims>& mean,
                                 const Shared<T, kDims, kHeads>& shared, LaneRow<T, kDims> (&sums)[kHeads],
                                 LaneRow<T, kDims>& correction) {
-  using Lanes = ClusterLanes<T, kDims>;
+  float missing[kHeads];
+  lacking_logits(heads - first_head, divergence, mean, shared.queries + first_head * kDims, sums, missing);
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     if (first_head + h >= heads) break;
-    const int row = (first_head + h) * kDims;
-    float missing = 0;
-    if (kHeads > 1) {
-      int i = 0;
-      sums[h].with(shared.queries + row, [&](float& number, float query) {
-        missing = fmaf(query, number - mean.numbers[i++], missing);
-      });
-      missing = warp_sum<Lanes::kLanes>(Lanes::lane_in_row() == h ? missing - divergence : missing);
-    } else {  // the only mean is apart from itself by exactly 0
-      missing = -divergence;
-    }
-    correction.with(shared.inverse + row,
-                    [&](float& number, float inverse) { number = fmaf(missing, inverse, number); });
+    correction.with(shared.inverse + (first_head + h) * kDims,
+                    [&](float& number, float inverse) { number = fmaf(missing[h], inverse, number); });
   }
 }
 
@@ -134,13 +154,14 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
 #pragma unroll 1
   for (int turn = 0; turn < (parts == 1 ? 1 : 2 * parts); ++turn) {
     const int first_head = (turn < parts ? turn : turn - parts) * kHeads;
-    const float divergence = own_divergence<kHeads, kDims>(p, g, cluster, first_head);
-    sum_heads(p, g, clusters, cluster, first_head, shared, sums);
+    const HeadWeights weights(p.sums, g, first_head);
+    const float divergence = own_divergence<kHeads, kDims>(p, weights, cluster);
+    sum_heads(p, weights, clusters, cluster, first_head, shared, sums);
 #pragma unroll
     for (int i = 0; i < kNumbers && turn < parts; ++i) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) mean.numbers[i] += sums[h].numbers[i];
-      if (turn == parts - 1) mean.numbers[i] *= 1 / static_cast<float>(p.heads());
+      if (turn == parts - 1) mean.numbers[i] *= p.head_share;
     }
     if (parts == 1 || turn >= parts) {
       add_corrections(p.heads(), first_head, divergence, mean, shared, sums, correction);
@@ -219,7 +240,8 @@ void merged_keys(const KeyRule& rule, DeviceTensor<const T> entries, const Merge
   const Arguments<T> arguments{sums_of(entries, merged.kept, merged.clusters, weights, workspace, stream),
                                queries,
                                numbers,
-                               {cache, merged.into, merged.clusters.capacity, status}};
+                               {cache, merged.into, merged.clusters.capacity, status},
+                               1 / static_cast<float>(weights.rows)};
   if (merged.clusters.capacity == 0) return;
   by_dims(entries.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
     if (weights.rows == 1) {

@@ -16,10 +16,11 @@ struct MeanArguments {
   Sums<T> sums;
   const float* shares;
   MergedRows<T> merged;
+  float equal_share;  // 1 / rows of weights
 
   // The share of row h in the mean of kept entry i.
   __device__ float share(int64_t g, int h, int i) const {
-    return shares ? shares[sums.of_kept().place(h, g, i)] : 1 / static_cast<float>(sums.weights.rows);
+    return shares ? shares[sums.of_kept().place(h, g, i)] : equal_share;
   }
   // The shares of rows first_row, ..., which lie side by side.
   __device__ EntryWeights<kHeadsAtOnce> shares_of(int64_t g, int first_row, int i) const {
@@ -29,7 +30,7 @@ struct MeanArguments {
                                         static_cast<int>(layout.together(first_row)));
     EntryWeights<kHeadsAtOnce> equal;
 #pragma unroll
-    for (float& share : equal.numbers) share = 1 / static_cast<float>(layout.rows);
+    for (float& share : equal.numbers) share = equal_share;
     return equal;
   }
 };
@@ -61,7 +62,7 @@ __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClu
 //            cluster; written: head_dim sizeof(T) for each cluster
 // FLOP       2 head_dim and 2 for each row of weights, for each merging entry
 template <int kDims, Storage T>
-__global__ void __launch_bounds__(kRowsThreads, 8) weighted_means_kernel(MeanArguments<T> p) {
+__global__ void __launch_bounds__(kRowsThreads, 10) weighted_means_kernel(MeanArguments<T> p) {
   using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const StagedEntries<1> staged(memory, Lanes::kGroups);
@@ -133,7 +134,10 @@ void weighted_means(DeviceTensor<const T> entries, const MergedEntries& merged, 
   require_equal("columns of the cache", cache.cols, "columns of entries", entries.cols);
   const Sums<T> sums = sums_of(entries, merged.kept, merged.clusters, weights, workspace, stream);
   if (sums.clusters.capacity == 0) return;
-  const MeanArguments<T> arguments{sums, shares, {cache, merged.into, sums.clusters.capacity, status}};
+  const MeanArguments<T> arguments{sums,
+                                   shares,
+                                   {cache, merged.into, sums.clusters.capacity, status},
+                                   1 / static_cast<float>(weights.rows)};
   by_dims(entries.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
     launch<weighted_means_kernel<kDims, T>>(shape_of<T, kDims>(sums, stream), arguments);
   });

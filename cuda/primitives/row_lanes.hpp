@@ -74,26 +74,41 @@ int64_t product_depth_of_lanes(int64_t head_dim) {
 
 #if !defined(KVBOUND_CUDA_NATIVE) || defined(__CUDACC__)  // for kernels
 
-/// A row's vectors as they are loaded; zeros without a row, and behind head_dim.
+/// A row's vectors as they are stored, which become numbers only where they are used: so all loads of several rows stand before
+/// the first use. Zeros without a row, and behind head_dim.
 template <Storage T, int kDims>
 struct LoadedRow {
   using Lanes = RowLanes<T, kDims>;
 
-  Vector<T> vectors[Lanes::kVectors];
+  uint4 vectors[Lanes::kVectors];
 
+  /// from    the number that the lane's first vector begins with; is read if the row exists
+  /// exists  the same for all lanes of the row
+  __device__ void load(const T* from, bool exists, int head_dim) {
+#pragma unroll
+    for (int v = 0; v < Lanes::kVectors; ++v) {
+      vectors[v] = {0, 0, 0, 0};
+      if (exists && Lanes::column(v) < head_dim) {
+        vectors[v] = *reinterpret_cast<const uint4*>(from + v * (Lanes::kLanes * Lanes::kVectorNumbers));
+      }
+    }
+  }
   /// lanes  the number that the lane's first vector of row 0 begins with
   /// row    negative: none
   __device__ void load(const T* lanes, int row, uint32_t row_stride, int head_dim) {
-    const T* const from = lanes + static_cast<uint64_t>(static_cast<uint32_t>(row)) * row_stride;
-#pragma unroll
-    for (int v = 0; v < Lanes::kVectors; ++v) {
-      const bool inside = row >= 0 && Lanes::column(v) < head_dim;
-      vectors[v] = inside ? load16(from + v * (Lanes::kLanes * Lanes::kVectorNumbers)) : Vector<T>{};
-    }
+    load(lanes + static_cast<uint64_t>(static_cast<uint32_t>(row)) * row_stride, row >= 0, head_dim);
   }
   /// The i-th of this lane's numbers.
   __device__ float number(int i) const {
-    return vectors[i / Lanes::kVectorNumbers].values[i % Lanes::kVectorNumbers];
+    constexpr int kOfWord = Lanes::kVectorNumbers / 4;
+    const uint4& vector = vectors[i / Lanes::kVectorNumbers];
+    const int place = i % Lanes::kVectorNumbers / kOfWord;
+    const uint32_t word = place == 0 ? vector.x : place == 1 ? vector.y : place == 2 ? vector.z : vector.w;
+    if constexpr (kOfWord == 1) {
+      return __uint_as_float(word);
+    } else {
+      return to_float(T{static_cast<uint16_t>(word >> (i % 2 * 16))});
+    }
   }
 };
 
