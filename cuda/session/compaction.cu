@@ -9,15 +9,16 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kRowsInFlight = 8;  // of a lane: loads before the first store
+constexpr int kRowsInFlight = 4;  // of a lane: loads before the first store
 constexpr int kMostTensors = 2;   // keys and values
+constexpr int64_t kMostRowBytes = INT32_MAX;
 
-// Rows of a tensor of all KV heads; strides in vectors of 16 bytes.
+// Rows of a tensor of all KV heads.
 struct MovedRows {
-  const uint4* rows;
-  uint4* compacted;
-  int64_t row_stride, slice_stride;
-  int64_t compacted_row_stride, compacted_slice_stride;
+  const char* rows;
+  char* compacted;
+  int64_t slice_bytes, compacted_slice_bytes;  // from one KV head to the next
+  uint32_t row_bytes, compacted_row_bytes;     // from one row to the next
 };
 
 struct CompactArguments {
@@ -28,41 +29,55 @@ struct CompactArguments {
   int vectors;  // of 16 bytes in a row, padding included
 };
 
-// Copies the kept rows of one KV head. kLanes lanes copy a row, a vector of 16 bytes each, and a warp 32 / kLanes rows at
-// once; the warp reads the positions of all its rows by one load and hands them out.
+// The parts of up to kLanes vectors in which a row is copied.
+template <int kLanes>
+__host__ __device__ int parts_of(int vectors) {
+  return (vectors + kLanes - 1) / kLanes;
+}
+
+// Copies the kept rows of one KV head. kLanes lanes copy a row, or a part of a longer one, a vector of 16 bytes each, and a
+// warp 32 / kLanes rows at once; the warp reads the positions of all its rows by one load, which does not wait for their
+// number, and hands them out. All loads of rows stand before the first store.
 //
-//       a warp, kLanes = 16:      rows 0, 2, 4, .. 14 by lanes 0..15      rows 1, 3, 5, .. 15 by lanes 16..31
+//       a warp, kLanes = 16:      rows 0, 2, 4, 6 by lanes 0..15      rows 1, 3, 5, 7 by lanes 16..31
 //
-// grid       (ceil(capacity / rows of a block), kv_heads, tensors): rows of a block = 8 warps x 8 x 32 / kLanes
+// grid       (ceil(capacity / rows of a block), kv_heads, tensors parts): rows of a block = 8 warps x 4 x 32 / kLanes
 // block      256; no shared memory
-// registers  88 for kLanes 8 and 16, 73 for 32 (sm_90a); 75, 61 (sm_80)
+// registers  32-36 (sm_90a)
 // bytes      read: 8 + 16 vectors for each kept row; written: 16 vectors for each; no FLOP
 template <int kLanes>
-__global__ void __launch_bounds__(kThreads) compact_kernel(CompactArguments p) {
+__global__ void __launch_bounds__(kThreads, 7) compact_kernel(CompactArguments p) {
   constexpr int kRowsAtOnce = 32 / kLanes;
   constexpr int kRowsOfWarp = kRowsInFlight * kRowsAtOnce;
   static_assert(kRowsOfWarp <= 32, "a lane reads one position");
-  const MovedRows moved = blockIdx.z == 0 ? p.keys : p.values;
+  const auto z = static_cast<int>(blockIdx.z);
+  const int parts = parts_of<kLanes>(p.vectors);
+  const MovedRows moved = z < parts ? p.keys : p.values;
+  const int column = (z < parts ? z : z - parts) * kLanes + lane() % kLanes;
   const int64_t g = blockIdx.y;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp()) * kRowsOfWarp;
-  const int rows = static_cast<int>(max(min(p.count[g] - first, int64_t{kRowsOfWarp}), int64_t{0}));
-  const int position = lane() < rows ? static_cast<int>(p.kept[g * p.kept_stride + first + lane()]) : 0;
-  const int mine = lane() / kLanes;  // of the rows at once
-  const uint4* const from = moved.rows + g * moved.slice_stride;
-  uint4* const to = moved.compacted + g * moved.compacted_slice_stride + first * moved.compacted_row_stride;
-  for (int column = lane() % kLanes; column - lane() % kLanes < p.vectors; column += kLanes) {
-    uint4 vectors[kRowsInFlight];
+  const bool has_position = lane() < kRowsOfWarp && first + lane() < p.kept_stride;
+  const int position = has_position ? static_cast<int>(p.kept[g * p.kept_stride + first + lane()]) : 0;
+  const int rows = column < p.vectors ? static_cast<int>(min(p.count[g] - first, int64_t{kRowsOfWarp})) : 0;
+  const char* const from = moved.rows + g * moved.slice_bytes + column * 16;
+  char* const to =
+      moved.compacted + g * moved.compacted_slice_bytes + first * moved.compacted_row_bytes + column * 16;
+  uint32_t kept[kRowsInFlight];
+  uint4 vectors[kRowsInFlight] = {};
 #pragma unroll
-    for (int n = 0; n < kRowsInFlight; ++n) {
-      const int row = n * kRowsAtOnce + mine;
-      const int64_t kept = __shfl_sync(kAllLanes, position, row);
-      if (row < rows && column < p.vectors) vectors[n] = from[kept * moved.row_stride + column];
-    }
+  for (int n = 0; n < kRowsInFlight; ++n) {
+    kept[n] = static_cast<uint32_t>(__shfl_sync(kAllLanes, position, n * kRowsAtOnce + lane() / kLanes));
+  }
 #pragma unroll
-    for (int n = 0; n < kRowsInFlight; ++n) {
-      const int row = n * kRowsAtOnce + mine;
-      if (row < rows && column < p.vectors) to[row * moved.compacted_row_stride + column] = vectors[n];
+  for (int n = 0; n < kRowsInFlight; ++n) {
+    if (n * kRowsAtOnce + lane() / kLanes < rows) {
+      vectors[n] = *reinterpret_cast<const uint4*>(from + uint64_t{kept[n]} * moved.row_bytes);
     }
+  }
+#pragma unroll
+  for (int n = 0; n < kRowsInFlight; ++n) {
+    const int row = n * kRowsAtOnce + lane() / kLanes;
+    if (row < rows) *reinterpret_cast<uint4*>(to + int64_t{row} * moved.compacted_row_bytes) = vectors[n];
   }
 }
 
@@ -122,20 +137,24 @@ MovedRows moved_rows(const DeviceTensor<const T>& rows, const DeviceTensor<T>& c
   require_range("rows", rows.rows, 0, INT32_MAX);
   require_equal("slices of rows", rows.slices, "slices of compacted", compacted.slices);
   require_equal("columns of rows", rows.cols, "columns of compacted", compacted.cols);
-  return {reinterpret_cast<const uint4*>(rows.data),
-          reinterpret_cast<uint4*>(compacted.data),
-          rows.row_stride / kVector<T>,
-          rows.slice_stride / kVector<T>,
-          compacted.row_stride / kVector<T>,
-          compacted.slice_stride / kVector<T>};
+  constexpr auto kBytes = int64_t{sizeof(T)};
+  require_range("row_stride of rows", rows.row_stride, 0, kMostRowBytes / kBytes);
+  require_range("row_stride of compacted", compacted.row_stride, 0, kMostRowBytes / kBytes);
+  return {reinterpret_cast<const char*>(rows.data),
+          reinterpret_cast<char*>(compacted.data),
+          rows.slice_stride * kBytes,
+          compacted.slice_stride * kBytes,
+          static_cast<uint32_t>(rows.row_stride * kBytes),
+          static_cast<uint32_t>(compacted.row_stride * kBytes)};
 }
 
 template <int kLanes>
 void launch_compact(const CompactArguments& arguments, int64_t capacity, int64_t kv_heads, int64_t tensors,
                     Stream stream) {
   constexpr int64_t kRowsOfBlock = int64_t{kWarps} * kRowsInFlight * 32 / kLanes;
+  const int64_t parts = parts_of<kLanes>(arguments.vectors);
   launch<compact_kernel<kLanes>>(
-      {extent(ceil_division(capacity, kRowsOfBlock), kv_heads, tensors), extent(kThreads), 0, stream},
+      {extent(ceil_division(capacity, kRowsOfBlock), kv_heads, tensors * parts), extent(kThreads), 0, stream},
       arguments);
 }
 
