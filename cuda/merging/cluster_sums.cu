@@ -8,6 +8,8 @@ namespace cluster_sums {
 namespace {
 
 constexpr int kScanned = 8;  // clusters that a thread looks at together
+constexpr int kTeams = 2;    // of kRowsThreads threads: each has a part
+constexpr int kPartThreads = kTeams * kRowsThreads;
 
 struct Part {
   int from, members, slot;
@@ -18,13 +20,13 @@ struct PartShared {
   static constexpr int kGroups = ClusterLanes<T, kDims>::kGroups;
 
   StagedEntries<kHeads> staged;
-  float* sums;  // [kGroups, kHeads, kDims], as lanes read them
+  float* sums;  // [kTeams, kGroups, kHeads, kDims], as lanes read them
   Part* parts;  // [most]
   int* count;
 
   __host__ __device__ PartShared(SharedMemory& memory, int64_t most)
-      : staged(memory, kGroups),
-        sums(memory.array<float>(kGroups * kHeads * kDims)),
+      : staged(memory, kTeams * kGroups),
+        sums(memory.array<float>(kTeams * kGroups * kHeads * kDims)),
         parts(memory.array<Part>(most)),
         count(memory.array<int>(1)) {}
 };
@@ -57,7 +59,7 @@ __device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, 
   __syncthreads();
   const auto in_sector =
       static_cast<int>(reinterpret_cast<uintptr_t>(p.offsets) % kSectorBytes / sizeof(int64_t));
-  for (int first = warp() * kOfWarp - in_sector; first < p.capacity; first += kScanned * kRowsThreads) {
+  for (int first = warp() * kOfWarp - in_sector; first < p.capacity; first += kScanned * kPartThreads) {
     // The last one is where the warp's clusters end. Where there is no cluster, two are equal.
     int offsets[kScanned + 1];
 #pragma unroll
@@ -74,16 +76,17 @@ __device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, 
   __syncthreads();
 }
 
-// One part: a group of lanes sums an equal share of its members, and the shares are added in their order. The whole block
-// calls it.
+// A team's part: a group of lanes sums an equal share of its members, and the shares are added in their order. The whole
+// block calls it; a team that has no part with one of no members.
 template <int kHeads, int kDims, Storage T>
 __device__ void sum_part(const Sums<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
                          const Part& part, int first_head, const PartShared<T, kDims, kHeads>& shared,
                          float* sum) {
-  using Lanes = ClusterLanes<T, kDims>;
-  const int share = (part.members + Lanes::kGroups - 1) / Lanes::kGroups;
-  const int own = part.from + Lanes::group() * share;
-  const int count = max(0, min(share, part.members - Lanes::group() * share));
+  constexpr int kGroups = ClusterLanes<T, kDims>::kGroups;
+  const int group = ClusterLanes<T, kDims>::group(), thread = static_cast<int>(threadIdx.x) % kRowsThreads;
+  const int share = (part.members + kGroups - 1) / kGroups;
+  const int before = group % kGroups * share;
+  const int own = part.from + before, count = max(0, min(share, part.members - before));
   const HeadWeights weights(p, g, first_head);
   stage_entries<T, kDims>(
       shared.staged, count, [&](int e) { return static_cast<int>(clusters.members[own + e]); },
@@ -91,37 +94,40 @@ __device__ void sum_part(const Sums<T>& p, int64_t g, const HeadClusters<T, kDim
   LaneRow<T, kDims> sums[kHeads];
   add_staged(p.entries, clusters.lanes, shared.staged, count, sums);
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) sums[h].store(shared.sums + (Lanes::group() * kHeads + h) * kDims);
+  for (int h = 0; h < kHeads; ++h) sums[h].store(shared.sums + (group * kHeads + h) * kDims);
   __syncthreads();
-  const int numbers = min(kHeads, clusters.heads - first_head) * kDims;
-  for (int n = static_cast<int>(threadIdx.x); n < numbers; n += kRowsThreads) {
+  const float* const shares = shared.sums + group / kGroups * kGroups * kHeads * kDims;
+  const int numbers = part.members > 0 ? min(kHeads, clusters.heads - first_head) * kDims : 0;
+  for (int n = thread; n < numbers; n += kRowsThreads) {
     float all = 0;
-    for (int group = 0; group < Lanes::kGroups; ++group) all += shared.sums[group * kHeads * kDims + n];
+#pragma unroll
+    for (int other = 0; other < kGroups; ++other) all += shares[other * kHeads * kDims + n];
     sum[n] = all;
   }
   __syncthreads();
 }
 
-// The parts of large clusters, for up to kHeads rows of weights at a time: a block has those of every gridDim.x-th slot.
+// The parts of large clusters, for up to kHeads rows of weights at a time: a block has those of every gridDim.x-th slot, a
+// team of 128 threads one of them at a time.
 //
 // grid       (about two blocks for each multiprocessor, divided by the KV heads; kv_heads)
-// block      128
-// shared     kGroups (272 + 4 kHeads (68 + kDims)) + 12 slots / gridDim.x bytes, of 8 groups for 16-bit types and head_dim 128
-// registers  kHeads 1: 64-80, 4: 80-106 (sm_90a); 64-80, 80-104 (sm_80)
+// block      256
+// shared     2 kGroups (272 + 4 kHeads (68 + kDims)) + 12 slots / gridDim.x bytes, of 8 groups for 16-bit types and head_dim 128
+// registers  kHeads 1: 56-80, 4: 74-106 (sm_90a)
 // bytes      read: for each member of a large cluster head_dim sizeof(T), 8 and 4 for each row of weights; all offsets for
 //            each block, mostly from the L2 cache; written: 4 kDims for each row of weights and part
 // FLOP       2 head_dim for each row of weights and member of a large cluster
 template <int kHeads, int kDims, Storage T>
-__global__ void __launch_bounds__(kRowsThreads, 4) sum_parts_kernel(Sums<T> p, float* parts) {
+__global__ void __launch_bounds__(kPartThreads, 2) sum_parts_kernel(Sums<T> p, float* parts) {
   SharedMemory memory;
   const PartShared<T, kDims, kHeads> shared(memory, most_parts(p.slots(), gridDim.x));
   const int64_t g = blockIdx.y;
   const HeadClusters<T, kDims> clusters(p, g);
   list_parts(clusters, shared);
-  const int count = *shared.count;
+  const int count = *shared.count, team = static_cast<int>(threadIdx.x) / kRowsThreads;
 #pragma unroll 1
-  for (int n = 0; n < count; ++n) {
-    const Part part = shared.parts[n];
+  for (int first = 0; first < count; first += kTeams) {
+    const Part part = first + team < count ? shared.parts[first + team] : Part{};
 #pragma unroll 1
     for (int h = 0; h < clusters.heads; h += kHeads) {
       sum_part(p, g, clusters, part, h, shared, parts + p.part(g, part.slot, h));
@@ -134,7 +140,7 @@ void launch_parts(const Sums<T>& sums, float* parts, Stream stream) {
   const int64_t kv_heads = sums.entries.slices;
   const int64_t blocks = std::min(sums.slots(), ceil_division(2 * device().multiprocessors, kv_heads));
   launch<sum_parts_kernel<kHeads, kDims, T>>(
-      {extent(blocks, kv_heads), extent(kRowsThreads),
+      {extent(blocks, kv_heads), extent(kPartThreads),
        shared_bytes<PartShared<T, kDims, kHeads>>(most_parts(sums.slots(), blocks)), stream},
       sums, parts);
 }
