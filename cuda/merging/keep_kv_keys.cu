@@ -14,7 +14,7 @@ namespace {
 
 using namespace cluster_sums;
 
-constexpr int kRounds = 4;  // kept entries of a group of lanes, one behind the other
+constexpr int kRounds = 2;  // kept entries of a group of lanes, one behind the other
 
 template <Storage T>
 struct Arguments {
@@ -39,25 +39,34 @@ struct Shared {
         inverse(memory.array<float>(heads * kDims)) {}
 };
 
-// Copies rows of single-precision numbers to shared memory, as lanes read them; zeros behind head_dim.
-//
-// from  [rows, head_dim]
-template <Storage T, int kDims>
-__device__ void copy_rows(const float* from, int rows, int head_dim, float* to) {
+// Four numbers of a row; zeros behind head_dim.
+__device__ float4 four_of(const float* row, int column, int head_dim) {
+  const float* const four = row + column;
+  float4 numbers = {0, 0, 0, 0};
+  if (head_dim % 4 == 0) {
+    if (column < head_dim) numbers = *reinterpret_cast<const float4*>(four);
+  } else {
+    if (column < head_dim) numbers.x = four[0];
+    if (column + 1 < head_dim) numbers.y = four[1];
+    if (column + 2 < head_dim) numbers.z = four[2];
+    if (column + 3 < head_dim) numbers.w = four[3];
+  }
+  return numbers;
+}
+
+// Copies the group's queries and their pseudo-inverse to shared memory, as lanes read them; both are in flight together.
+template <Storage T, int kDims, int kHeads>
+__device__ void copy_queries(const Arguments<T>& p, int64_t g, const Shared<T, kDims, kHeads>& shared) {
+  const int head_dim = p.sums.head_dim();
+  const int64_t before = g * p.heads() * head_dim;
 #pragma unroll 1
-  for (int n = 4 * static_cast<int>(threadIdx.x); n < rows * kDims; n += 4 * kRowsThreads) {
+  for (int n = 4 * static_cast<int>(threadIdx.x); n < p.heads() * kDims; n += 4 * kRowsThreads) {
     const int column = ClusterLanes<T, kDims>::column_at(n % kDims);
-    const float* const four = from + n / kDims * head_dim + column;
-    float4 numbers = {0, 0, 0, 0};
-    if (head_dim % 4 == 0) {
-      if (column < head_dim) numbers = *reinterpret_cast<const float4*>(four);
-    } else {
-      if (column < head_dim) numbers.x = four[0];
-      if (column + 1 < head_dim) numbers.y = four[1];
-      if (column + 2 < head_dim) numbers.z = four[2];
-      if (column + 3 < head_dim) numbers.w = four[3];
-    }
-    *reinterpret_cast<float4*>(to + n) = numbers;
+    const int64_t row = before + n / kDims * head_dim;
+    const float4 query = four_of(p.queries.queries + row, column, head_dim),
+                 inverse = four_of(p.queries.inverse + row, column, head_dim);
+    *reinterpret_cast<float4*>(shared.queries + n) = query;
+    *reinterpret_cast<float4*>(shared.inverse + n) = inverse;
   }
 }
 
@@ -143,16 +152,16 @@ __device__ bool is_finite(const LaneRow<T, kDims>& row) {
 
 // The key of a group's cluster: its mean, multiplied by ZIP's scale or with the smallest correction of its logits, if that is
 // finite. The whole warp calls it.
-template <int kHeads, int kDims, Storage T>
+template <int kHeads, bool kOnePass, int kDims, Storage T>
 __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
                                         const HeadClusters<T, kDims>& clusters, const Cluster& cluster,
                                         const Shared<T, kDims, kHeads>& shared) {
   constexpr int kNumbers = ClusterLanes<T, kDims>::kNumbers;
-  const int parts = (p.heads() + kHeads - 1) / kHeads;
+  const int parts = kOnePass ? 1 : (p.heads() + kHeads - 1) / kHeads;
   LaneRow<T, kDims> sums[kHeads], mean, correction;
   // Of more than kHeads heads the sums are formed twice: for their mean, and to be compared with it.
 #pragma unroll 1
-  for (int turn = 0; turn < (parts == 1 ? 1 : 2 * parts); ++turn) {
+  for (int turn = 0; turn < (kOnePass ? 1 : 2 * parts); ++turn) {
     const int first_head = (turn < parts ? turn : turn - parts) * kHeads;
     const HeadWeights weights(p.sums, g, first_head);
     const float divergence = own_divergence<kHeads, kDims>(p, weights, cluster);
@@ -163,7 +172,7 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
       for (int h = 0; h < kHeads; ++h) mean.numbers[i] += sums[h].numbers[i];
       if (turn == parts - 1) mean.numbers[i] *= p.head_share;
     }
-    if (parts == 1 || turn >= parts) {
+    if (kOnePass || turn >= parts) {
       add_corrections(p.heads(), first_head, divergence, mean, shared, sums, correction);
     }
   }
@@ -179,10 +188,14 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
   return mean;
 }
 
-// The keys of clusters: a group of lanes has four kept entries, one behind the other (cluster_rows.hpp). Sums for up to
+// Blocks of a multiprocessor for which registers suffice.
+template <bool kOnePass, int kRowBytes>
+constexpr int kResidentBlocks = kRowBytes <= 512 ? (kOnePass ? 6 : 4) : (kOnePass ? 4 : 3);
+
+// The keys of clusters: a group of lanes has two kept entries, one behind the other (cluster_rows.hpp). Sums for up to
 // kHeads rows of weights are formed together, and stay in registers until their mean is known.
 //
-// grid       (ceil(capacity / (4 groups)), kv_heads): 8 groups for 16-bit types and head_dim 128
+// grid       (ceil(capacity / (2 groups)), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
 // shared     groups (272 + 272 kHeads) + 8 heads kDims bytes: 14,976 for four heads of head_dim 128
 // registers  kHeads 1: 78-96, 4: 96-137 (sm_90a); 80-104, 100-136 (sm_80); more than 128 for 256 FP32 numbers alone
@@ -190,38 +203,36 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
 //            than kHeads rows; the queries and their pseudo-inverse once for each block; written: head_dim sizeof(T) for each
 //            cluster
 // FLOP       2 head_dim for each row of weights and merging entry, 6 head_dim for each row of weights and cluster
-template <int kHeads, int kDims, Storage T>
-__global__ void __launch_bounds__(kRowsThreads, kDims * sizeof(T) <= 512 ? 4 : 3)
+template <int kHeads, bool kOnePass, int kDims, Storage T>
+__global__ void __launch_bounds__(kRowsThreads, kResidentBlocks<kOnePass, kDims * sizeof(T)>)
     merged_keys_kernel(Arguments<T> p) {
   using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const Shared<T, kDims, kHeads> shared(memory, p.heads());
   const int64_t g = blockIdx.y;
-  const int64_t queries = g * p.heads() * p.sums.head_dim();
-  copy_rows<T, kDims>(p.queries.queries + queries, p.heads(), p.sums.head_dim(), shared.queries);
-  copy_rows<T, kDims>(p.queries.inverse + queries, p.heads(), p.sums.head_dim(), shared.inverse);
-  __syncthreads();
   const HeadClusters<T, kDims> clusters(p.sums, g);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kRounds * Lanes::kGroups + Lanes::group();
   Cluster next(clusters, first);
+  copy_queries(p, g, shared);
+  __syncthreads();
 #pragma unroll 1
   for (int round = 0; round < kRounds; ++round) {
     const Cluster cluster = next;
     next = Cluster(clusters,
                    first + (round + 1) * Lanes::kGroups);  // in flight meanwhile; the last one is not used
     if (!__any_sync(kAllLanes, cluster.merges() ? 1 : 0)) continue;
-    LaneRow<T, kDims> key = merged_key(p, g, clusters, cluster, shared);
+    LaneRow<T, kDims> key = merged_key<kHeads, kOnePass>(p, g, clusters, cluster, shared);
     if (cluster.merges()) store_row(p.merged, g, cluster.i, p.sums.head_dim(), key);
   }
 }
 
-template <int kHeads, int kDims, Storage T>
+template <int kHeads, bool kOnePass, int kDims, Storage T>
 void launch_keys(const Arguments<T>& arguments, Stream stream) {
   const Sums<T>& sums = arguments.sums;
   const int64_t blocks = ceil_division(sums.clusters.capacity, kRounds * ClusterLanes<T, kDims>::kGroups);
   using Layout = Shared<T, kDims, kHeads>;
   const auto heads = first_that_fits<Layout>({arguments.heads()});
-  launch<merged_keys_kernel<kHeads, kDims, T>>(
+  launch<merged_keys_kernel<kHeads, kOnePass, kDims, T>>(
       {extent(blocks, sums.entries.slices), extent(kRowsThreads), shared_bytes<Layout>(heads), stream},
       arguments);
 }
@@ -245,9 +256,11 @@ void merged_keys(const KeyRule& rule, DeviceTensor<const T> entries, const Merge
   if (merged.clusters.capacity == 0) return;
   by_dims(entries.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
     if (weights.rows == 1) {
-      launch_keys<1, kDims>(arguments, stream);
+      launch_keys<1, true, kDims>(arguments, stream);
+    } else if (weights.rows <= kHeadsAtOnce) {
+      launch_keys<kHeadsAtOnce, true, kDims>(arguments, stream);
     } else {
-      launch_keys<kHeadsAtOnce, kDims>(arguments, stream);
+      launch_keys<kHeadsAtOnce, false, kDims>(arguments, stream);
     }
   });
 }
