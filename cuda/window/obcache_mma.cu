@@ -96,8 +96,7 @@ struct Scorer {
   const Arguments<T>& p;
   const QueryPart part;
   const Visible visible;
-  const float* const norms;  // of the split's tokens
-  Known* const known;        // of the warp's queries; read where they are used, which saves registers
+  Known* const known;  // of the warp's queries; read where they are used, which saves registers
   RowFragments<kSteps, kTiles> queries;
   OutputFragments<T, kSteps, kTiles> outputs;
 
@@ -106,7 +105,6 @@ struct Scorer {
       : p(arguments),
         part(own),
         visible(p.window, part, first, count),
-        norms(p.norms + part.head * p.window.tokens() + first),
         known(shared.known + warp() * kMostQueries) {
     const int64_t size = part.exists ? p.window.size() : 0, stride = p.window.queries.slices;
     const int64_t head = part.exists ? part.head : 0;
@@ -136,45 +134,52 @@ struct Scorer {
   // Where the thread's i-th query is among the warp's.
   __device__ static int place_of(int i) { return i / 2 * kFragmentRows + lane() % 4 * 2 + i % 2; }
 
-  // The score by the thread's i-th query that a token has because it is not seen or dominant, else the one that is given.
-  __device__ float special_score(int i, const Known& query, int token, float score) const {
-    if (!visible.sees(i, token)) return 0;
-    if (leaves_out_dominant(change) && token == query.dominant)
-      return p.dominant_scores[part.place(i) * p.window.queries.slices + part.head];
-    return score;
+  // Puts the scores that tokens have because a query does not see them, or because they are its dominant ones.
+  __device__ void put_special_scores(PartProducts<kTiles>& scores, int token) const {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int dominant = known[place_of(i)].dominant;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int own = token + scores.token(half);
+        if (!visible.sees(i, own)) {
+          scores.of(half, i) = 0;
+        } else if (leaves_out_dominant(change) && own == dominant) {
+          scores.of(half, i) = p.dominant_scores[part.place(i) * p.window.queries.slices + part.head];
+        }
+      }
+    }
   }
 
-  // The scores of 16 tokens by the thread's queries, added up.
-  __device__ void add_scores(PartProducts<kTiles>& logits, PartProducts<kTiles>& products, float binary,
-                             const float (&norm)[2], int token, float (&sums)[2]) const {
-    const bool hidden = token + kRowsAtOnce > visible.all;  // from some queries
-    sums[0] = sums[1] = 0;
+  // Puts the scores of 16 tokens in the place of their logits. No branch stands between them, so that all eight of a thread are
+  // formed at a time; the few special ones are put right afterwards.
+  __device__ void form_scores(PartProducts<kTiles>& logits, PartProducts<kTiles>& products, float binary,
+                              const float (&norm)[2], int token) const {
+    bool special = token + kRowsAtOnce > visible.all;  // hidden from some queries
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const Known query = known[place_of(i)];
-      const bool special = hidden || (leaves_out_dominant(change) &&
-                                      static_cast<unsigned>(query.dominant - token) < unsigned{kRowsAtOnce});
+      if (leaves_out_dominant(change))
+        special |= static_cast<unsigned>(query.dominant - token) < unsigned{kRowsAtOnce};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float logit = logits.of(half, i), weight = power_of_two(fmaf(logit, binary, query.offset));
         float product = products.of(half, i);
         if constexpr (NumberParts<T>::kScales) product *= query.scale;
-        float score = score_of(table_2<change>(weight, 1 - weight, logit * p.window.scale), norm[half],
-                               product, query.output_norm);
-        if (special) score = special_score(i, query, token + logits.token(half), score);
-        sums[half] += score;
+        logits.of(half, i) = score_of(table_2<change>(weight, 1 - weight, logit * p.window.scale), norm[half],
+                                      product, query.output_norm);
       }
     }
+    if (special) put_special_scores(logits, token);
   }
 
   // Scores 16 tokens of the split.
   //
   // keys    of the first one; its value is `to_value` vectors behind it
+  // norm    of the values of the thread's two tokens
   // scores  of the 16 tokens, in shared memory
-  __device__ void score(const uint4* keys, int to_value, float binary, int token, float* scores) const {
-    const int own = token + lane() / 4;
-    const float norm[2] = {own < visible.count ? norms[own] : 0,
-                           own + 8 < visible.count ? norms[own + 8] : 0};
+  __device__ void score(const uint4* keys, int to_value, float binary, const float (&norm)[2], int token,
+                        float* scores) const {
     PartProducts<kTiles> logits, products;
     if constexpr (change == Change::value) {
       form_products<T>(keys, queries, logits.numbers);
@@ -182,11 +187,56 @@ struct Scorer {
     } else {
       form_both(keys, queries, logits, keys + to_value, outputs, products);
     }
+    form_scores(logits, products, binary, norm, token);
     float sums[2];
-    add_scores(logits, products, binary, norm, token, sums);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sums[half] = logits.of(half, 0);
+#pragma unroll
+      for (int i = 1; i < kOwn; ++i) sums[half] += logits.of(half, i);
+    }
     const float sum = sum_over_queries(sums);
     if (lane() % 4 < 2) scores[logits.token(lane() % 2)] = sum;
   }
+};
+
+// The lengths of a tile's values under G, two in each lane. Those of the next tile are loaded while this one is scored: a product
+// that waited for them would wait for device memory.
+class TileNorms {
+ public:
+  // rows  of the split's tokens, of which there are `count`
+  __device__ TileNorms(const float* rows, int count) : rows_(rows), count_(count) { load(0); }
+
+  // Goes to the tile that begins with token `tile`. The next one is its successor.
+  __device__ void next(int tile) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) these_[i] = next_[i];
+    load(tile + kTileTokens);
+  }
+
+  // Those of the thread's tokens of 16 from token n of the tile on. The whole warp calls it.
+  __device__ void of(int n, float (&norm)[2]) const {
+    const float own = n < 32 ? these_[0] : these_[1];
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      norm[half] = __shfl_sync(kAllLanes, own, n % 32 + PartProducts<1>::token(half));
+  }
+
+ private:
+  static constexpr int kEach = kTileTokens / 32;
+  static_assert(kEach == 2);
+
+  __device__ void load(int tile) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int own = tile + i * 32 + lane();
+      next_[i] = own < count_ ? rows_[own] : 0;
+    }
+  }
+
+  const float* rows_;
+  int count_;
+  float these_[kEach], next_[kEach];
 };
 
 // Writes a tile's scores of all heads of a block, or adds them to those of earlier passes. All threads call it.
@@ -243,7 +293,7 @@ __device__ Ring<change, kSteps> ring_of(const Arguments<T>& p, int64_t first, in
 // grid       (ceil(group / heads), splits, kv_heads), heads <= 8, splits so that every multiprocessor has a block
 // block      256
 // shared     16 (2 k + 1) (64 slices stages + 64) + 6,144 bytes, 2 slices, of `value` 1; 128,000 for head_dim 128 and 3 stages
-// registers  steps 4: 170, 8: 252, 16: 255 (sm_90a); 173, 248, 255 (sm_80), of BF16; fewer of FP16 and of `value`
+// registers  steps 4: 173, 8: 254, 16: 255 (sm_90a), of BF16; fewer of FP16 and of `value`
 // bytes      read: 4 head_dim for each token and KV head, 2 head_dim of `value`, again for each block along x and each launch,
 //            mostly from the L2 cache; 4 for each token and query head; the queries, their outputs and norms for each block;
 //            written: 4 query_heads tokens, for each launch
@@ -261,16 +311,21 @@ __global__ void __launch_bounds__(kThreads)
   const auto store = [&](int tile) {
     store_scores(p, deal, first + tile, min(kTileTokens, count - tile), shared.partials_of(tile));
   };
+  const int own = deal.share() * kRowsAtOnce;  // the first token of a tile that the warp scores
+  TileNorms norms(p.norms + scorer.part.head * p.window.tokens() + first, scorer.part.exists ? count : 0);
   for (int tile = 0; tile < count; tile += kTileTokens) {
     const uint4* rows = tiles.next();
     if (tile > 0) store(tile - kTileTokens);
     if (!scorer.part.exists) continue;
+    norms.next(tile);
     float* const scores = shared.partials_of(tile) + deal.unit() * kTileTokens;
 #pragma unroll 1
-    for (int n = deal.share() * kRowsAtOnce; n < min(kTileTokens, count - tile);
-         n += deal.shares * kRowsAtOnce)
-      scorer.score(rows + n * PaddedRows<kSteps>::kStride, Ring<change, kSteps>::kSlice, binary, tile + n,
-                   scores + n);
+    for (int n = own; n < min(kTileTokens, count - tile); n += deal.shares * kRowsAtOnce) {
+      float norm[2];
+      norms.of(n, norm);
+      scorer.score(rows + n * PaddedRows<kSteps>::kStride, Ring<change, kSteps>::kSlice, binary, norm,
+                   tile + n, scores + n);
+    }
   }
   __syncthreads();  // all scores of the last tile are there
   store((count - 1) / kTileTokens * kTileTokens);
