@@ -78,6 +78,7 @@ struct PaddedRows {
       if (row >= step) return;
       const uint4* next = from + int64_t{skipped} * stride;
       copied += to;
+#pragma unroll(kSteps <= 8 ? 4 : 1)
       for (int r = row; r < count; r += step, next += step * stride, copied += step * kStride) {
         async_copy16(copied, next, bytes);
       }
@@ -96,19 +97,25 @@ struct RowFragments {
   /// memory  [kFragmentRows, PaddedRows<kSteps>::kStride], shared memory that other warps do not use
   __device__ void load(const TokenRows& rows, int64_t first, int64_t count, uint4* memory) {
     using Rows = PaddedRows<kSteps>;
-    constexpr int kAtOnce = 32 / Rows::kVectors;
+    constexpr int kAtOnce = 32 / Rows::kVectors, kLoads = (kFragmentRows + kAtOnce - 1) / kAtOnce;
     const int row = lane() / Rows::kVectors, vector = lane() % Rows::kVectors;
-    const bool copies = row < kAtOnce, exists = vector < rows.vectors;
+    const bool copies = row < kAtOnce, exists = copies && vector < rows.vectors;
     const auto left = static_cast<int>(min(count - first - row, int64_t{kTiles * kFragmentRows}));
     const uint4* const from = rows.data + (first + row) * rows.stride + vector;
     uint4* const to = memory + row * Rows::kStride + vector;
+    uint4 loaded[kTiles][kLoads];  // all of them, before the first is waited for
+#pragma unroll
+    for (int i = 0; i < kTiles * kLoads; ++i) {
+      const int next = i / kLoads * kFragmentRows + i % kLoads * kAtOnce;
+      const bool is_own = i % kLoads * kAtOnce + row < kFragmentRows;  // else it is the next tile's
+      loaded[i / kLoads][i % kLoads] =
+          is_own && exists && next < left ? from[next * rows.stride] : uint4{0, 0, 0, 0};
+    }
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-      for (int r = 0; r < kFragmentRows; r += kAtOnce) {
-        const int next = tile * kFragmentRows + r;
-        if (copies && r + row < kFragmentRows)
-          to[r * Rows::kStride] = exists && next < left ? from[next * rows.stride] : uint4{0, 0, 0, 0};
+      for (int i = 0; i < kLoads; ++i) {
+        if (copies && i * kAtOnce + row < kFragmentRows) to[i * kAtOnce * Rows::kStride] = loaded[tile][i];
       }
       __syncwarp();
 #pragma unroll
