@@ -14,14 +14,16 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace snap_kv_kernels {
 
-/// How the tokens of a prompt are split for window_log_sum_exp.
+/// How the tokens of a prompt are split for window_log_sum_exp, on any device: sums of splits are added in an order that it must
+/// not depend on. 48 splits of 8 KV heads are 384 blocks, which 132 multiprocessors have places for at once where each has three;
+/// longer prompts take two such waves for 65,536 tokens, four for 131,072.
 struct Splits {
   int64_t tokens;  ///< of one split
   int64_t count;
 
   explicit Splits(int64_t all)
-      : tokens(std::clamp(round_up(ceil_division(all, int64_t{64}), kTileTokens), int64_t{kTileTokens},
-                          int64_t{512})),
+      : tokens(std::clamp(round_up(ceil_division(all, int64_t{48}), kTileTokens), int64_t{kTileTokens},
+                          int64_t{704})),
         count(ceil_division(all, tokens)) {}
 };
 

@@ -120,7 +120,7 @@ struct RunningSums {
 
 // The largest logit and the sum of exponentials over one split of the tokens, for 32 queries a warp.
 //
-//                                     a split of up to 512 tokens, 64 in a tile, 3 tiles in shared memory
+//                                     a split of up to 704 tokens, 64 in a tile, 3 tiles in shared memory
 //                                     +----+----+----+----+
 //       head_dim, k steps of 16      | 16 | 16 | 16 | 16 |  keys
 //                                     +----+----+----+----+
@@ -193,7 +193,7 @@ __device__ float sum_of_weights(PartProducts<kTiles>& exponents) {
 // The window's mean or summed attention to a split of the tokens, for a query head each warp. Larger windows take a part of
 // 32 queries after the other, whose sums are added in device memory by the threads that wrote them.
 //
-//                                     a split of up to 512 tokens, 64 in a tile, 3 tiles in shared memory
+//                                     a split of up to 704 tokens, 64 in a tile, 3 tiles in shared memory
 //                                     +----+----+----+----+
 //       head_dim, k steps of 16      | 16 | 16 | 16 | 16 |  keys
 //                                     +----+----+----+----+
