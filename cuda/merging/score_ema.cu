@@ -1,7 +1,10 @@
 #include "score_ema.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 
+#include <kvbound/cuda/primitives/exponential.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/row_ring.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
@@ -20,6 +23,10 @@ constexpr int kRows = 4;
 constexpr int kQueryRows = kRows * kRowLanes;
 constexpr int kEach = 128;
 constexpr int kHeadsAtATime = 4;
+
+constexpr int kAtOnce = 32;  // tokens whose logits a warp has in shared memory, one for each lane
+constexpr int kLogitRow =
+    kAtOnce + 4;  // numbers from one query's to the next: four queries are in different banks
 
 // A mantissa below this limit is moved into its exponent, so that no exponential underflows that would change the sum.
 constexpr float kLeastMantissa = 0x1p-64f;
@@ -73,12 +80,14 @@ __global__ void __launch_bounds__(kThreads, 4)
 struct Decay {
   float factor, log_factor, fresh;
   bool forgets;  // a = 0, also where single precision has smaller numbers
+  bool lasts;    // the weights of a part's queries, at most 32, differ by less than 2^14
 
   explicit Decay(const PredictedScores& options)
       : factor(static_cast<float>(options.ema)),
         log_factor(static_cast<float>(std::log(options.ema))),
         fresh(static_cast<float>(1 - options.ema)),
-        forgets(options.ema == 0) {}
+        forgets(options.ema == 0),
+        lasts(factor >= 0.75F) {}
 
   // c' = a c + (1 - a)
   __device__ float weight(float past) const { return factor * past + fresh; }
@@ -103,6 +112,31 @@ struct Average {
     const float factor = expf(larger ? past_exponent - number : number - past_exponent);
     mantissa = larger ? past * factor + decay.fresh : past + decay.fresh * factor;
     exponent = larger ? number : past_exponent;
+    settle();
+  }
+
+  // Observes numbers from..rows - 1 of a part; decay.lasts. With the largest exponent of all known beforehand, each takes one
+  // exponential and no branch, and those that underflow are smaller than 2^-48 of the sum.
+  //
+  // numbers  [part, kLogitRow]
+  __device__ void observe_all(const Decay& decay, const float* numbers, int from, int rows) {
+    constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
+    if (from >= rows) return;
+    float most = exponent;
+#pragma unroll 8
+    for (int i = from; i < rows; ++i) most = fmaxf(most, numbers[i * kLogitRow]);
+    mantissa *= power_of_two((exponent - most) * kLog2E);
+#pragma unroll 8
+    for (int i = from; i < rows; ++i) {
+      const float factor = power_of_two((numbers[i * kLogitRow] - most) * kLog2E);
+      mantissa = fmaf(decay.factor, mantissa, decay.fresh * factor);
+    }
+    exponent = most;
+    settle();
+  }
+
+  // Moves a small mantissa into the exponent.
+  __device__ void settle() {
     if (mantissa >= kLeastMantissa) return;
     exponent += logf(mantissa);
     mantissa = 1;
@@ -141,27 +175,20 @@ __global__ void __launch_bounds__(kEach) accumulate_kernel(AccumulateArguments p
   if (h == 0) p.averages.weights[p.g * p.averages.capacity + token] = weight;
 }
 
-constexpr int kAtOnce = 32;  // tokens whose logits a warp has in shared memory, one for each lane
-constexpr int kLogitRow =
-    kAtOnce + 4;  // numbers from one query's to the next: four queries are in different banks
-
 // The ring of tiles of keys.
 struct RingShape {
   int stages;
-  int tile;     // vectors
-  int queries;  // vectors in which a warp's queries are loaded; of them there are `rows` in registers
-  int rows;
+  int tile;  // vectors
+  int own;   // vectors of a warp
 };
 struct RingShared {
-  uint4* ring;     // [stages, tile]
-  uint4* queries;  // [kWarps, queries]
-  float* logits;   // [kWarps, rows, kLogitRow]
+  uint4* ring;  // [stages, tile]
+  uint4*
+      own;  // [kWarps, own]: a warp's queries while they are loaded, then their scores [queries, kLogitRow]
 
   static constexpr int kWarps = kThreads / 32;
   __host__ __device__ RingShared(SharedMemory& memory, const RingShape& shape)
-      : ring(memory.array<uint4>(shape.stages * shape.tile)),
-        queries(memory.array<uint4>(kWarps * shape.queries)),
-        logits(memory.array<float>(kWarps * shape.rows * kLogitRow)) {}
+      : ring(memory.array<uint4>(shape.stages * shape.tile)), own(memory.array<uint4>(kWarps * shape.own)) {}
 };
 
 template <Storage16 T>
@@ -200,18 +227,18 @@ __device__ void write_scores(const uint4* keys, const RowFragments<kSteps, kTile
 __device__ inline void observe_part(const Decay& decay, const ScoreAverages& averages, const float* scores,
                                     int from, int rows, int64_t place, float* weight, bool first_part) {
   Average average{kNothing, 0};
-  float own = 0;
-  if (!first_part) {
-    average = {averages.exponents[place], averages.mantissas[place]};
-    if (weight) own = *weight;
-  }
-  for (int i = from; i < rows; ++i) {
-    average.observe(decay, scores[i * kLogitRow]);
-    own = decay.weight(own);
+  if (!first_part) average = {averages.exponents[place], averages.mantissas[place]};
+  if (decay.lasts) {
+    average.observe_all(decay, scores, from, rows);
+  } else {
+    for (int i = from; i < rows; ++i) average.observe(decay, scores[i * kLogitRow]);
   }
   averages.exponents[place] = average.exponent;
   averages.mantissas[place] = average.mantissa;
-  if (weight) *weight = own;
+  if (!weight) return;
+  float own = first_part ? 0 : *weight;
+  for (int i = from; i < rows; ++i) own = decay.weight(own);
+  *weight = own;
 }
 
 // The averages of a split's tokens for a query head each warp, 16-bit types: a warp forms the scores of 32 tokens by mma.sync
@@ -219,12 +246,13 @@ __device__ inline void observe_part(const Decay& decay, const ScoreAverages& ave
 //
 // grid       (ceil(group / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
 // block      128
-// shared     16 (2 kSteps + 1) (64 stages + 32) + 576 queries of a part bytes; 79,360 for head_dim 128 and 3 stages
+// shared     1,024 (2 kSteps + 1) stages + max(512 (2 kSteps + 1), 576 queries of a part) bytes; 70,656 for head_dim 128 and 3
+//            stages, so that a multiprocessor has three blocks
 // registers  kSteps 4: 121, 5: 145, 6: 162, 8: 160, 12: 236, 16: 184 (sm_90a); 127, 146, 160, 160, 236, 184 (sm_80)
 // bytes      read: 2 head_dim for each token and KV head, again for each block along x and each part; the queries and their
 //            log-sum-exp for each split; written: 8 for each query head and token, 4 for each KV head and token, for each part
-// FLOP       2 query_heads window tokens head_dim on tensor cores, with all padded to whole steps and parts; 8 and an
-//            exponential for each logit
+// FLOP       2 query_heads window tokens head_dim on tensor cores, with all padded to whole steps and parts; 7 and an
+//            exponential for each logit where averages last (Decay)
 template <Storage16 T, int kSteps>
 __global__ void __launch_bounds__(kThreads, kSteps <= 8 ? 3 : 2)
     window_averages_kernel(WindowArguments<T> p, RingShape shape) {
@@ -239,14 +267,16 @@ __global__ void __launch_bounds__(kThreads, kSteps <= 8 ? 3 : 2)
                                      shape.stages);
   const int h = static_cast<int>(blockIdx.x * RingShared::kWarps) + warp();
   QueryPart part{blockIdx.z * window.group_size() + h, 0, h < window.group_size()};
-  float* const logits = shared.logits + warp() * shape.rows * kLogitRow;
+  uint4* const memory_of_warp = shared.own + warp() * shape.own;
+  auto* const logits = reinterpret_cast<float*>(memory_of_warp);
   const int64_t to = part.head * p.averages.capacity + first;
   // Of the split's tokens, those before all queries of the window.
   const auto seen_by_all = static_cast<int>(min(window.visible(0) - 1 - first, static_cast<int64_t>(count)));
   for (int n = 0; n < parts; ++n, part.first += kQueries) {
     RowFragments<kSteps, kTiles> queries;
+    __syncwarp();  // no lane reads the previous part's scores any more
     queries.load(TokenRows(window.queries, part.exists ? part.head : 0), part.first,
-                 part.exists ? window.size() : 0, shared.queries + warp() * shape.queries);
+                 part.exists ? window.size() : 0, memory_of_warp);
     float sums[2 * kTiles];
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
@@ -282,7 +312,8 @@ template <int kSteps>
 RingShape ring_that_fits() {
   constexpr int kStride = PaddedRows<kSteps>::kStride;
   const auto with = [](int stages) {
-    return RingShape{stages, kTileTokens * kStride, kFragmentRows * kStride, kPartQueries<kSteps>};
+    return RingShape{stages, kTileTokens * kStride,
+                     std::max(kFragmentRows * kStride, kPartQueries<kSteps> * kLogitRow / 4)};
   };
   return first_that_fits<RingShared>({with(kMostRingStages), with(2), with(1)});
 }
