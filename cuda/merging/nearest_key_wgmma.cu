@@ -286,21 +286,22 @@ __device__ void wait_for_stage(const Shared<kHeadDim>& shared, const Ring& ring)
 // Offers all kept keys of an item to a consumer's two A operands. While the products of one are compared, those of the other
 // are in flight:
 //
-//     first operand      | stage 0 |compare|         | stage 1 |compare|         | stage 2 | ...
-//     second operand               | stage 0 |compare|         | stage 1 |compare|
+//     begun       first, stage 0    second, stage 0    first, stage 1     second, stage 1   ...
+//     compared                      first, stage 0     second, stage 0    first, stage 1    ...
 //
-// ptxas lets every instruction wait for the one before where products are issued under a condition, or where numbers are
-// read while products from before the loop's beginning may be in flight. Thus the last stage is behind the loop, and a
-// product's wait is for all of them, before the next one is issued.
+// ptxas lets every instruction wait for the one before where products are issued under a condition, or where numbers are read
+// while products from before the loop's beginning may be in flight. Thus the last stage is behind the loop, and the loop
+// begins with a wait for all products: only in front of the second operand's none are in flight.
 template <Storage T, bool kBetter, int kHeadDim>
 __device__ void search_item(const Shared<kHeadDim>& shared, const LeavingTile<kHeadDim> (&rows)[kTiles],
                             int kept, Ring& ring, Nearest<kBetter> (&nearest)[kTiles]) {
   if (kept == 0) return;
   float products[kTiles][kSums];
+  // Begins the products of an operand and waits for the other one's.
   const auto issue = [&](int tile, int stage) {
     warpgroup_fence(products[tile]);
     issue_product<T>(products[tile], rows[tile], shared.stages + stage * kStageSize<kHeadDim>);
-    warpgroup_wait<1>(products[1 - tile]);  // no comparison of the other products moves in front of this one
+    warpgroup_wait<1>(products[1 - tile]);
   };
   const auto offer = [&](int tile, int stage, int key) {
     nearest[tile].offer(products[tile], shared.inverses + stage * kKeys, shared.scores + stage * kKeys, key);
@@ -320,7 +321,6 @@ __device__ void search_item(const Shared<kHeadDim>& shared, const LeavingTile<kH
     offer(0, stage, key);
     ring.advance();
     wait_for_stage(shared, ring);
-    warpgroup_wait<0>(products[1]);
     issue(0, ring.stage);
     offer(1, stage, key);
     leave(stage);

@@ -250,7 +250,7 @@ class WarpgroupTensorCores(unittest.TestCase):
                          if entry.base in ("HGMMA", "FMUL", "VIMNMX3")]
                 self.assertEqual([(what, len([*run])) for what, run in groupby(order)],
                                  2 * [("product", steps), ("comparison", 64 + 32)])
-                self.assertEqual(opcodes(loop, "WARPGROUP"), {"WARPGROUP.ARRIVE": 2, "WARPGROUP.DEPBAR.LE": 4})
+                self.assertEqual(opcodes(loop, "WARPGROUP"), {"WARPGROUP.ARRIVE": 2, "WARPGROUP.DEPBAR.LE": 3})
                 self.assertEqual(opcodes(loop, "LDS").total(), 32 if "<false" in name else 64)
                 self.assertLess(sass.count(loop)["move"], 2 * 64)  # moving the products would take more
 
