@@ -141,6 +141,8 @@ __device__ void produce(const Arguments<T>& p, const TensorMap& keys, const Shar
         if (scale != 1) rescale<kHeadDim, T>(stage, own, scale);
         fence_async_proxy();
       }
+      // Orders the lanes' writes before lane 0's arrival. In machine code it is a NOP, as the warp has not diverged and its
+      // accesses to shared memory take place in order; so racecheck reports the writes of the 31 others as hazards.
       __syncwarp();
       if (lane() == 0) mbarrier_arrive(shared.ready + ring.stage);
       ring.advance();
@@ -228,8 +230,9 @@ struct Nearest {
     if (__any_sync(kAllLanes, may[1])) search(products, 1, first + pair);
   }
 
-  // Whether one of a row's cosines is larger than the best one. True, too, if the best one is negative or one is NaN: the
-  // order of numbers of which one is not negative is that of their bits as integers, of which an instruction takes three.
+  // Whether one of a row's cosines may be larger than the best one: 1, too, if the best one is negative or one is NaN. Compares
+  // their bits as integers, of which an instruction takes three: where the best one is not negative, larger cosines are larger
+  // integers.
   __device__ int may_surpass(const float (&cosines)[kSums], int half) const {
     const int known = __float_as_int(best[half].cosine);
     int most = known;
