@@ -22,12 +22,12 @@ struct MeanArguments {
   __device__ float share(int64_t g, int h, int i) const {
     return shares ? shares[sums.of_kept().place(h, g, i)] : equal_share;
   }
-  // The shares of rows first_row, ..., which lie side by side.
-  __device__ EntryWeights<kHeadsAtOnce> shares_of(int64_t g, int first_row, int i) const {
-    const WeightLayout layout = sums.of_kept();
-    if (shares)
-      return load_weights<kHeadsAtOnce>(shares + layout.place(first_row, g, i),
-                                        static_cast<int>(layout.together(first_row)));
+  // The shares of the weights' rows, which lie side by side.
+  __device__ EntryWeights<kHeadsAtOnce> shares_of(const HeadWeights& weights, int i) const {
+    if (shares) {
+      return load_weights<kHeadsAtOnce>(shares + weights.before_kept + i * weights.together,
+                                        weights.together);
+    }
     EntryWeights<kHeadsAtOnce> equal;
 #pragma unroll
     for (float& share : equal.numbers) share = equal_share;
@@ -44,7 +44,7 @@ __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClu
   for (int first = 0; first < clusters.heads; first += kHeadsAtOnce) {
     const HeadWeights weights(p.sums, g, first);
     const EntryWeights<kHeadsAtOnce> own = weights.of<kHeadsAtOnce>(cluster, entry),
-                                     shares = p.shares_of(g, first, cluster.i);
+                                     shares = p.shares_of(weights, cluster.i);
 #pragma unroll
     for (int n = 0; n < kHeadsAtOnce; ++n) sum = fmaf(shares.numbers[n], own.numbers[n], sum);
   }
@@ -62,7 +62,7 @@ __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClu
 //            cluster; written: head_dim sizeof(T) for each cluster
 // FLOP       2 head_dim and 2 for each row of weights, for each merging entry
 template <int kDims, Storage T>
-__global__ void __launch_bounds__(kRowsThreads, 10) weighted_means_kernel(MeanArguments<T> p) {
+__global__ void __launch_bounds__(kRowsThreads, 9) weighted_means_kernel(MeanArguments<T> p) {
   using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const StagedEntries<1> staged(memory, Lanes::kGroups);
