@@ -89,6 +89,45 @@ struct Shared {
   }
 };
 
+// The lengths of a tile's values under G, two in each lane. Those of the next tile are loaded while this one is scored: a product
+// that waited for them would wait for device memory.
+class TileNorms {
+ public:
+  // rows  of the split's tokens, of which there are `count`
+  __device__ TileNorms(const float* rows, int count) : rows_(rows), count_(count) { load(0); }
+
+  // Goes to the tile that begins with token `tile`. The next one is its successor.
+  __device__ void next(int tile) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) these_[i] = next_[i];
+    load(tile + kTileTokens);
+  }
+
+  // Those of the thread's tokens of 16 from token n of the tile on. The whole warp calls it.
+  __device__ void of(int n, float (&norm)[2]) const {
+    const float own = n < 32 ? these_[0] : these_[1];
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      norm[half] = __shfl_sync(kAllLanes, own, n % 32 + PartProducts<1>::token(half));
+  }
+
+ private:
+  static constexpr int kEach = kTileTokens / 32;
+  static_assert(kEach == 2);
+
+  __device__ void load(int tile) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int own = tile + i * 32 + lane();
+      next_[i] = own < count_ ? rows_[own] : 0;
+    }
+  }
+
+  const float* rows_;
+  int count_;
+  float these_[kEach], next_[kEach];
+};
+
 // What a warp scores by: its queries, and what is known of those that a thread has in C operands.
 template <Change change, Storage16 T, int kSteps>
 struct Scorer {
@@ -176,10 +215,10 @@ struct Scorer {
   // Scores 16 tokens of the split.
   //
   // keys    of the first one; its value is `to_value` vectors behind it
-  // norm    of the values of the thread's two tokens
+  // norms   of the values of the tile that begins with token `tile`; n: the first of the 16 in it
   // scores  of the 16 tokens, in shared memory
-  __device__ void score(const uint4* keys, int to_value, float binary, const float (&norm)[2], int token,
-                        float* scores) const {
+  __device__ void score(const uint4* keys, int to_value, float binary, const TileNorms& norms, int tile,
+                        int n, float* scores) const {
     PartProducts<kTiles> logits, products;
     if constexpr (change == Change::value) {
       form_products<T>(keys, queries, logits.numbers);
@@ -187,7 +226,9 @@ struct Scorer {
     } else {
       form_both(keys, queries, logits, keys + to_value, outputs, products);
     }
-    form_scores(logits, products, binary, norm, token);
+    float norm[2];  // here the compiler knows that no lanes of the warp have diverged
+    norms.of(n, norm);
+    form_scores(logits, products, binary, norm, tile + n);
     float sums[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -198,45 +239,6 @@ struct Scorer {
     const float sum = sum_over_queries(sums);
     if (lane() % 4 < 2) scores[logits.token(lane() % 2)] = sum;
   }
-};
-
-// The lengths of a tile's values under G, two in each lane. Those of the next tile are loaded while this one is scored: a product
-// that waited for them would wait for device memory.
-class TileNorms {
- public:
-  // rows  of the split's tokens, of which there are `count`
-  __device__ TileNorms(const float* rows, int count) : rows_(rows), count_(count) { load(0); }
-
-  // Goes to the tile that begins with token `tile`. The next one is its successor.
-  __device__ void next(int tile) {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) these_[i] = next_[i];
-    load(tile + kTileTokens);
-  }
-
-  // Those of the thread's tokens of 16 from token n of the tile on. The whole warp calls it.
-  __device__ void of(int n, float (&norm)[2]) const {
-    const float own = n < 32 ? these_[0] : these_[1];
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      norm[half] = __shfl_sync(kAllLanes, own, n % 32 + PartProducts<1>::token(half));
-  }
-
- private:
-  static constexpr int kEach = kTileTokens / 32;
-  static_assert(kEach == 2);
-
-  __device__ void load(int tile) {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int own = tile + i * 32 + lane();
-      next_[i] = own < count_ ? rows_[own] : 0;
-    }
-  }
-
-  const float* rows_;
-  int count_;
-  float these_[kEach], next_[kEach];
 };
 
 // Writes a tile's scores of all heads of a block, or adds them to those of earlier passes. All threads call it.
@@ -321,10 +323,8 @@ __global__ void __launch_bounds__(kThreads)
     float* const scores = shared.partials_of(tile) + deal.unit() * kTileTokens;
 #pragma unroll 1
     for (int n = own; n < min(kTileTokens, count - tile); n += deal.shares * kRowsAtOnce) {
-      float norm[2];
-      norms.of(n, norm);
-      scorer.score(rows + n * PaddedRows<kSteps>::kStride, Ring<change, kSteps>::kSlice, binary, norm,
-                   tile + n, scores + n);
+      scorer.score(rows + n * PaddedRows<kSteps>::kStride, Ring<change, kSteps>::kSlice, binary, norms, tile,
+                   n, scores + n);
     }
   }
   __syncthreads();  // all scores of the last tile are there

@@ -216,7 +216,8 @@ class ChangeTensorCores(unittest.TestCase):
             with self.subTest(kernel=name):
                 self.assertEqual(opcodes(code, "HMMA").total(), steps * tiles * (1 + parts))
                 self.assertEqual(opcodes(code, "LDSM"), {"LDSM.16.M88.4": steps * (2 if parts else 1)})
-                self.assertEqual(opcodes(code, "LDS").total(), 2 * tiles)  # one for each of a thread's queries
+                # One for each of a thread's queries; the rare special scores may read once more which tokens are dominant.
+                self.assertIn(opcodes(code, "LDS").total(), (2 * tiles, 4 * tiles))
 
     def test_take_one_instruction_for_an_exponential(self):
         for name, _, tiles, _, code in self.kernels():
