@@ -38,7 +38,7 @@ constexpr int kNormWarps = kNormThreads / 32;
 // bytes      read: head_dim sizeof(T) for each key; written: 4
 // FLOP       3 head_dim for each key
 template <int kDims, Storage T>
-__global__ void __launch_bounds__(kNormThreads)
+__global__ void __launch_bounds__(kNormThreads, 5)
     key_norms_kernel(DeviceTensor<const T> keys, const int64_t* count, float* norms) {
   using Lanes = RowLanes<T, kDims>;
   const int64_t g = blockIdx.y;
