@@ -248,7 +248,7 @@ __device__ inline void observe_part(const Decay& decay, const ScoreAverages& ave
 // block      128
 // shared     1,024 (2 kSteps + 1) stages + max(512 (2 kSteps + 1), 576 queries of a part) bytes; 70,656 for head_dim 128 and 3
 //            stages, so that a multiprocessor has three blocks
-// registers  kSteps 4: 128, 5: 144, 6: 160, 8: 162, 12: 238, 16: 188 (sm_90a); 127, 146, 160, 160, 236, 184 (sm_80)
+// registers  kSteps 4: 128, 5: 144, 6: 160, 8: 162, 12: 238, 16: 188 (sm_90a); 137, 146, 160, 164, 238, 188 (sm_80)
 // bytes      read: 2 head_dim for each token and KV head, again for each block along x and each part; the queries and their
 //            log-sum-exp for each split; written: 8 for each query head and token, 4 for each KV head and token, for each part
 // FLOP       2 query_heads window tokens head_dim on tensor cores, with all padded to whole steps and parts; 7 and an

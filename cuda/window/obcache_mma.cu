@@ -295,7 +295,7 @@ __device__ Ring<change, kSteps> ring_of(const Arguments<T>& p, int64_t first, in
 // grid       (ceil(group / heads), splits, kv_heads), heads <= 8, splits so that every multiprocessor has a block
 // block      256
 // shared     16 (2 k + 1) (64 slices stages + 64) + 6,144 bytes, 2 slices, of `value` 1; 128,000 for head_dim 128 and 3 stages
-// registers  steps 4: 177, 8: 254, 16: 255 (sm_90a), of BF16; fewer of FP16 and of `value`
+// registers  steps 4: 177, 8: 254, 16: 255 (sm_90a); 173, 254, 255 (sm_80), of BF16; fewer of FP16 and of `value`
 // bytes      read: 4 head_dim for each token and KV head, 2 head_dim of `value`, again for each block along x and each launch,
 //            mostly from the L2 cache; 4 for each token and query head; the queries, their outputs and norms for each block;
 //            written: 4 query_heads tokens, for each launch

@@ -132,7 +132,7 @@ struct RunningSums {
 // grid       (ceil(group parts / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
 // block      128
 // shared     16 (2 k + 1) (64 stages + 32) bytes; 60,928 for head_dim 128 and 3 stages
-// registers  steps 4: 110, 5: 123, 6: 140, 8: 160, 12: 222, 16: 164 (sm_90a); 110, 118, 138, 158, 216, 158 (sm_80)
+// registers  steps 4: 110, 5: 123, 6: 140, 8: 160, 12: 222, 16: 164 (sm_90a); 112, 118, 138, 158, 216, 158 (sm_80)
 // bytes      read: 2 head_dim for each token and KV head, again for each block along x; the queries for each split; written:
 //            8 for each query and split
 // FLOP       2 query_heads (parts of a window, filled up) tokens (16 k) on tensor cores, an exponential and 5 for each logit
@@ -205,7 +205,7 @@ __device__ float sum_of_weights(PartProducts<kTiles>& exponents) {
 // grid       (ceil(group / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
 // block      128
 // shared     16 (2 k + 1) (kTokens stages + 32) bytes; 60,928 for head_dim 128, 64 tokens in a tile and 3 stages
-// registers  steps 4: 125, 5: 138, 6: 151, 8: 162, 12: 228, 16: 182 (sm_90a); 122, 134, 150, 158, 222, 176 (sm_80)
+// registers  steps 4: 125, 5: 138, 6: 151, 8: 162, 12: 228, 16: 182 (sm_90a); 120, 134, 149, 162, 222, 178 (sm_80)
 // bytes      read: 2 head_dim for each token and KV head, again for each block along x and each part, the latter mostly from
 //            the L2 cache; the queries and their log-sum-exp for each split; written: 4 query_heads tokens, for each part
 // FLOP       2 query_heads (parts of a window, filled up) tokens (16 k) on tensor cores, an exponential and 3 for each logit
