@@ -34,9 +34,9 @@ TEST(LaunchTime, OfMemoryIsItsBytesAtTheBandwidthOfACopy) {
   copy.counts.sectors = 3e9 / 32;
   const LaunchTime time = launch_time(copy, h100(), false);
   EXPECT_DOUBLE_EQ(of(time, Resource::memory), 1e-3);
-  EXPECT_DOUBLE_EQ(of(time, Resource::l2_cache), 3e9 / 7.1e12);
+  EXPECT_DOUBLE_EQ(of(time, Resource::l2_cache), 3e9 / 6.6e12);
   EXPECT_EQ(time.limiter, Resource::memory);
-  EXPECT_DOUBLE_EQ(time.seconds, 1e-3 + 1e-6);
+  EXPECT_DOUBLE_EQ(time.seconds, 1e-3 + 9.5e-7);
 }
 
 TEST(LaunchTime, OfRequestsThatReadASectorForEachNumberIsTheL2Caches) {
@@ -85,7 +85,7 @@ TEST(LaunchTime, OfAChainIsWaitedForInEveryWave) {
                  .barriers = 7,
                  .cluster_barriers = 13,
                  .atomic_rounds = 11};
-  const double clocks = 2 * 479 + 3 * 23 + 5 * 25 + 7 * (13 + 4 * 2) + 13 * (310 + 4 * 10) + 11 * 42;
+  const double clocks = 2 * 690 + 3 * 29 + 5 * 26 + 7 * (12 + 4 * 2) + 13 * (318 + 4 * 9.8) + 11 * 29;
   LaunchTime time = launch_time(chain, h100(), false);
   EXPECT_EQ(time.resident_blocks, 16);
   EXPECT_DOUBLE_EQ(time.waves, 1);
@@ -134,8 +134,8 @@ TEST(LaunchTime, RegistersAreThoseOfTheTable) {
 }
 
 TEST(LaunchTime, OfAnEmptyKernelIsItsLaunch) {
-  EXPECT_DOUBLE_EQ(launch_time(launch(1), h100(), true).seconds, 2e-6);
-  EXPECT_DOUBLE_EQ(launch_time(launch(1), h100(), false).seconds, 1e-6);
+  EXPECT_DOUBLE_EQ(launch_time(launch(1), h100(), true).seconds, 2.4e-6);
+  EXPECT_DOUBLE_EQ(launch_time(launch(1), h100(), false).seconds, 9.5e-7);
   EXPECT_EQ(launch_time(launch(1), h100(), false).limiter, Resource::launch);
 }
 
@@ -151,9 +151,9 @@ TEST(OperationTime, IsTheSumOfItsLaunchesAndTheHostsShareBesideIt) {
   work.requests.allocations = 1;
   const OperationTime time = operation_time(work, h100());
   ASSERT_EQ(time.launches.size(), 2U);
-  EXPECT_DOUBLE_EQ(time.device_seconds, 2e-6 + (1e-6 + 1e-3) + 3e-6);
+  EXPECT_DOUBLE_EQ(time.device_seconds, 2.4e-6 + (9.5e-7 + 1e-3) + 3 * 9.5e-7);
   EXPECT_DOUBLE_EQ(time.kernel_seconds, 1e-3);
-  EXPECT_DOUBLE_EQ(time.host_seconds, 4.4e-6 + 2 * 5.8e-6 + 5e6 / 5.4e10 + 3.5e-5);
+  EXPECT_DOUBLE_EQ(time.host_seconds, 5.0e-6 + 2 * 5.4e-6 + 5e6 / 5.5e10 + 4.7e-5);
   EXPECT_EQ(time.limiter, Resource::memory);
 }
 
