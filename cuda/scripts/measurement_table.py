@@ -40,7 +40,7 @@ def documents_of(path, schema):
 
 
 def key(operation):
-    return operation["operation"] + (f", `{operation['policy']}`" if operation["policy"] else "")
+    return operation["operation"] + (f", {operation['policy']}" if operation["policy"] else "")
 
 
 def seconds_of(operation):
@@ -73,6 +73,8 @@ def main():
     model, = documents_of(given.model, "kvbound-bench-model-1")
     if any(run["shape"] != model["shape"] for run in runs):
         raise Invalid(f"{given.measured}: of another shape than {given.model}")
+    if any(run["accelerator"] is None or run["backend"] != "cuda" for run in runs):
+        raise Invalid(f"{given.measured}: backend: expected cuda; other times say nothing about a GPU")
     predicted = {key(operation): operation for operation in model["operations"]}
     measured = {key(operation): seconds_of(operation) for run in runs for operation in run["operations"]
                 if operation["operation"] != "compress"}
