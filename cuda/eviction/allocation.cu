@@ -160,6 +160,8 @@ __global__ void __launch_bounds__(kThreads, 1) adakv_budgets_kernel(Arguments p)
   };
   int turn = 0;
   Least<uint32_t> least{radix_selection::kFirstKey, 0};  // which no score has
+  radix_selection::clear(shared.counters);
+  __syncthreads();
   if (total > 0) least = radix_selection::least_of_blocks<kBlocks, uint32_t>(each, total, shared, turn, 32);
   count_by_head<kBlocks>(p, least.number, shared);
   sync_blocks<kBlocks>();

@@ -137,19 +137,18 @@ __device__ inline int prefix_sum(int number, int* warp_totals) {
 }
 
 __device__ inline void clear(int* counters) {
-  int4* const fours = reinterpret_cast<int4*>(counters) + threadIdx.x;
-#pragma unroll
-  for (int i = 0; i < kCounters / 4; i += kThreads) fours[i] = {};
+  int4* const fours = reinterpret_cast<int4*>(counters);
+  for (unsigned i = threadIdx.x; i < kCounters / 4; i += blockDim.x) fours[i] = {};
 }
 
 /// The first kBins threads have a bin each, the highest one first.
 __device__ inline bool has_bin() { return threadIdx.x < kBins; }
 __device__ inline int own_bin() { return kBins - 1 - static_cast<int>(threadIdx.x); }
 
-/// How many ranks the block has counted in the thread's bin. Each of eight threads reads another four counters, so that they
-/// read from all banks.
-__device__ inline int in_own_bin(const int* counters) {
-  const int4* const fours = reinterpret_cast<const int4*>(counters) + own_bin() * 8;
+/// How many ranks the block has counted in the thread's bin, whose counters it clears for the next digit. Each of eight
+/// threads reads another four counters, so that they read from all banks.
+__device__ inline int take_own_bin(int* counters) {
+  int4* const fours = reinterpret_cast<int4*>(counters) + own_bin() * 8;
   const int turn = own_bin() & 7;
   int sum = 0;
 #pragma unroll 1
@@ -159,24 +158,41 @@ __device__ inline int in_own_bin(const int* counters) {
       const int4 four = fours[half ^ i ^ turn];
       sum += four.x + four.y + four.z + four.w;
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) fours[half ^ i ^ turn] = {};
   }
   return sum;
 }
 
-/// How many ranks are in the thread's bin, of those of the block, or of all kBlocks of the cluster, each of which has counted
-/// its own. All threads call it.
+/// How many ranks are in a bin, and how many of them in blocks before this one.
+struct BinSize {
+  int all, before;
+};
+
+/// The size of the thread's bin, in the block, or in all kBlocks of the cluster, each of which has counted its own. All
+/// threads call it; those without a bin have written nothing since the last barrier that other blocks read.
 ///
 /// bins  [kBins] of this block's SearchShared::bins
 template <int kBlocks>
-__device__ int size_of_own_bin(const int* counters, int* bins) {
-  int size = has_bin() ? in_own_bin(counters) : 0;
+__device__ BinSize size_of_own_bin(int* counters, int* bins) {
+  BinSize size{has_bin() ? take_own_bin(counters) : 0, 0};
   if constexpr (kBlocks > 1) {
-    if (has_bin()) bins[own_bin()] = size;
-    cluster_sync();
     if (has_bin()) {
-      size = 0;
+      bins[own_bin()] = size.all;
+      cluster_arrive();
+    } else {
+      cluster_arrive_relaxed();
+    }
+    cluster_wait();
+    if (has_bin()) {
+      size.all = 0;
+      const int own_rank = cluster_rank();
 #pragma unroll
-      for (int rank = 0; rank < kBlocks; ++rank) size += *map_shared(bins + own_bin(), rank);
+      for (int rank = 0; rank < kBlocks; ++rank) {
+        const int of_block = *map_shared(bins + own_bin(), rank);
+        size.all += of_block;
+        size.before += rank < own_rank ? of_block : 0;
+      }
     }
   }
   return size;
@@ -201,10 +217,13 @@ template <class Number>
 struct Least {
   Number number;
   int wanted;  ///< how many of the numbers that are equal to it are selected; 0: all
+  /// Those selected in blocks before this one, summed over the block's threads; without the equal ones, unless they all are.
+  int before = 0;
 };
 
 /// The smallest number that is selected: of those of the block, or of all kBlocks of the cluster, the k >= 1 largest are; so
-/// many there are at least. All threads call it; between writing what `each` reads and the call there is a barrier.
+/// many there are at least. All threads call it; the counters are clear before it, and again behind it, and between writing what
+/// `each` reads and the call there is a barrier.
 ///
 /// each         each(add) calls add(exists, number) for the block's entries, by whole warps
 /// turn         which of the two arrays of bins is next; it goes on through all calls
@@ -213,25 +232,30 @@ template <int kBlocks, class Number, class Each>
 __device__ Least<Number> least_of_blocks(const Each& each, int64_t k, const SearchShared& shared, int& turn,
                                          int number_bits) {
   DigitSearch<Number> search(k, number_bits);
+  int before = 0;
   while (search.below > 0) {
-    clear(shared.counters);
-    __syncthreads();
     each([&](bool exists, Number number) { search.count(exists, number, shared.counters + lane()); });
     __syncthreads();
-    const int size = size_of_own_bin<kBlocks>(shared.counters, shared.bins + turn * kBins);
+    const BinSize size = size_of_own_bin<kBlocks>(shared.counters, shared.bins + turn * kBins);
     turn ^= 1;
-    find_digit(size, search.wanted, shared.warp_totals, shared.found);
+    find_digit(size.all, search.wanted, shared.warp_totals, shared.found);
     __syncthreads();
-    if (search.take(*shared.found)) return {search.least(), 0};
+    const Found found = *shared.found;
+    const bool all = search.take(found);
+    if (own_bin() + (all ? 1 : 0) > static_cast<int>(found.digit)) before += size.before;
+    if (all) return {search.least(), 0, before};
   }
-  return {search.least(), search.wanted};
+  return {search.least(), search.wanted, before};
 }
 
-/// The same of distinct ranks: k >= 0 of them are at least as large as this one.
+/// The same of distinct ranks: k >= 0 of them are at least as large as this one. It clears the counters itself.
 template <int kBlocks, class Each>
 __device__ uint64_t least_rank_of_blocks(const Each& each, int64_t k, const SearchShared& shared, int& turn,
                                          int rank_bits) {
-  return k == 0 ? ~uint64_t{0} : least_of_blocks<kBlocks, uint64_t>(each, k, shared, turn, rank_bits).number;
+  if (k == 0) return ~uint64_t{0};
+  clear(shared.counters);
+  __syncthreads();
+  return least_of_blocks<kBlocks, uint64_t>(each, k, shared, turn, rank_bits).number;
 }
 
 /// The same of a block alone, of the ranks rank_at(0 .. cols-1) that are not kNoRank.

@@ -67,6 +67,16 @@ __device__ __forceinline__ void cluster_arrive() {
   }
 }
 
+/// The same of a thread that has written nothing that other blocks read: without the fence that its stores would wait at.
+/// barrier.cluster.arrive.relaxed
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  if constexpr (kIsHopper) {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  } else {
+    __trap();
+  }
+}
+
 /// barrier.cluster.wait.acquire
 __device__ __forceinline__ void cluster_wait() {
   if constexpr (kIsHopper) {
@@ -123,6 +133,9 @@ T* map_shared(T* shared, int rank, CallSite where = CallSite::current()) {
 }
 
 inline void cluster_arrive(CallSite where = CallSite::current()) { emulation::arrive_at_cluster(where); }
+inline void cluster_arrive_relaxed(CallSite where = CallSite::current()) {
+  emulation::arrive_at_cluster(where);
+}
 inline void cluster_wait(CallSite where = CallSite::current()) { emulation::wait_for_cluster(where); }
 
 inline void mbarrier_arrive_at(uint64_t* barrier, int rank, CallSite where = CallSite::current()) {

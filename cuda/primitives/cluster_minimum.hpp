@@ -21,9 +21,15 @@ __device__ uint64_t cluster_minimum(uint64_t own, uint64_t* least_of) {
   own = warp_min(lane() < warps ? least_of[lane()] : own);
   if constexpr (kBlocks > 1) {
     if (threadIdx.x == 0) least_of[warps] = own;
-    cluster_sync();
+    if (warp() == 0) {
+      cluster_arrive();
+    } else {
+      cluster_arrive_relaxed();
+    }
+    cluster_wait();
     own = warp_min<kBlocks>(*map_shared(least_of + warps, lane() % kBlocks));
-    cluster_sync();  // no block returns while others read its shared memory
+    cluster_arrive_relaxed();
+    cluster_wait();  // no block returns while others read its shared memory
   }
   return own;
 }

@@ -1,6 +1,7 @@
 #include "head_eviction.hpp"
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/loads_first.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "eviction_choice.hpp"
@@ -43,31 +44,36 @@ struct LogSumExps {
   }
 };
 
-template <class LogSumExp>
-__device__ float score_of(const StepScores& step, const LogSumExp& log_sum_exp, int i, int64_t place,
-                          int64_t vote) {
-  if (step.contributions) return step.contributions[place];
-  const float votes = step.log_votes ? step.log_votes[vote] : 0;
-  return expf(step.logits[place] + votes - log_sum_exp.of(i));
-}
-
-// Updates the running scores of one slot of a KV head and returns their sum or mean.
+// Updates the running scores of one slot of a KV head and returns their sum or mean. Where there are fewer heads than are
+// loaded at a time, the last one's numbers are loaded again, and where nothing is added, the step's: a load that waited for
+// a condition would wait for the loads before it.
 template <bool kByFours>
 __device__ float updated_score(const UpdateArguments& p, const CacheSlots& slots, int64_t g, int64_t slot) {
   const bool adds = p.accumulates && slot != slots.newest[g];
   const int64_t of_group = g * slots.capacity + slot;
+  const float* const numbers = p.step.contributions ? p.step.contributions : p.step.logits;
+  const float* const added = p.accumulates ? p.updated.running : numbers;
+  const float votes = p.step.log_votes ? p.step.log_votes[of_group] : 0;
   float sum = 0;
   for (int64_t first = g * p.group_size; first < (g + 1) * p.group_size; first += kHeadsAtATime) {
     const int64_t heads = min(int64_t{kHeadsAtATime}, (g + 1) * p.group_size - first);
     const LogSumExps<kByFours> log_sum_exp(p.step, first, heads);
-    float own[kHeadsAtATime], score[kHeadsAtATime];
+    float own[kHeadsAtATime], before[kHeadsAtATime], score[kHeadsAtATime];
 #pragma unroll
     for (int i = 0; i < kHeadsAtATime; ++i) {
-      if (i >= heads) break;
-      const int64_t place = (first + i) * slots.capacity + slot;
-      own[i] = score_of(p.step, log_sum_exp, i, place, of_group);
-      score[i] = adds ? p.updated.running[place] + own[i] : own[i];
+      const int64_t place = (first + min(int64_t{i}, heads - 1)) * slots.capacity + slot;
+      own[i] = numbers[place];
+      before[i] = added[place];
     }
+    loads_first();
+    if (!p.step.contributions) {
+#pragma unroll
+      for (int i = 0; i < kHeadsAtATime; ++i) {
+        own[i] = expf(own[i] + votes - log_sum_exp.of(min(i, static_cast<int>(heads) - 1)));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kHeadsAtATime; ++i) score[i] = adds ? before[i] + own[i] : own[i];
 #pragma unroll
     for (int i = 0; i < kHeadsAtATime; ++i) {
       if (i >= heads) break;
