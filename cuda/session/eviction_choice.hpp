@@ -83,7 +83,7 @@ __device__ void sum_of_blocks(Number (&own)[kCount], Number* of_block, int& turn
     Number* const mine = of_block + turn * kCount;
     turn ^= 1;
     for (int i = 0; threadIdx.x == 0 && i < kCount; ++i) mine[i] = own[i];
-    cluster_sync();
+    cluster_sync_after_first_warp();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) own[i] = warp_sum<kBlocks>(map_shared(mine, lane() % kBlocks)[i]);
   }

@@ -1,6 +1,7 @@
 // CriticalKV's evictions during decoding.
 #include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/loads_first.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -80,8 +81,9 @@ struct Stages {
   }
   __device__ uint64_t rank_in_memory(int slot) const {
     const int64_t position = head.position(slot);
-    if (head.is_always_kept(position)) return kNoRank;
     const float score = p.scores[head.g * p.choice.slots.capacity + slot];
+    loads_first();
+    if (head.is_always_kept(position)) return kNoRank;
     return radix_selection::rank_of(radix_selection::ordered_key(score), position);
   }
   // Entries are ordered by score, and equal scores by the smaller position; always-kept entries have no rank.
@@ -172,12 +174,23 @@ struct Stages {
 
   __device__ float stage_two(int64_t slot) const {
     float products = 0, attention = 0, norm = 0;
-    for (int64_t h = head.g * p.group_size; h < (head.g + 1) * p.group_size; ++h) {
-      const float score = p.stages.running[h * p.choice.slots.capacity + slot];
-      const float of_head = p.stages.norms[h * p.choice.slots.capacity + slot];
-      products += (score + p.epsilon) * of_head;
-      attention += score;
-      norm += of_head;
+    for (int64_t first = 0; first < p.group_size; first += kHeads) {
+      const auto heads = static_cast<int>(min(int64_t{kHeads}, p.group_size - first));
+      float scores[kHeads], norms[kHeads];
+#pragma unroll
+      for (int i = 0; i < kHeads; ++i) {
+        const int64_t h = head.g * p.group_size + first + min(i, heads - 1);
+        scores[i] = p.stages.running[h * p.choice.slots.capacity + slot];
+        norms[i] = p.stages.norms[h * p.choice.slots.capacity + slot];
+      }
+      loads_first();
+#pragma unroll
+      for (int i = 0; i < kHeads; ++i) {
+        if (i >= heads) break;
+        products += (scores[i] + p.epsilon) * norms[i];
+        attention += scores[i];
+        norm += norms[i];
+      }
     }
     const auto group_size = static_cast<float>(p.group_size);
     return p.stages.gqa == GqaProduct::mean_of_products
@@ -194,7 +207,7 @@ struct Stages {
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
 // shared     33,736 bytes; of kBlocks 8: 35,784 and 8,192 ceil(capacity / 8,192)
-// registers  64 (sm_90a and sm_80; of kBlocks 8 30 on sm_80, where it is never launched)
+// registers  60, of kBlocks 8 64 (sm_90a); 56, of kBlocks 8 30 (sm_80, where it is never launched)
 // bytes      read: 12 for each KV head and entry, of kBlocks 1 in each of up to nine passes, 8 for each query head and entry; an
 //            adaptive stage one reads 4 group more for each entry up to 50 times, from the L2 cache; written: 16 for each KV
 //            head
