@@ -63,8 +63,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// The truncated pseudo-inverse of each group's queries: reference::MergeQueries.
 ///
 /// queries    [1, query_heads, head_dim], head_dim 1..256
-/// precision  singular values in fp64 by one-sided Jacobi rotations, results in fp32; error: "Joint corrections" in
-///            reference/bounds/merge_cluster_errors.md
+/// precision  squared singular values in fp64 by Jacobi rotations of Q Q^T, results in fp32; below sqrt(head_dim 2^-52) of the
+///            largest a singular value counts as 0; error: "Joint corrections" in reference/bounds/merge_cluster_errors.md
 /// throws     ShapeMismatch, also if a group's queries in fp64 do not fit into a block's shared memory; DeviceError
 template <Storage T>
 void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t kv_heads, double scale,
