@@ -107,28 +107,28 @@ __device__ void join(const Joining& p, int64_t g, const Entries<T, kDims>& entri
   p.merged_into[g] = merges ? entries.positions[nearest.slot] : not_merged;
 }
 
-// Compares the slots from `first` on that the warp takes at once. Lane n of those that share a row ends with the n-th row's.
+// Compares the slots from `first` on that the warp takes at once. Each of the lanes that share rows ends with the product of one,
+// successive lanes with the same one's. Rows that do not compete are loaded as well: the last row again behind the last.
 template <Storage T, int kDims>
 __device__ void compare(const Entries<T, kDims>& entries, int first, Nearest& nearest) {
   using Lanes = RowLanes<T, kDims>;
   const auto slot = [&](int n) { return first + n * Lanes::kRowsAtOnce + Lanes::row(); };
+  const int last = entries.count - 1;
   LoadedRow<T, kDims> rows[kRowsInFlight];
 #pragma unroll
   for (int n = 0; n < kRowsInFlight; ++n) {
-    rows[n].load(entries.lanes, entries.competes(slot(n)) ? slot(n) : -1, entries.row_stride,
-                 entries.head_dim);
+    rows[n].load(entries.lanes, min(slot(n), last), entries.row_stride, entries.head_dim);
   }
-  const int own = slot(Lanes::lane_in_row());
-  const bool has_own = Lanes::lane_in_row() < kRowsInFlight && entries.competes(own);
-  const float norm = has_own ? entries.norms[own] : 0;
-  const int64_t position = has_own ? entries.positions[own] : 0;
-  float product = 0;
+  constexpr int kSharing = Lanes::kLanes / kRowsInFlight;
+  const int own = slot(Lanes::lane_in_row() / kSharing);
+  const float norm = entries.norms[min(own, last)];
+  const int64_t position = entries.positions[min(own, last)];
+  float products[kRowsInFlight];
 #pragma unroll
-  for (int n = 0; n < kRowsInFlight; ++n) {
-    const float sum = warp_sum<Lanes::kLanes>(entries.product(rows[n]));
-    if (Lanes::lane_in_row() == n) product = sum;
-  }
-  if (has_own) nearest.offer(own, norm > 0 ? clamped(product / norm) : 0, position);
+  for (int n = 0; n < kRowsInFlight; ++n) products[n] = entries.product(rows[n]);
+  sum_numbers<Lanes::kLanes>(products);
+  if (Lanes::lane_in_row() % kSharing > 0 || !entries.competes(own)) return;
+  nearest.offer(own, norm > 0 ? clamped(products[0] / norm) : 0, position);
 }
 
 // The entry of one KV head nearest to the one that was evicted. Lanes share rows, and four rows of each are in flight.
@@ -139,13 +139,13 @@ __device__ void compare(const Entries<T, kDims>& entries, int first, Nearest& ne
 //     warp 0  warp 1  ..  warp 31           warp 0  ..
 //     0 .. 7  8 .. 15     248 .. 255        256 .. 263                1792 .. 2047          2048 .. 2055  ..
 //
-//     warp 0  lanes 0 .. 15    slots 0, 2, 4, 6          lanes 0 .. 3 end with a cosine each
-//             lanes 16 .. 31   slots 1, 3, 5, 7          likewise lanes 16 .. 19
+//     warp 0  lanes 0 .. 15    slots 0, 2, 4, 6          lanes 0, 4, 8, 12 end with a cosine each
+//             lanes 16 .. 31   slots 1, 3, 5, 7          likewise lanes 16, 20, 24, 28
 //
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
 // shared     264 bytes
-// registers  46-64 (sm_90a), 44-64 (sm_80)
+// registers  48-64 (sm_90a and sm_80)
 // bytes      read: head_dim sizeof(T) + 12 for each entry; written: 60 for each KV head
 // FLOP       2 head_dim for each entry
 template <int kBlocks, int kDims, Storage T>
