@@ -47,14 +47,23 @@ __device__ float dominant_score(const MeasureArguments<T>& p, int64_t g, int64_t
                                 float* difference) {
   const DominantEntries& dominants = p.queries.dominants;
   const int head_dim = p.head_dim();
+  const DeviceTensor<const T>& values = p.cache.values;
+  const T* value = values.data + g * values.slice_stride + row * values.row_stride;
+  float numbers[kLaneColumns], outputs[kLaneColumns];  // in flight together with the factors' numbers
+#pragma unroll
+  for (int i = 0; i < kLaneColumns; ++i) {
+    const int c = lane() + 32 * i;
+    numbers[i] = c < head_dim ? to_float(value[c]) : 0;
+    outputs[i] = c < head_dim ? dominants.others_output[n * head_dim + c] : 0;
+  }
   const float others = dominants.others_log_sum_exp[n], z = dominants.logits[n];
   const float gap = z + p.log_votes_of(g, row) - others;
   const Factors by = dominant_factors<change>(sigmoid(gap), sigmoid(-gap), z);
-  const DeviceTensor<const T>& values = p.cache.values;
-  const T* value = values.data + g * values.slice_stride + row * values.row_stride;
   __syncwarp();
-  for (int c = lane(); c < head_dim; c += 32) {
-    difference[c] = by.value * to_float(value[c]) - by.output * dominants.others_output[n * head_dim + c];
+#pragma unroll
+  for (int i = 0; i < kLaneColumns; ++i) {
+    const int c = lane() + 32 * i;
+    if (c < head_dim) difference[c] = by.value * numbers[i] - by.output * outputs[i];
   }
   __syncwarp();
   const float square =
@@ -69,7 +78,7 @@ __device__ float dominant_score(const MeasureArguments<T>& p, int64_t g, int64_t
 // grid       (query_heads, window)
 // block      32
 // shared     4 head_dim bytes
-// registers  64 (sm_90a and sm_80)
+// registers  64 (sm_90a), 63 (sm_80)
 // bytes      read: 4 head_dim^2 of G, once or twice, from the L2 cache, and up to 8 head_dim; written: 4 head_dim + 16 for
 //            each query
 // FLOP       2 head_dim^2 for each query, twice where it has a dominant entry
@@ -80,6 +89,8 @@ __global__ void __launch_bounds__(32) measure_queries_kernel(MeasureArguments<T>
   const int64_t head = blockIdx.x, n = head * p.queries.window + blockIdx.y;  // as attended queries lie
   const int64_t place = int64_t{blockIdx.y} * gridDim.x + head;               // as measured queries lie
   const int head_dim = p.head_dim();
+  const int64_t row =
+      p.queries.dominants.rows ? p.queries.dominants.rows[n] : -1;  // in flight together with the output
   for (int c = lane(); c < head_dim; c += 32) shared.row[c] = p.queries.outputs[n * head_dim + c];
   __syncwarp();
   const GramRows<1> products(shared.row, p.gram_of(head), head_dim);
@@ -91,7 +102,6 @@ __global__ void __launch_bounds__(32) measure_queries_kernel(MeasureArguments<T>
   }
   if (lane() == 0) p.measured.output_norms[place] = not_negative(square);
   if (!p.queries.dominants.rows) return;
-  const int64_t row = p.queries.dominants.rows[n];
   if (lane() == 0) p.measured.dominant[place] = row;
   if (row < 0) return;
   const float score = dominant_score<change>(p, head / group_size, head, n, row, shared.row);
