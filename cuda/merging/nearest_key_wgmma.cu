@@ -3,7 +3,7 @@
 // A block is three warpgroups. The first, the producer, lets TMA copy kept keys to shared memory, 128 at a time, in three
 // stages, and writes what their products are multiplied by beside them. The two others, the consumers, have 128 leaving keys
 // each in registers, as two A operands of 64 keys, and multiply both by every stage. While a consumer compares one product,
-// its other one is in flight. No [leaving, kept] matrix exists.
+// the tensor cores work on its other one or on the other consumer's. No [leaving, kept] matrix exists.
 //
 // The blocks stay and take items one after the other: 256 leaving keys of one KV head. Neighbouring items have the same KV
 // head, so that blocks that run at the same time read the same kept keys from the L2 cache: for 26,215 leaving and 6,553 kept
@@ -14,12 +14,8 @@
 // stage by the producer's warp that has written its inverse length; consumers wait for both the copy and these warps.
 //
 // Registers: of the 65,536 of a multiprocessor the producer's 128 threads have 40 each and the consumers' 256 have 232. For
-// head_dim 128, leaving keys take 2 x 32 and products of 64 by 128 keys 2 x 64.
-//
-// A product's comparison takes a multiplication and half an instruction of a maximum for each of its numbers: 2 x 96 for each
-// warp and stage, in the 2,048 cycles that the four products of a stage take at the peak. Only where one of them is larger
-// than the largest so far, a warp looks for its key, with about 110 instructions for 8 of its 16 leaving keys: in the n-th
-// stage with a chance of 1 - (1 - 1/n)^8 if kept keys come in no order.
+// head_dim 128, leaving keys take 2 x 32 and products of 64 by 128 keys 2 x 64; a product's comparison takes four instructions
+// for each of its numbers, together 2 x 300 for each warp and stage, in the 2,048 cycles that its products take at the peak.
 #include <kvbound/cuda/primitives/proxy_fence.hpp>
 #include <kvbound/cuda/primitives/registers.hpp>
 #include <kvbound/cuda/primitives/tensor_load.hpp>
@@ -194,7 +190,7 @@ __device__ void issue_product(float (&products)[kSums], const LeavingTile<kHeadD
   warpgroup_commit();
 }
 
-// What a thread has found for its two rows of an A operand; the four lanes that share a row have found the same.
+// What a thread has found for its two rows of an A operand.
 template <bool kBetter>
 struct Nearest {
   Best best[2];       // cosines, multiplied by the leaving keys' lengths
@@ -210,9 +206,11 @@ struct Nearest {
     }
   }
 
-  // Offers the products of a stage, whose first key is `first`, and changes them to cosines.
-  __device__ void offer(float (&products)[kSums], const float* inverses, const float* scores, int first) {
+  // Offers the products of a stage, whose first key is `first`.
+  __device__ void offer(const float (&products)[kSums], const float* inverses, const float* scores,
+                        int first) {
     const int pair = lane() % 4 * 2;
+    Best found[2] = {{best[0].cosine}, {best[1].cosine}};  // in this stage, by numbers without `pair`
 #pragma unroll
     for (int eight = 0; eight < kKeys / 8; ++eight) {
       const float2 inverse = *reinterpret_cast<const float2*>(inverses + eight * 8 + pair);
@@ -220,57 +218,23 @@ struct Nearest {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const bool one = !kBetter || score.x > own[half], two = !kBetter || score.y > own[half];
-        float* const c = products + 4 * eight + 2 * half;
-        c[0] = one ? c[0] * inverse.x : kNothing;
-        c[1] = two ? c[1] * inverse.y : kNothing;
+        const float* const c = products + 4 * eight + 2 * half;
+        found[half].offer(one ? c[0] * inverse.x : kNothing, eight * 8);
+        found[half].offer(two ? c[1] * inverse.y : kNothing, eight * 8 + 1);
       }
     }
-    const int may[2] = {may_surpass(products, 0), may_surpass(products, 1)};
-    if (__any_sync(kAllLanes, may[0])) search(products, 0, first + pair);
-    if (__any_sync(kAllLanes, may[1])) search(products, 1, first + pair);
-  }
-
-  // Whether one of a row's cosines may be larger than the best one: 1, too, if the best one is negative or one is NaN. Compares
-  // their bits as integers, of which an instruction takes three: where the best one is not negative, larger cosines are larger
-  // integers.
-  __device__ int may_surpass(const float (&cosines)[kSums], int half) const {
-    const int known = __float_as_int(best[half].cosine);
-    int most = known;
-#pragma unroll
-    for (int eight = 0; eight < kKeys / 8; ++eight) {
-      const float* const c = cosines + 4 * eight + 2 * half;
-      most = max(max(most, __float_as_int(c[0])), __float_as_int(c[1]));
-    }
-    return best[half].cosine < 0 || most > known ? 1 : 0;
-  }
-
-  // Takes the first of a row's largest cosines if it is larger than the best one. For all lanes of a warp.
-  __device__ void search(const float (&cosines)[kSums], int half, int first) {
-    float largest = kNothing;
-#pragma unroll
-    for (int eight = 0; eight < kKeys / 8; ++eight) {
-      const float* const c = cosines + 4 * eight + 2 * half;
-      largest = fmaxf(largest, fmaxf(c[0], c[1]));
-    }
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-    int index = kKeys;
-#pragma unroll
-    for (int eight = kKeys / 8 - 1; eight >= 0; --eight) {
-      const float* const c = cosines + 4 * eight + 2 * half;
-      if (c[1] == largest) index = eight * 8 + 1;
-      if (c[0] == largest) index = eight * 8;
-    }
-    index += first;
-    index = min(index, __shfl_xor_sync(kAllLanes, index, 2));
-    index = min(index, __shfl_xor_sync(kAllLanes, index, 1));
-    if (largest > best[half].cosine) best[half] = {largest, index};
-  }
-
-  template <Storage T>
-  __device__ void write(const Arguments<T>& p, const Item& item, int first) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      if (found[half].index >= 0) best[half] = {found[half].cosine, first + pair + found[half].index};
+    }
+  }
+
+  // Joins the four lanes that share a row and writes its result.
+  template <Storage T>
+  __device__ void write(const Arguments<T>& p, const Item& item, int first) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      best[half].join_lanes(4);
       const int row = first + row_of_thread() + half * 8;
       if (lane() % 4 != 0 || row >= item.leaving) continue;
       const float length = p.all.norms[item.g * p.all.keys.rows + p.row_of(item.g, row)];
@@ -279,62 +243,30 @@ struct Nearest {
   }
 };
 
-// Waits until a stage has keys, inverses and scores.
-template <int kHeadDim>
-__device__ void wait_for_stage(const Shared<kHeadDim>& shared, const Ring& ring) {
-  mbarrier_wait(shared.landed + ring.stage, ring.phase);
-  mbarrier_wait(shared.ready + ring.stage, ring.phase);
-}
-
-// Offers all kept keys of an item to a consumer's two A operands. While the products of one are compared, those of the other
-// are in flight:
-//
-//     begun       first, stage 0    second, stage 0    first, stage 1     second, stage 1   ...
-//     compared                      first, stage 0     second, stage 0    first, stage 1    ...
-//
-// ptxas lets every instruction wait for the one before where products are issued under a condition, or where numbers are read
-// while products from before the loop's beginning may be in flight. Thus the last stage is behind the loop, and the loop
-// begins with a wait for all products: only in front of the second operand's none are in flight.
+// Offers all kept keys of an item to a consumer's two A operands.
 template <Storage T, bool kBetter, int kHeadDim>
 __device__ void search_item(const Shared<kHeadDim>& shared, const LeavingTile<kHeadDim> (&rows)[kTiles],
                             int kept, Ring& ring, Nearest<kBetter> (&nearest)[kTiles]) {
-  if (kept == 0) return;
-  float products[kTiles][kSums];
-  // Begins the products of an operand and waits for the other one's.
-  const auto issue = [&](int tile, int stage) {
-    warpgroup_fence(products[tile]);
-    issue_product<T>(products[tile], rows[tile], shared.stages + stage * kStageSize<kHeadDim>);
-    warpgroup_wait<1>(products[1 - tile]);
-  };
-  const auto offer = [&](int tile, int stage, int key) {
-    nearest[tile].offer(products[tile], shared.inverses + stage * kKeys, shared.scores + stage * kKeys, key);
-  };
-  const auto leave = [&](int stage) {
-    __syncwarp();  // all lanes have read inverses and scores
-    if (lane() == 0) mbarrier_arrive(shared.empty + stage);
-  };
-  wait_for_stage(shared, ring);
-  issue(0, ring.stage);
-  int key = 0;
 #pragma unroll 1
-  for (; key + kKeys < kept; key += kKeys) {
-    const int stage = ring.stage;
-    warpgroup_wait<0>(products[0]);
-    issue(1, stage);
-    offer(0, stage, key);
+  for (int key = 0; key < kept; key += kKeys) {
+    const uint16_t* const stage = shared.stages + ring.stage * kStageSize<kHeadDim>;
+    const float* const inverses = shared.inverses + ring.stage * kKeys;
+    const float* const scores = shared.scores + ring.stage * kKeys;
+    float first[kSums];
+    float second[kSums];
+    mbarrier_wait(shared.landed + ring.stage, ring.phase);
+    mbarrier_wait(shared.ready + ring.stage, ring.phase);
+    warpgroup_fence(first, second);
+    issue_product<T>(first, rows[0], stage);
+    issue_product<T>(second, rows[1], stage);
+    warpgroup_wait<1>(first);
+    nearest[0].offer(first, inverses, scores, key);
+    warpgroup_wait<0>(second);
+    nearest[1].offer(second, inverses, scores, key);
+    __syncwarp();  // all lanes have read inverses and scores
+    if (lane() == 0) mbarrier_arrive(shared.empty + ring.stage);
     ring.advance();
-    wait_for_stage(shared, ring);
-    issue(0, ring.stage);
-    offer(1, stage, key);
-    leave(stage);
   }
-  warpgroup_wait<0>(products[0]);
-  issue(1, ring.stage);
-  offer(0, ring.stage, key);
-  warpgroup_wait<0>(products[1]);
-  offer(1, ring.stage, key);
-  leave(ring.stage);
-  ring.advance();
 }
 
 // A consumer's work: the nearest kept keys of its 128 leaving keys of all items of the block.

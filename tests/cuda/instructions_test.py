@@ -14,7 +14,6 @@ import sys
 import tempfile
 import unittest
 from collections import Counter
-from itertools import groupby
 from pathlib import Path
 
 from cuda import cubin, loops, main_loops, sass
@@ -227,33 +226,17 @@ class ChangeTensorCores(unittest.TestCase):
 
 class WarpgroupTensorCores(unittest.TestCase):
     """A consumer multiplies two tiles of 64 rows by 128 columns in steps of depth 16, and adds the terms of 128 sums, or
-    multiplies each by the inverse length of its key and compares it."""
+    multiplies each by the inverse length of its key."""
 
-    def loops(self, kernel):
-        """(name, steps, the main loop's instructions)"""
-        for name, match in named(kernel + r"_wgmma_kernel<.*\b(\d+), \w+>"):
-            loop, = [each.code for each in chosen(name) if opcodes(each.code, "HGMMA")]
-            yield name, int(match[1]) // 16, loop
-
-    def test_of_norms_take_all_steps_of_two_tiles_one_behind_the_other(self):
-        for name, steps, loop in self.loops("critical_kv_norms::norms"):
+    def test_take_all_steps_of_two_tiles_one_behind_the_other(self):
+        for name, match in named(r"(?:critical_kv_norms::norms|nearest_key_search::nearest_keys)_wgmma_kernel<.*\b(\d+), \w+>"):
             with self.subTest(kernel=name):
-                self.assertEqual(opcodes(loop, "HGMMA").total(), 2 * steps)
+                loop, = [each.code for each in chosen(name) if opcodes(each.code, "HGMMA")]
+                self.assertEqual(opcodes(loop, "HGMMA").total(), 2 * int(match[1]) // 16)
                 self.assertEqual(opcodes(loop, "WARPGROUP")["WARPGROUP.ARRIVE"], 1)
                 self.assertEqual(opcodes(loop, "WARPGROUP").total(), 3)  # and a wait for each tile
                 self.assertLessEqual(opcodes(loop, "FADD", "FFMA").total(), 2 * 128)
                 self.assertLess(sass.count(loop)["move"], 32)  # the least that moving a tile or its sums would take
-
-    def test_of_nearest_keys_take_all_steps_of_a_tile_before_the_other_tile_is_compared(self):
-        for name, steps, loop in self.loops("nearest_key_search::nearest_keys"):
-            with self.subTest(kernel=name):
-                order = ["product" if entry.base == "HGMMA" else "comparison" for entry in loop
-                         if entry.base in ("HGMMA", "FMUL", "VIMNMX3")]
-                self.assertEqual([(what, len([*run])) for what, run in groupby(order)],
-                                 2 * [("product", steps), ("comparison", 64 + 32)])
-                self.assertEqual(opcodes(loop, "WARPGROUP"), {"WARPGROUP.ARRIVE": 2, "WARPGROUP.DEPBAR.LE": 3})
-                self.assertEqual(opcodes(loop, "LDS").total(), 32 if "<false" in name else 64)
-                self.assertLess(sass.count(loop)["move"], 2 * 64)  # moving the products would take more
 
 
 class VectorLoads(unittest.TestCase):
