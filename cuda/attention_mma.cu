@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kWarps = kTileTokens / 16;
 constexpr int kThreads = kWarps * 32;
-constexpr int kMostStages = 3;
+constexpr int kMostStages = 2;
 constexpr int kTile = 16;  // tokens and numbers of a tensor core's tile
 constexpr int kHeads = 8;  // query heads of one
 constexpr int kMostHeadTiles = 2;
@@ -138,9 +138,7 @@ struct Work {
   __device__ bool has_tokens(int tile) const { return warp_token(tile) < count; }
 
   __device__ uint4* stage(int n) const {
-    // Remainders of constants: one by the number of stages would be a division.
-    const int own = shape.stages == 3 ? n % 3 : shape.stages == 2 ? n % 2 : 0;
-    return shared.tiles + own * tile_vectors(kVectors<kSteps>);
+    return shared.tiles + n % shape.stages * tile_vectors(kVectors<kSteps>);
   }
 
   // The place of a token's logit: even tokens' pairs stay together, and eight successive tokens of a lane's heads, or
@@ -168,8 +166,8 @@ struct Work {
     if (own < heads) shared.sights[own] = p.sight({g, first, count}, first_head + own);
   }
 
-  // Starts to copy the n-th tile: tiles of keys come first, then tiles of values, then none. Zeros behind the last token, as
-  // far as a warp multiplies, and behind head_dim.
+  // Starts to copy the n-th tile: tiles of keys come first, then tiles of values. Zeros behind the last token, as far as
+  // a warp multiplies, and behind head_dim.
   __device__ void load(int n) const {
     constexpr int kColumns = power_of_two_above(kVectors<kSteps>, 64);
     constexpr int kRowsAtOnce = kThreads / kColumns;
@@ -193,33 +191,16 @@ struct Work {
     async_commit();
   }
 
-  // Starts to copy the queries and as many tiles as are ahead of the first, and waits for the queries.
-  __device__ void begin() const {
-    load_queries();
-    load(0);
-    if (shape.stages == kMostStages) {
-      load(1);
-      async_wait<kMostStages - 1>();  // the queries have landed, the tiles may be on their way
-    } else {
-      async_wait<1>();  // the queries have landed, the tile may be on its way
-    }
-    __syncthreads();
-  }
-
-  // Waits for the n-th tile and returns it. With several stages it then starts the copy of another tile, into the stage that
-  // no thread reads any more.
+  // Waits for the n-th tile and returns it. With two stages it then starts the copy of the next tile, into the stage
+  // that no thread reads any more.
   __device__ const uint4* next_tile(int n) const {
     if (shape.stages == 1 && n > 0) {
       __syncthreads();  // no thread reads the previous tile any more
       load(n);
     }
-    if (shape.stages == kMostStages) {
-      async_wait<kMostStages - 2>();
-    } else {
-      async_wait<0>();
-    }
-    __syncthreads();  // all threads see the tile
-    if (shape.stages > 1) load(n + shape.stages - 1);
+    async_wait<0>();
+    __syncthreads();
+    if (shape.stages > 1 && n + 1 < 2 * tiles) load(n + 1);
     return stage(n);
   }
 
@@ -455,7 +436,10 @@ struct Outputs {
 template <Storage16 T, int kSteps, int kHeadTiles>
 __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
   work.write_sights();
-  work.begin();
+  work.load_queries();
+  work.load(0);
+  async_wait<1>();  // the queries have landed, the tile may be on its way
+  __syncthreads();
   {
     Logits<T, kSteps, kHeadTiles> logits(work);
 #pragma unroll 1
@@ -512,7 +496,7 @@ void launch_with(const SplitArguments<T>& arguments, Stream stream) {
   const auto with = [&](int stages) {
     return Shape{stages, std::min(arguments.group_queries(), kHeadTiles * kHeads), arguments.most_tokens()};
   };
-  const auto shape = first_that_fits<Shared<T, kSteps>>({with(arguments.deal.stages), with(1)});
+  const auto shape = first_that_fits<Shared<T, kSteps>>({with(kMostStages), with(1)});
   launch<attention_mma_kernel<T, kSteps, kHeadTiles>>(
       {extent(arguments.blocks(), ceil_division(arguments.group_queries(), kHeadTiles * kHeads)),
        dim3(kThreads), shared_bytes<Shared<T, kSteps>>(shape), stream},

@@ -14,12 +14,9 @@ namespace attention_splits {
 struct Deal {
   int64_t blocks_wanted;
   int64_t most_split_tokens;
-  /// Tiles of a block in shared memory where there is room for them, at most 3; results are the same bits.
-  int stages = 2;
 };
 /// The first is `attention`'s: four blocks for each multiprocessor of an H200.
-inline constexpr Deal kDeals[] = {{528, 512}, {264, 1024}, {396, 768},
-                                  {792, 384}, {1056, 256}, {396, 768, 3}};
+inline constexpr Deal kDeals[] = {{528, 512}, {264, 1024}, {396, 768}, {792, 384}, {1056, 256}};
 
 /// attention, attention_workspace and attention_arithmetic with any deal; compiled for the type of the comparison.
 template <Storage T>

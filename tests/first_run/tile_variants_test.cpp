@@ -139,9 +139,9 @@ TEST_F(TileVariants, OfAttentionAreRight) {
   AttentionCase attention;
   Table table("K1");
   for (const Deal& deal : kDeals) {
-    const auto [blocks, tokens, stages] = deal;
-    const std::string shape = std::to_string(blocks) + " blocks, at most " + std::to_string(tokens) +
-                              " entries, " + std::to_string(stages) + " tiles";
+    const auto [blocks, tokens] = deal;
+    const std::string shape =
+        std::to_string(blocks) + " blocks, at most " + std::to_string(tokens) + " entries";
     const testing::AssertionResult right = attention.is_right(deal);
     EXPECT_TRUE(right) << shape;
     Output output(layer.query_heads * layer.head_dim), log_sum_exp(layer.query_heads),
