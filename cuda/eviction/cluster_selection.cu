@@ -163,7 +163,7 @@ __device__ void write_ascending(const Selected& selected, const Columns<kKeys>& 
 // grid       8 rows, in clusters of 8
 // block      256; 512 for more than 32,768 columns
 // shared     35,216 bytes
-// registers  55-74, 117 with 32 keys; 61-96, 121 with two stages (sm_90a); no code for sm_80
+// registers  55-74, 117 with 32 keys; 62-96, 121 with two stages (sm_90a); no code for sm_80
 // bytes      read: 4 cols a row, 8 with two stages; written: 8 k, and 8 stage_one_count if wanted; no FLOP
 template <bool kTwoStages, int kKeys>
 __global__ void __launch_bounds__(kThreadsWith<kKeys>, 1) select_in_cluster_kernel(Arguments p) {

@@ -43,7 +43,7 @@ __host__ __device__ int parts_of(int vectors) {
 //
 // grid       (ceil(capacity / rows of a block), kv_heads, tensors parts): rows of a block = 8 warps x 4 x 32 / kLanes
 // block      256; no shared memory
-// registers  32-36 (sm_90a)
+// registers  31-32 (sm_90a and sm_80)
 // bytes      read: 8 + 16 vectors for each kept row; written: 16 vectors for each; no FLOP
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads, 7) compact_kernel(CompactArguments p) {
