@@ -291,12 +291,14 @@ TEST_P(BulkCopyOfBoxes, OfThreeDimensionsAreTheirPlanesOneBehindTheOther) {
   });
 }
 
+std::string name_of(const testing::TestParamInfo<Swizzle>& swizzle) {
+  return "of" + std::to_string(swizzle_span(swizzle.param)) + "Bytes";
+}
+
 INSTANTIATE_TEST_SUITE_P(Swizzles, BulkCopyOfBoxes,
                          testing::Values(Swizzle::kNone, Swizzle::k32Bytes, Swizzle::k64Bytes,
                                          Swizzle::k128Bytes),
-                         [](const auto& info) {
-                           return "of" + std::to_string(swizzle_span(info.param)) + "Bytes";
-                         });
+                         name_of);
 
 TEST_F(BulkCopy, OfTensorsThatCannotBeMappedTheHostSaysWhat) {
   const Buffer<float> numbers(4096);
