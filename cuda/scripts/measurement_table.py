@@ -63,6 +63,13 @@ def row(name, measured, model):
             f"{100 * floor / measured:.0f} %" if floor else ""]
 
 
+def entry(name, measured, run, model):
+    shape, gpu = run["shape"], run["accelerator"]
+    return {"operation": f"{name}, {shape['name']}:{shape['tokens']}", "seconds": float(f"{measured:.3g}"),
+            "predicted": float(f"{model['predicted_seconds']:.3g}"),
+            "from": f"{gpu['name']}, driver {gpu['driver']}, revision {run['revision']}"}
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("measured")
@@ -76,18 +83,15 @@ def main():
     if any(run["accelerator"] is None or run["backend"] != "cuda" for run in runs):
         raise Invalid(f"{given.measured}: backend: expected cuda; other times say nothing about a GPU")
     predicted = {key(operation): operation for operation in model["operations"]}
-    measured = {key(operation): seconds_of(operation) for run in runs for operation in run["operations"]
+    measured = {key(operation): (seconds_of(operation), run) for run in runs for operation in run["operations"]
                 if operation["operation"] != "compress"}
     if given.json:
-        shape, gpu = model["shape"], runs[0]["accelerator"]
-        print(json.dumps([{"operation": f"{name}, {shape['name']}:{shape['tokens']}", "seconds": float(f"{seconds:.3g}"),
-                           "predicted": float(f"{predicted[name]['predicted_seconds']:.3g}"),
-                           "from": f"{gpu['name']}, driver {gpu['driver']}, revision {runs[0]['revision']}"}
-                          for name, seconds in measured.items() if name in predicted], indent=2, ensure_ascii=False))
+        print(json.dumps([entry(name, seconds, run, predicted[name]) for name, (seconds, run) in measured.items()
+                          if name in predicted], indent=2, ensure_ascii=False))
         return
     heads = ["operation", "measured", "model", "measured / model", "limited by, says the model", "of the floor's rate, measured"]
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
-    for name, seconds in measured.items():
+    for name, (seconds, _) in measured.items():
         print("| " + " | ".join(row(name, seconds, predicted.get(name))) + " |")
 
 

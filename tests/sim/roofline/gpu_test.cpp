@@ -18,7 +18,18 @@ TEST(Gpu, EveryModelHasTheSameConstantsEachWithASource) {
       EXPECT_GT(gpu.constants()[i].value, 0) << gpu.constants()[i].name;
       EXPECT_FALSE(gpu.constants()[i].source.empty()) << gpu.constants()[i].name;
     }
-    EXPECT_TRUE(gpu.measured().empty()) << "the documents say that no GPU was at hand";
+  }
+}
+
+TEST(Gpu, WhatWasMeasuredStandsBesideWhatWasPredicted) {
+  EXPECT_TRUE(Gpu::named("h100").measured().empty()) << "the documents say that no H100 was at hand";
+  const Gpu h200 = Gpu::named("h200");
+  EXPECT_FALSE(h200.measured().empty());
+  for (const GpuMeasurement& each : h200.measured()) {
+    EXPECT_NE(each.operation.find(", llama-3.1-8b:32768"), std::string::npos) << each.operation;
+    EXPECT_GT(each.seconds, 0) << each.operation;
+    EXPECT_GT(each.predicted, 0) << each.operation;
+    EXPECT_NE(each.from.find("revision"), std::string::npos) << each.operation;
   }
 }
 
