@@ -17,6 +17,8 @@ import argparse
 import json
 import sys
 
+from prediction_table import duration
+
 
 class Invalid(Exception):
     """A file that is not what it should be."""
@@ -48,10 +50,6 @@ def seconds_of(operation):
     times = {time["name"]: time for time in operation["times"]}
     time = times.get("queued together", operation["times"][0])
     return time["seconds"]["median"] / (time["work"] if time["unit"] == "steps" else 1)
-
-
-def duration(seconds):
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def row(name, measured, model):

@@ -124,9 +124,9 @@ __global__ void cluster_barrier_chain(Chain chain) {
 
 // Clocks of one step of what is launched.
 double clocks_of(const std::function<void(Chain)>& launched) {
-  const Buffer<long long> clocks(1);
-  const Buffer<unsigned> result(32);
-  launched({{const_cast<long long*>(clocks.data()), const_cast<unsigned*>(result.data())}});
+  Buffer<long long> clocks(1);
+  Buffer<unsigned> result(32);
+  launched({{clocks.data(), result.data()}});
   return static_cast<double>(download(clocks).front()) / kSteps;
 }
 
@@ -153,16 +153,15 @@ TEST_F(GpuConstants, Latencies) {
   const double cold = clocks_of(chase);
   show("device_latency", cold, "clocks", "loads that miss the L2 cache, one thread");
   show("L2 latency", clocks_of(chase), "clocks", "the same places again");
-  const auto one_warp = [](auto launched) { return clocks_of(launched); };
-  show("shared_latency", one_warp([](Chain chain) {
+  show("shared_latency", clocks_of([](Chain chain) {
          launch<shared_chain>({dim3(1), dim3(32), 4096, nullptr}, chain);
        }),
        "clocks", "of a load and its address");
-  show("exchange_latency", one_warp([](Chain chain) {
+  show("exchange_latency", clocks_of([](Chain chain) {
          launch<shuffle_chain>({dim3(1), dim3(32), 0, nullptr}, chain);
        }),
        "clocks", "of a shuffle");
-  show("atomic_latency", one_warp([](Chain chain) {
+  show("atomic_latency", clocks_of([](Chain chain) {
          launch<atomic_chain>({dim3(1), dim3(32), 128, nullptr}, chain);
        }),
        "clocks", "of an atomic in shared memory and its address");
@@ -219,8 +218,8 @@ __global__ void read(const uint4* numbers, int64_t count, int rounds, uint4* res
 
 TEST_F(GpuConstants, Rates) {
   constexpr long long kClocks = 50'000'000;
-  const Buffer<long long> nanoseconds(1);
-  launch<spin>({dim3(132), dim3(128), 0, nullptr}, kClocks, const_cast<long long*>(nanoseconds.data()));
+  Buffer<long long> nanoseconds(1);
+  launch<spin>({dim3(132), dim3(128), 0, nullptr}, kClocks, nanoseconds.data());
   show("clock", kClocks / (1e-9 * static_cast<double>(download(nanoseconds).front())), "Hz", "with no work");
   constexpr int64_t kBytes = 16 << 20;
   constexpr int kRounds = 100;
