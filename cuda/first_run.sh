@@ -202,7 +202,7 @@ suites() {
 stage_parity() {
   local program=$folder/kvbound_parity_$build cases='*' all
   [[ -z $tiny ]] || cases=$small_cases
-  export program suite_seconds=$((limits[parity] / 2)) OMP_NUM_THREADS=$((($(nproc) + $(workers) - 1) / $(workers)))
+  export program suite_seconds=$(((limits[parity] + 1) / 2)) OMP_NUM_THREADS=$((($(nproc) + $(workers) - 1) / $(workers)))
   mapfile -t all < <(suites "$program" "$cases")
   ((${#all[@]})) || { echo "error: $program lists no tests" && return 1; }
   # shellcheck disable=SC2016  # expanded by the shell that xargs starts
