@@ -63,8 +63,7 @@ struct TouchedBytes {
 };
 
 struct LaunchCounts {
-  std::string
-      kernel;  ///< as in cuda/resources.txt: "compact_kernel", "norms_mma_kernel<(Norm)0, 8, Bfloat16>"
+  std::string kernel;  ///< as in cuda/resources.txt: "compact_kernel", "norms_mma_kernel<8, Bfloat16>"
   emulation::dim3 grid, block, cluster;
   int64_t shared_bytes = 0;
   uint64_t counted_clusters = 0;  ///< fewer than there are if the launch was sampled

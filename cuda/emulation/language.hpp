@@ -43,6 +43,9 @@ struct [[gnu::may_alias]] alignas(8) float2 {
 struct [[gnu::may_alias]] alignas(16) float4 {
   float x, y, z, w;
 };
+struct [[gnu::may_alias]] alignas(16) double2 {
+  double x, y;
+};
 struct [[gnu::may_alias]] alignas(8) int2 {
   int x, y;
 };

@@ -119,7 +119,7 @@ template NormsKernel chosen_norms_kernel<Float16>(int64_t);
 template NormsKernel chosen_norms_kernel<Bfloat16>(int64_t);
 
 template <Storage T>
-void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> output_projection, Norm norm,
+void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> output_projection,
                            float* norms, Stream stream, NormsKernel kernel) {
   require_layout("values", values);
   require_layout("output_projection", output_projection);
@@ -130,17 +130,17 @@ void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> o
   if (values.rows == 0) return;
   const critical_kv_norms::Arguments<T> arguments{values, output_projection, norms};
   if constexpr (sizeof(T) == 2) {
-    if (chosen == NormsKernel::wgmma) return critical_kv_norms::launch_wgmma(arguments, norm, stream);
-    if (chosen == NormsKernel::mma) return critical_kv_norms::launch_mma(arguments, norm, stream);
+    if (chosen == NormsKernel::wgmma) return critical_kv_norms::launch_wgmma(arguments, stream);
+    if (chosen == NormsKernel::mma) return critical_kv_norms::launch_mma(arguments, stream);
   }
-  critical_kv_norms::launch_portable(arguments, norm, stream);
+  critical_kv_norms::launch_portable(arguments, stream);
 }
 
-template void projected_value_norms(DeviceTensor<const float>, DeviceTensor<const float>, Norm, float*,
-                                    Stream, NormsKernel);
-template void projected_value_norms(DeviceTensor<const Float16>, DeviceTensor<const Float16>, Norm, float*,
-                                    Stream, NormsKernel);
-template void projected_value_norms(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>, Norm, float*,
+template void projected_value_norms(DeviceTensor<const float>, DeviceTensor<const float>, float*, Stream,
+                                    NormsKernel);
+template void projected_value_norms(DeviceTensor<const Float16>, DeviceTensor<const Float16>, float*, Stream,
+                                    NormsKernel);
+template void projected_value_norms(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>, float*,
                                     Stream, NormsKernel);
 
 KernelArithmetic norms_arithmetic(int64_t head_dim, int64_t model_dim, NormsKernel kernel) {

@@ -35,20 +35,18 @@ struct AlwaysKept {
 
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// reference::projected_value_norms for every query head; the projected values are never stored.
+/// reference::projected_value_norms in L1 for every query head; the projected values are never stored.
 ///
 /// values             [kv_heads, tokens, head_dim], head_dim 1..256
 /// output_projection  [query_heads, head_dim, model_dim]: block h is query head h's rows of W^O
 /// norms              [query_heads, tokens], device memory, without gaps
 /// kernel             chosen: norms_choice; wgmma or mma where their requirements are not met throw ShapeMismatch
-/// precision          products and sums in fp32, squares too: an L2 norm above 1.8e19 overflows to infinity, and projected
-///                    values below 1e-19 count as 0 in it. Error: reference/bounds/error_bounds.hpp with
-///                    norms_arithmetic()
+/// precision          products and sums in fp32; error: reference/bounds/error_bounds.hpp with norms_arithmetic()
 /// equal values have equal norms to the last bit, wherever they stand, and however many tokens there are
 /// the same inputs give the same bits for the same kernel
 /// throws             ShapeMismatch; DeviceError
 template <Storage T>
-void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> output_projection, Norm norm,
+void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> output_projection,
                            float* norms, Stream stream, NormsKernel kernel = NormsKernel::chosen);
 
 /// The kernel that `chosen` selects on this device: of those whose requirements are met, the first of wgmma, mma and

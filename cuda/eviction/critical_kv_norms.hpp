@@ -40,25 +40,14 @@ struct Heads {
   }
 };
 
-/// The term of a norm's sum: |projected| for L1, its square for L2.
-template <Norm norm>
-__device__ float term(float projected) {
-  return norm == Norm::l1 ? fabsf(projected) : projected * projected;
-}
-
-template <Norm norm>
-__device__ float norm_of(float sum) {
-  return norm == Norm::l1 ? sum : sqrtf(sum);
-}
-
 template <Storage T>
-void launch_portable(const Arguments<T>& arguments, Norm norm, Stream stream);
+void launch_portable(const Arguments<T>& arguments, Stream stream);
 /// 16-bit types only, and head_dim a multiple of 16.
 template <Storage T>
-void launch_mma(const Arguments<T>& arguments, Norm norm, Stream stream);
+void launch_mma(const Arguments<T>& arguments, Stream stream);
 /// 16-bit types only, and where wgmma_can.
 template <Storage T>
-void launch_wgmma(const Arguments<T>& arguments, Norm norm, Stream stream);
+void launch_wgmma(const Arguments<T>& arguments, Stream stream);
 
 /// Whether the device has the kernel's instructions, and the kernel an instance for this head_dim.
 bool mma_can(int64_t head_dim);

@@ -40,10 +40,10 @@ struct Problem {
       : values(numbers(1, kTokens, head_dim, 1)), projection(numbers(kHeads, head_dim, kColumns, 2)) {}
 };
 
-double norm_of_row(VectorView row, Norm norm) {
+double absolute_sum(VectorView row) {
   double sum = 0;
-  for (const double x : row) sum += norm == Norm::l1 ? std::abs(x) : x * x;
-  return norm == Norm::l1 ? sum : std::sqrt(sum);
+  for (const double x : row) sum += std::abs(x);
+  return sum;
 }
 
 // The exact norm of one token and query head, and the sum of its values' absolute values times their rows' norms.
@@ -52,12 +52,12 @@ struct Exact {
 };
 
 // [kHeads * kTokens]
-std::vector<Exact> exact_norms(const Problem& problem, Norm norm) {
+std::vector<Exact> exact_norms(const Problem& problem) {
   std::vector<Exact> all;
   for (int64_t head = 0; head < kHeads; ++head) {
     const MatrixView projection = problem.projection.slice(head);
     std::vector<double> row_norms;
-    for (int64_t c = 0; c < projection.rows; ++c) row_norms.push_back(norm_of_row(projection.row(c), norm));
+    for (int64_t c = 0; c < projection.rows; ++c) row_norms.push_back(absolute_sum(projection.row(c)));
     for (int64_t token = 0; token < kTokens; ++token) {
       const VectorView value = problem.values.slice(0).row(token);
       std::vector<double> projected(kColumns);
@@ -67,7 +67,7 @@ std::vector<Exact> exact_norms(const Problem& problem, Norm norm) {
         for (int64_t i = 0; i < kColumns; ++i) projected[i] += value[c] * row[i];
         size += std::abs(value[c]) * row_norms[c];
       }
-      all.push_back({norm_of_row(projected, norm), size});
+      all.push_back({absolute_sum(projected), size});
     }
   }
   return all;
@@ -83,19 +83,19 @@ double bound(const Exact& exact, const KernelArithmetic& arithmetic) {
 }
 
 template <Storage T>
-using Launch = void (*)(const Arguments<T>&, Norm, Stream);
+using Launch = void (*)(const Arguments<T>&, Stream);
 
 // What is wrong with the kernel's norms; nullopt: nothing.
 template <Storage T>
-std::optional<std::string> wrong_norm(const Problem& problem, Launch<T> launch, Norm norm,
-                                      int64_t heads_per_block, const KernelArithmetic& arithmetic) {
+std::optional<std::string> wrong_norm(const Problem& problem, Launch<T> launch, int64_t heads_per_block,
+                                      const KernelArithmetic& arithmetic) {
   const StoredTensor<T> values(problem.values, nullptr);
   const StoredTensor<T> projection(problem.projection, nullptr);
   Buffer<float> found(kHeads * kTokens);
-  launch({values.view(), projection.view(), found.data(), heads_per_block}, norm, nullptr);
+  launch({values.view(), projection.view(), found.data(), heads_per_block}, nullptr);
   std::vector<float> norms(kHeads * kTokens);
   found.download(norms);
-  const std::vector<Exact> all = exact_norms(problem, norm);
+  const std::vector<Exact> all = exact_norms(problem);
   for (int64_t i = 0; i < std::ssize(norms); ++i) {
     const Exact& exact = all[i];
     if (std::abs(norms[i] - exact.norm) <= bound(exact, arithmetic)) continue;
@@ -112,10 +112,8 @@ std::optional<std::string> fault_of(Launch<T> launch, int64_t head_dim, NormsKer
   const Problem problem(head_dim);
   const KernelArithmetic arithmetic = norms_arithmetic(head_dim, kColumns, kernel);
   try {
-    for (const Norm norm : {Norm::l1, Norm::l2}) {
-      for (const int64_t heads_per_block : {kHeads, int64_t{1}}) {
-        if (auto wrong = wrong_norm<T>(problem, launch, norm, heads_per_block, arithmetic)) return wrong;
-      }
+    for (const int64_t heads_per_block : {kHeads, int64_t{1}}) {
+      if (auto wrong = wrong_norm<T>(problem, launch, heads_per_block, arithmetic)) return wrong;
     }
   } catch (const DeviceError& error) {
     return error.what();

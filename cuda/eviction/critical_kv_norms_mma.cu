@@ -137,7 +137,7 @@ __device__ void add_chain(float (&projected)[kTokenTiles<kSteps>][2][4], const u
 }
 
 // Adds one stage's terms to sums[tile][half], of the tokens lane / 4 + 8 half of a tile.
-template <Norm norm, Storage T, int kSteps>
+template <Storage T, int kSteps>
 __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
                           float (&sums)[kTokenTiles<kSteps>][2]) {
   float stage_sums[kTokenTiles<kSteps>][2] = {};
@@ -152,8 +152,8 @@ __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float(&c)[2][4] = projected[tile];
-        stage_sums[tile][half] += (term<norm>(c[0][2 * half]) + term<norm>(c[0][2 * half + 1])) +
-                                  (term<norm>(c[1][2 * half]) + term<norm>(c[1][2 * half + 1]));
+        stage_sums[tile][half] += (fabsf(c[0][2 * half]) + fabsf(c[0][2 * half + 1])) +
+                                  (fabsf(c[1][2 * half]) + fabsf(c[1][2 * half + 1]));
       }
     }
   }
@@ -165,7 +165,7 @@ __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
 }
 
 // Adds the sums of the four lanes that share a token and writes its norm.
-template <Norm norm, int kTiles>
+template <int kTiles>
 __device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token, int64_t tokens,
                             float* norms) {
 #pragma unroll
@@ -176,7 +176,7 @@ __device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token,
       sum += __shfl_xor_sync(kAllLanes, sum, 1);
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
       const int64_t token = first_token + tile * kTile + lane() / 4 + half * 8;
-      if (lane() % 4 == 0 && token < tokens) norms[token] = norm_of<norm>(sum);
+      if (lane() % 4 == 0 && token < tokens) norms[token] = sum;
     }
   }
 }
@@ -189,7 +189,7 @@ __device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token,
 //                                       +------+------+------+------+
 //       values, in registers            +------+------+------+------+
 //       warp 0: 32 tokens, head_dim     |      |      |      |      |
-//       warp 1: 32 tokens, head_dim     |   projected values, in    |  -> the sums of the terms |x| or x^2, in
+//       warp 1: 32 tokens, head_dim     |   projected values, in    |  -> the sums of the absolute values, in
 //       warp 2: 32 tokens, head_dim     |   registers, 32 x 16 at   |     registers, over all columns
 //       warp 3: 32 tokens, head_dim     |   a time                  |
 //                                       +------+------+------+------+
@@ -202,7 +202,7 @@ __device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token,
 //            block along x, mostly from the L2 cache; written: 4 query_heads tokens
 // FLOP       2 query_heads tokens (16 kSteps) model_dim on tensor cores; kSteps / kChain + 1 on fp32 units for each of
 //            the query_heads tokens model_dim projected values
-template <Norm norm, int kSteps, Storage T>
+template <int kSteps, Storage T>
 __global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) {
   SharedMemory memory;
   const Shared<kSteps> shared(memory);
@@ -220,43 +220,34 @@ __global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) 
       __syncthreads();  // all threads see stage n, and none reads the stage that is filled next
       load_stage<kSteps>(p, heads, n + kStages - 1, shared.stages);
       if (first_token >= p.tokens()) continue;
-      add_stage<norm, T>(shared.stages + n % kStages * kStageSize<kSteps>, values, sums);
+      add_stage<T>(shared.stages + n % kStages * kStageSize<kSteps>, values, sums);
     }
-    write_norms<norm>(sums, first_token, p.tokens(), p.norms + head * p.tokens());
+    write_norms(sums, first_token, p.tokens(), p.norms + head * p.tokens());
   }
 }
 
-template <Norm norm, int kSteps, Storage T>
+template <int kSteps, Storage T>
 void launch_kernel(const Arguments<T>& arguments, Stream stream) {
   constexpr int64_t kTokens = kWarps * kTile * kTokenTiles<kSteps>;
-  launch_blocks<norms_mma_kernel<norm, kSteps, T>>(arguments, kTokens, kThreads,
-                                                   shared_bytes<Shared<kSteps>>(), stream);
-}
-
-template <Norm norm, Storage T>
-void launch_by_depth(const Arguments<T>& arguments, Stream stream) {
-  const int64_t head_dim = arguments.values.cols;
-  if (head_dim <= 4 * kTile) {
-    launch_kernel<norm, 4>(arguments, stream);
-  } else if (head_dim <= 8 * kTile) {
-    launch_kernel<norm, 8>(arguments, stream);
-  } else {
-    launch_kernel<norm, 16>(arguments, stream);
-  }
+  launch_blocks<norms_mma_kernel<kSteps, T>>(arguments, kTokens, kThreads, shared_bytes<Shared<kSteps>>(),
+                                             stream);
 }
 
 }  // namespace
 
 template <Storage T>
-void launch_mma(const Arguments<T>& arguments, Norm norm, Stream stream) {
-  if (norm == Norm::l1) {
-    launch_by_depth<Norm::l1>(arguments, stream);
+void launch_mma(const Arguments<T>& arguments, Stream stream) {
+  const int64_t head_dim = arguments.values.cols;
+  if (head_dim <= 4 * kTile) {
+    launch_kernel<4>(arguments, stream);
+  } else if (head_dim <= 8 * kTile) {
+    launch_kernel<8>(arguments, stream);
   } else {
-    launch_by_depth<Norm::l2>(arguments, stream);
+    launch_kernel<16>(arguments, stream);
   }
 }
-template void launch_mma(const Arguments<Float16>&, Norm, Stream);
-template void launch_mma(const Arguments<Bfloat16>&, Norm, Stream);
+template void launch_mma(const Arguments<Float16>&, Stream);
+template void launch_mma(const Arguments<Bfloat16>&, Stream);
 
 bool mma_can(int64_t head_dim) { return head_dim % kTile == 0 && device().compute_capability >= 80; }
 

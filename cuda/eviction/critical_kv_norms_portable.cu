@@ -75,14 +75,12 @@ __device__ void multiply(const float* values, const float* projection, int depth
   }
 }
 
-template <Norm norm>
 __device__ float sum_of_terms(const float (&projected)[kEach]) {
-  return (term<norm>(projected[0]) + term<norm>(projected[1])) +
-         (term<norm>(projected[2]) + term<norm>(projected[3]));
+  return (fabsf(projected[0]) + fabsf(projected[1])) + (fabsf(projected[2]) + fabsf(projected[3]));
 }
 
 // Adds the terms of this thread's 4 tokens and 4 columns of every tile, for one query head.
-template <Norm norm, Storage T>
+template <Storage T>
 __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* projection, int my_tokens,
                           int my_columns, float (&sums)[kEach]) {
   const int64_t head_dim = p.values.cols;
@@ -99,7 +97,7 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
       }
     }
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) sums[i] += sum_of_terms<norm>(projected[i]);
+    for (int i = 0; i < kEach; ++i) sums[i] += sum_of_terms(projected[i]);
   }
 }
 
@@ -110,7 +108,7 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
 //                              | thread t: columns 4 (t % 16) .. + 3  |
 //                              +--------------------------------------+
 //       values, fp32, in       +--------------------------------------+
-//       shared memory:         | thread t: 4 x 4 projected values, in |  -> the sums of the terms |x| or x^2 of 4 tokens
+//       shared memory:         | thread t: 4 x 4 projected values, in |  -> the sums of the absolute values of 4 tokens
 //       64 tokens, head_dim;   | registers                            |     in registers, then a tree over 16 threads
 //       thread t: tokens       |                                      |
 //       4 (t / 16) .. + 3      +--------------------------------------+
@@ -118,11 +116,11 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
 // grid       (ceil(tokens / 64), kv_heads * ceil(group / heads_per_block)): launch_blocks
 // block      256, as 16 x 16
 // shared     272 (round_up(head_dim, 32) + 32) bytes; 43,520 for head_dim 128
-// registers  110-113 (sm_90a), 108 (sm_80)
+// registers  110 (sm_90a), 108 (sm_80)
 // bytes      read: the values once for each block of their group; head_dim model_dim sizeof(T) of W^O for each query
 //            head and 64 tokens, mostly from the L2 cache; written: 4 query_heads tokens
 // FLOP       2 query_heads tokens head_dim model_dim, and 2 for the term of each projected value
-template <Norm norm, Storage T>
+template <Storage T>
 __global__ void __launch_bounds__(kThreads, 2) norms_portable_kernel(Arguments<T> p) {
   SharedMemory memory;
   const Shared shared(memory, p.values.cols);
@@ -133,36 +131,27 @@ __global__ void __launch_bounds__(kThreads, 2) norms_portable_kernel(Arguments<T
   load_values(p, p.values.data + heads.kv_head * p.values.slice_stride, first_token, shared.values);
   for (int64_t head = heads.first; head < heads.first + heads.count; ++head) {
     float sums[kEach] = {};
-    head_sums<norm>(p, shared, p.output_projection.data + head * p.output_projection.slice_stride, my_tokens,
-                    my_columns, sums);
+    head_sums(p, shared, p.output_projection.data + head * p.output_projection.slice_stride, my_tokens,
+              my_columns, sums);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const float sum = warp_sum<kSide>(sums[i]);  // of the lanes that share their tokens
       const int64_t token = first_token + my_tokens + i;
-      if (my_columns == 0 && token < p.tokens()) p.norms[head * p.tokens() + token] = norm_of<norm>(sum);
+      if (my_columns == 0 && token < p.tokens()) p.norms[head * p.tokens() + token] = sum;
     }
   }
-}
-
-template <Norm norm, Storage T>
-void launch_kernel(const Arguments<T>& arguments, Stream stream) {
-  launch_blocks<norms_portable_kernel<norm, T>>(arguments, kTokens, kThreads,
-                                                shared_bytes<Shared>(arguments.values.cols), stream);
 }
 
 }  // namespace
 
 template <Storage T>
-void launch_portable(const Arguments<T>& arguments, Norm norm, Stream stream) {
-  if (norm == Norm::l1) {
-    launch_kernel<Norm::l1>(arguments, stream);
-  } else {
-    launch_kernel<Norm::l2>(arguments, stream);
-  }
+void launch_portable(const Arguments<T>& arguments, Stream stream) {
+  launch_blocks<norms_portable_kernel<T>>(arguments, kTokens, kThreads,
+                                          shared_bytes<Shared>(arguments.values.cols), stream);
 }
-template void launch_portable(const Arguments<float>&, Norm, Stream);
-template void launch_portable(const Arguments<Float16>&, Norm, Stream);
-template void launch_portable(const Arguments<Bfloat16>&, Norm, Stream);
+template void launch_portable(const Arguments<float>&, Stream);
+template void launch_portable(const Arguments<Float16>&, Stream);
+template void launch_portable(const Arguments<Bfloat16>&, Stream);
 
 // 4 terms are added by a tree, then the tiles of columns in order, then 16 lanes by a tree.
 int64_t portable_accumulation_depth(int64_t model_dim) { return 2 + ceil_division(model_dim, kColumns) + 4; }

@@ -176,7 +176,6 @@ __device__ void issue_product(float (&products)[kSums], const Values<kHeadDim>& 
 }
 
 // Adds a product's terms to sums[half], of the tokens token_of_thread() + 8 half.
-template <Norm norm>
 __device__ void add_terms(const float (&products)[kSums], float (&sums)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -185,7 +184,7 @@ __device__ void add_terms(const float (&products)[kSums], float (&sums)[2]) {
     for (int part = 0; part < 4; ++part) {
 #pragma unroll
       for (int i = 0; i < kSums / 8; ++i) {
-        const float x = term<norm>(products[8 * i + 4 * (part / 2) + 2 * half + part % 2]);
+        const float x = fabsf(products[8 * i + 4 * (part / 2) + 2 * half + part % 2]);
         parts[part] = i == 0 ? x : parts[part] + x;
       }
     }
@@ -194,7 +193,6 @@ __device__ void add_terms(const float (&products)[kSums], float (&sums)[2]) {
 }
 
 // Adds the sums of the four lanes that share a token and writes its norm.
-template <Norm norm>
 __device__ void write_norms(const float (&sums)[2], int64_t first_token, int64_t tokens, float* norms) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -202,7 +200,7 @@ __device__ void write_norms(const float (&sums)[2], int64_t first_token, int64_t
     sum += __shfl_xor_sync(kAllLanes, sum, 1);
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
     const int64_t token = token_of_thread(first_token) + 8 * half;
-    if (lane() % 4 == 0 && token < tokens) norms[token] = norm_of<norm>(sum);
+    if (lane() % 4 == 0 && token < tokens) norms[token] = sum;
   }
 }
 
@@ -214,14 +212,13 @@ __device__ int64_t first_token_of(const Item& item, int64_t consumer) {
 // Writes the norms of a consumer's tokens.
 //
 // sum  sum(i) is the thread's i-th sum
-template <Norm norm, Storage T, class Sum>
+template <Storage T, class Sum>
 __device__ void write_all_norms(const Arguments<T>& p, const Item& item, int64_t consumer, int64_t head,
                                 const Sum& sum) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     const float sums[2] = {sum(2 * tile), sum(2 * tile + 1)};
-    write_norms<norm>(sums, first_token_of(item, consumer) + tile * kRows, p.tokens(),
-                      p.norms + head * p.tokens());
+    write_norms(sums, first_token_of(item, consumer) + tile * kRows, p.tokens(), p.norms + head * p.tokens());
   }
 }
 
@@ -229,7 +226,7 @@ __device__ void write_all_norms(const Arguments<T>& p, const Item& item, int64_t
 __device__ int sum_place(int i) { return (i * kConsumers - 1) * kWarpgroup + static_cast<int>(threadIdx.x); }
 
 // Adds up the terms of one query head's stages, section by section, in the thread's places of shared.sums: registers are short.
-template <Norm norm, Storage T, int kHeadDim>
+template <Storage T, int kHeadDim>
 __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> (&values)[kTiles],
                          const Stages& stages, Ring& ring) {
 #pragma unroll
@@ -244,11 +241,11 @@ __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> 
     issue_product<T>(first, values[0], stage);
     issue_product<T>(second, values[1], stage);
     warpgroup_wait<1>(first);
-    add_terms<norm>(first, section[0]);
+    add_terms(first, section[0]);
     warpgroup_wait<0>(second);
     if (lane() == 0) mbarrier_arrive(shared.empty + ring.stage);  // the warp's products have read the stage
     ring.advance();
-    add_terms<norm>(second, section[1]);
+    add_terms(second, section[1]);
     if ((n + 1) % stages.of_section != 0 && n + 1 < stages.end) continue;
 #pragma unroll
     for (int i = 0; i < kThreadSums; ++i) {
@@ -260,7 +257,7 @@ __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> 
 
 // Adds up the sections' sums of a cluster's item and writes its norms. All consumers of the cluster call it, once, while the
 // producers wait for the cluster twice.
-template <Norm norm, int kHeadDim, Storage T>
+template <int kHeadDim, Storage T>
 __device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
   cluster_sync();
   if (cluster_rank() == 0) {
@@ -270,13 +267,13 @@ __device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& sha
       return total;
     };
     const Item item(p, first_item());
-    write_all_norms<norm>(p, item, warp() / 4 - 1, item.heads.first, sum);
+    write_all_norms(p, item, warp() / 4 - 1, item.heads.first, sum);
   }
   cluster_sync();  // no block returns while the first one reads its shared memory
 }
 
 // A consumer's work: the norms of its 128 tokens of all items of the block, or their sums of its section.
-template <Norm norm, int kHeadDim, Storage T>
+template <int kHeadDim, Storage T>
 __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
   const int64_t consumer = warp() / 4 - 1;
   Ring ring;
@@ -290,9 +287,9 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
       values[tile].load(p.values, item.heads.kv_head, first_token + tile * kRows);
     }
     for (int64_t head = item.heads.first; head < item.heads.first + item.heads.count; ++head) {
-      add_head<norm, T>(shared, values, stages, ring);
+      add_head<T>(shared, values, stages, ring);
       if (cluster_size() > 1) continue;  // join_sections writes the norms
-      write_all_norms<norm>(p, item, consumer, head, [&](int i) { return shared.sums[sum_place(i)]; });
+      write_all_norms(p, item, consumer, head, [&](int i) { return shared.sums[sum_place(i)]; });
     }
   }
 }
@@ -305,7 +302,7 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //                                       +---------------+---------------+
 //       values, in registers            +---------------+---------------+
 //       consumer 0: 64 tokens           |                               |
-//                   64 tokens           |   projected values, 64 x 128  |  -> the sums of the terms |x| or x^2: a
+//                   64 tokens           |   projected values, 64 x 128  |  -> the sums of the absolute values: a
 //       consumer 1: 64 tokens           |   at a time, in registers     |     section's in registers, all in shared memory
 //                   64 tokens           |                               |
 //                                       +-------------------------------+
@@ -320,7 +317,7 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //            tokens, mostly from the L2 cache; written: 4 query_heads tokens
 // FLOP       2 query_heads tokens head_dim model_dim on tensor cores; 1 (L1) or 2 (L2) on fp32 units for each of the
 //            query_heads tokens model_dim projected values
-template <Norm norm, int kHeadDim, Storage T>
+template <int kHeadDim, Storage T>
 __global__ void __launch_bounds__(kThreads, 1)
     norms_wgmma_kernel(const __grid_constant__ TensorMap projection, Arguments<T> p) {
   SharedMemory memory;
@@ -339,12 +336,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int n = 0; cluster_size() > 1 && n < 2; ++n) cluster_sync();
   } else {
     raise_registers<kConsumerRegisters>();
-    consume<norm>(p, shared);
-    if (cluster_size() > 1) join_sections<norm>(p, shared);
+    consume(p, shared);
+    if (cluster_size() > 1) join_sections(p, shared);
   }
 }
 
-template <Norm norm, int kHeadDim, Storage T>
+template <int kHeadDim, Storage T>
 void launch_kernel(Arguments<T> arguments, Stream stream) {
   const DeviceTensor<const T>& projection = arguments.output_projection;
   const TensorMap map = tensor_map(projection.data, {{projection.cols, projection.rows, projection.slices},
@@ -359,31 +356,22 @@ void launch_kernel(Arguments<T> arguments, Stream stream) {
   const bool shares = arguments.heads_per_block == 1 && 2 * items <= multiprocessors;
   const LaunchShape blocks{extent(shares ? items * kSections : std::min(multiprocessors, items)),
                            extent(kThreads), shared_bytes<Shared<kHeadDim>>(), stream};
-  launch<norms_wgmma_kernel<norm, kHeadDim, T>>(shares ? blocks.in_clusters(extent(kSections)) : blocks, map,
-                                                arguments);
-}
-
-template <Norm norm, Storage T>
-void launch_by_depth(const Arguments<T>& arguments, Stream stream) {
-  if (arguments.values.cols == 64) {
-    launch_kernel<norm, 64>(arguments, stream);
-  } else {
-    launch_kernel<norm, 128>(arguments, stream);
-  }
+  launch<norms_wgmma_kernel<kHeadDim, T>>(shares ? blocks.in_clusters(extent(kSections)) : blocks, map,
+                                          arguments);
 }
 
 }  // namespace
 
 template <Storage T>
-void launch_wgmma(const Arguments<T>& arguments, Norm norm, Stream stream) {
-  if (norm == Norm::l1) {
-    launch_by_depth<Norm::l1>(arguments, stream);
+void launch_wgmma(const Arguments<T>& arguments, Stream stream) {
+  if (arguments.values.cols == 64) {
+    launch_kernel<64>(arguments, stream);
   } else {
-    launch_by_depth<Norm::l2>(arguments, stream);
+    launch_kernel<128>(arguments, stream);
   }
 }
-template void launch_wgmma(const Arguments<Float16>&, Norm, Stream);
-template void launch_wgmma(const Arguments<Bfloat16>&, Norm, Stream);
+template void launch_wgmma(const Arguments<Float16>&, Stream);
+template void launch_wgmma(const Arguments<Bfloat16>&, Stream);
 
 bool wgmma_can(int64_t head_dim) {
   const DeviceInfo& info = device();

@@ -44,7 +44,7 @@ template void window_change_scores(Change, const WindowView<Bfloat16>&, DeviceTe
                                    const float*, const MeasuredQueries&, const float*, float*, Stream);
 
 template <Storage T>
-KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim, int64_t model_dim) {
+KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim) {
   const KernelArithmetic window = window_arithmetic<T>(tokens, head_dim);
   KernelArithmetic both = attention_arithmetic<T>(tokens, head_dim);
   both.accumulation_depth = std::max(both.accumulation_depth, window.accumulation_depth);
@@ -55,19 +55,17 @@ KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim, int64
   // Of values and outputs times G: by gram_rows.hpp and window_tiles.hpp, or a step's by row_lanes.hpp.
   const int64_t last = std::max({gram_rows::product_depth(head_dim), window_tiles::product_depth(head_dim),
                                  product_depth_of_lanes<T>(head_dim)});
-  const KernelArithmetic lengths = value_space_arithmetic<T>(head_dim, model_dim);
-  both.tensor_gram = lengths.tensor_gram;
+  const KernelArithmetic lengths = value_space_arithmetic<T>(head_dim);
   if constexpr (Storage16<T>) {
     both.tensor_lengths = std::max(lengths.tensor_lengths, window_tiles::output_product_sums<T>(head_dim));
     both.lengths_floor = NumberParts<T>::kFloor;
   }
-  both.length_depth =
-      std::max(lengths.length_depth, gram_depth<T>(model_dim) + gram_rows::product_depth(head_dim) + last);
+  both.length_depth = std::max(lengths.length_depth, kGramDepth + gram_rows::product_depth(head_dim) + last);
   return both;
 }
-template KernelArithmetic change_score_arithmetic<float>(int64_t, int64_t, int64_t);
-template KernelArithmetic change_score_arithmetic<Float16>(int64_t, int64_t, int64_t);
-template KernelArithmetic change_score_arithmetic<Bfloat16>(int64_t, int64_t, int64_t);
+template KernelArithmetic change_score_arithmetic<float>(int64_t, int64_t);
+template KernelArithmetic change_score_arithmetic<Float16>(int64_t, int64_t);
+template KernelArithmetic change_score_arithmetic<Bfloat16>(int64_t, int64_t);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -87,7 +87,7 @@ void step_change_scores(Change change, const CacheView<T>& cache, const Attended
 /// The arithmetic of window_change_scores over so many tokens, and of step_change_scores over as many entries, if outputs
 /// come from `attention` and log-sum-exps from it or from window_log_sum_exp.
 template <Storage T>
-KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim, int64_t model_dim);
+KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

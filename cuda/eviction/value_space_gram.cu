@@ -1,6 +1,7 @@
-// Gram matrices of W^O by mma.sync: 16-bit types, compute capability 8.0.
-#include <kvbound/cuda/primitives/number_parts.hpp>
-
+// Gram matrices of W^O in double precision: any type, any device.
+//
+// A squared length v G v multiplies G's rounding by terms that cancel each other: with numbers of G from tensor cores, or summed in
+// fp32, it would be most of a length's error bound. So G is summed in fp64 and rounded once.
 #include "value_space_kernels.hpp"
 
 namespace kvbound::cuda {
@@ -8,147 +9,146 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace value_space_kernels {
 namespace {
 
-constexpr int kThreads = 128;   // four warps with 32 x 32 numbers each
-constexpr int kBlockTile = 64;  // rows and columns of a block's tile
-constexpr int kWarpTile = 32;
-constexpr int kSteps = kRowChain;  // of a section of W^O's columns, whose sums are one chain
-constexpr int kSectionVectors = PaddedRows<kSteps>::kVectors;
-constexpr int kStages = 3;
-constexpr int kSide = kBlockTile * PaddedRows<kSteps>::kStride;  // vectors of one side's rows in a stage
+constexpr int kThreads = 256;
+constexpr int kGroup = 64;  // threads that have all numbers of a tile: 8 x 8 threads with 4 x 4 numbers each
+constexpr int kGroups = kThreads / kGroup;
+constexpr int kSide = 8;
+constexpr int kEach = 4;
+constexpr int kTileRows = kSide * kEach;                // and columns, of G
+constexpr int kDepth = 64;                              // columns of W^O at a time
+constexpr int kPitch = kTileRows + 2;                   // conflict-free, and whole vectors of two numbers
+constexpr int kSumPitch = kTileRows + 1;                // conflict-free by rows and by columns
+constexpr int kSums = kGroups * kTileRows * kSumPitch;  // doubles
+constexpr int kStages = 2 * kDepth * kPitch;            // doubles
 
 struct Shared {
-  uint4* stages;  // [kStages, 2, kSide]: W^O's rows that are G's rows, and those that are its columns
+  double*
+      stages;  // [2, kDepth, kPitch]: W^O's rows that are G's rows, and those that are its columns, transposed
+  double* sums;  // [kGroups, kTileRows, kSumPitch], in place of the stages
 
   __host__ __device__ explicit Shared(SharedMemory& memory)
-      : stages(memory.array<uint4>(kStages * 2 * kSide)) {}
+      : stages(memory.array<double>(std::max(kStages, kSums))), sums(stages) {}
 };
 
-// The sections of W^O's columns that a block multiplies.
-template <Storage16 T>
-struct Sections {
-  TokenRows rows;
-  int row, column;       // first rows of both sides
-  int rows_of, rows_by;  // how many of each side exist
-  int count;
+// A block's tile of G: on the diagonal or left of it.
+struct Tile {
+  int row, column;  // the first ones
 
-  __device__ explicit Sections(const DeviceTensor<const T>& projection)
-      : rows(projection, blockIdx.z),
-        row(static_cast<int>(blockIdx.y) * kBlockTile),
-        column(static_cast<int>(blockIdx.x) * kBlockTile),
-        rows_of(min(static_cast<int>(projection.rows) - row, kBlockTile)),
-        rows_by(min(static_cast<int>(projection.rows) - column, kBlockTile)),
-        count((rows.vectors + kSectionVectors - 1) / kSectionVectors) {}
-
-  // Starts to copy the n-th section to its stage, if it exists.
-  __device__ void load(int n, uint4* stages) const {
-    if (n < count) {
-      TokenRows section = rows;
-      section.data += n * kSectionVectors;
-      section.vectors -= n * kSectionVectors;
-      uint4* const to = stages + n % kStages * 2 * kSide;
-      using Share = PaddedRows<kSteps>::Share;
-      Share(section, row).copy(0, rows_of, to);
-      Share(section, column).copy(0, rows_by, to + kSide);
-    }
-    async_commit();
+  __device__ explicit Tile(int number) {
+    int of_row = 0;
+    for (; number > of_row; ++of_row) number -= of_row + 1;
+    row = of_row * kTileRows;
+    column = number * kTileRows;
   }
 };
 
-// A warp's 32 x 32 numbers of G.
-struct GramTile {
-  float sums[2][2][2][4] = {};  // of 16 rows, 16 columns, two of 8
+// Puts 32 rows of W^O and 64 of its columns into shared memory, transposed; zeros outside the matrix. Column c lies in row
+// c % kVector kLanes + c / kVector, so that the lanes of a warp write to different banks.
+template <Storage T>
+__device__ void load_rows(const DeviceTensor<const T>& projection, int64_t head, int first, int64_t column,
+                          double* to) {
+  constexpr int kNumbers = static_cast<int>(kVector<T>), kLanes = kDepth / kNumbers;
+#pragma unroll
+  for (int n = static_cast<int>(threadIdx.x); n < kTileRows * kLanes; n += kThreads) {
+    const int row = n / kLanes, vector = n % kLanes;
+    const int64_t from = column + vector * kNumbers;
+    Vector<T> numbers{};
+    if (first + row < projection.rows && from < projection.cols) {
+      numbers = load16(projection.data + head * projection.slice_stride +
+                       (first + row) * projection.row_stride + from);
+    }
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) to[(i * kLanes + vector) * kPitch + row] = numbers.values[i];
+  }
+}
 
-  // Adds the products of a section's columns.
-  template <Storage16 T>
-  __device__ void add(const uint4* rows, const uint4* columns) {
-    float chain[2][2][2][4] = {};
+// Adds the products of a group's quarter of the columns in shared memory. sums[i][j]  of row 4 y + i and column 2 x + j % 2 + 16 (j / 2)
+__device__ void multiply(const double* stages, int quarter, int y, int x, double (&sums)[kEach][kEach]) {
+#pragma unroll 4
+  for (int k = quarter * (kDepth / kGroups); k < (quarter + 1) * (kDepth / kGroups); ++k) {
+    const auto* const rows = reinterpret_cast<const double2*>(stages + k * kPitch);
+    const double2* const columns = rows + kDepth * kPitch / 2;
+    const double2 a[2] = {rows[2 * y], rows[2 * y + 1]}, b[2] = {columns[x], columns[x + kSide]};
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      RowTile of[2], by[2];
+    for (int i = 0; i < kEach; ++i) {
+      const double of_row = i % 2 == 0 ? a[i / 2].x : a[i / 2].y;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        constexpr int kStride = PaddedRows<kSteps>::kStride;
-        of[i] = RowTile::load<kSteps>(rows + i * kTile * kStride, 2 * step);
-        by[i] = RowTile::load<kSteps>(columns + i * kTile * kStride, 2 * step);
+      for (int j = 0; j < kEach; ++j) {
+        sums[i][j] = fma(of_row, j % 2 == 0 ? b[j / 2].x : b[j / 2].y, sums[i][j]);
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) of[i / 2].add_product<T>(chain[i / 2][i % 2], by[i % 2]);
-    }
-#pragma unroll
-    for (int i = 0; i < 32; ++i)
-      sums[i / 16][i / 8 % 2][i / 4 % 2][i % 4] += chain[i / 16][i / 8 % 2][i / 4 % 2][i % 4];
-  }
-
-  // row, column  of the tile's first number
-  __device__ void store(float* gram, int row, int column, int head_dim) const {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int r = row + i / 8 * kTile + i % 2 * 8 + lane() / 4;
-      const int c = column + i / 4 % 2 * kTile + i / 2 % 2 * 8 + lane() % 4 * 2;
-      const float(&pair)[4] = sums[i / 8][i / 4 % 2][i / 2 % 2];
-      if (r < head_dim) store_pair(gram + r * head_dim, c, head_dim, {pair[i % 2 * 2], pair[i % 2 * 2 + 1]});
     }
   }
-};
+}
 
-// 64 x 64 numbers of one head's Gram matrix. A warp has 32 x 32 of them in registers; W^O's columns pass through shared memory
-// 64 at a time, in three stages.
+// 32 x 32 numbers of one head's Gram matrix, and their mirror image: each of four groups of threads multiplies a quarter of the columns
+// of W^O that are in shared memory.
 //
-//                                   the 64 rows of W^O that are G's columns
-//                                   +-------+-------+
-//       the 64 rows that are        | warp  | warp  |
-//       G's rows                    |   0   |   1   |  each number: sums of 64 products by tensor cores, added in
-//       +----+----+----+----+       +-------+-------+  single precision
-//       | 64 | 64 | 64 | .. |       | warp  | warp  |
-//       +----+----+----+----+       |   2   |   3   |
-//       model_dim                   +-------+-------+
+//                                            W^O's rows that are G's columns, 64 columns at a time
+//                                            +-------------------------+
+//                                            | thread: 4 of 32 numbers |
+//                                            +-------------------------+
+//       W^O's rows that are G's rows         +-------------------------+
+//       +---------------------------+        | thread: 4 x 4 sums, in  |   sums of four groups, added in shared memory,
+//       | thread: 4 of 32 numbers   |        | registers               |   -> G[r, c] and G[c, r]
+//       +---------------------------+        +-------------------------+
 //
-// grid       (ceil(head_dim / 64), ceil(head_dim / 64), query_heads)
-// block      128
-// shared     55,296 bytes
-// registers  114 (sm_80), 120 (sm_90a)
-// bytes      read: 256 model_dim for each block, from the L2 cache but for the first reader; written: 4 query_heads head_dim^2
-// FLOP       2 query_heads head_dim^2 model_dim on tensor cores, head_dim padded to a multiple of 64
-template <Storage16 T>
-__global__ void __launch_bounds__(kThreads) gram_mma_kernel(DeviceTensor<const T> projection, float* gram) {
+// grid       (t (t + 1) / 2, query_heads), t = ceil(head_dim / 32)
+// block      256
+// shared     34,816 bytes
+// registers  76 of 16-bit types, 128 of fp32 (sm_90a and sm_80)
+// bytes      read: 64 model_dim sizeof(T) for each block, or half of it on the diagonal; written: 4 query_heads head_dim^2
+// FLOP       fp64, query_heads head_dim (head_dim + 32) model_dim
+template <Storage T>
+__global__ void __launch_bounds__(kThreads) gram_kernel(DeviceTensor<const T> projection, float* gram) {
   SharedMemory memory;
   const Shared shared(memory);
-  const Sections<T> sections(projection);
-  for (int n = 0; n < kStages - 1; ++n) sections.load(n, shared.stages);
-  GramTile tile;
-  const int row = warp() / 2 * kWarpTile, column = warp() % 2 * kWarpTile;
-  for (int n = 0; n < sections.count; ++n) {
-    async_wait<kStages - 2>();
-    __syncthreads();  // all threads see section n, and none reads the stage that is filled next
-    sections.load(n + kStages - 1, shared.stages);
-    const uint4* const stage = shared.stages + n % kStages * 2 * kSide;
-    constexpr int kStride = PaddedRows<kSteps>::kStride;
-    tile.add<T>(stage + row * kStride, stage + kSide + column * kStride);
+  const Tile tile(static_cast<int>(blockIdx.x));
+  const int64_t head = blockIdx.y;
+  const int thread = static_cast<int>(threadIdx.x), group = thread / kGroup;
+  const int y = thread % kGroup / kSide, x = thread % kSide;
+  double sums[kEach][kEach] = {};
+  for (int64_t column = 0; column < projection.cols; column += kDepth) {
+    __syncthreads();
+    load_rows(projection, head, tile.row, column, shared.stages);
+    load_rows(projection, head, tile.column, column, shared.stages + kDepth * kPitch);
+    __syncthreads();
+    multiply(shared.stages, group, y, x, sums);
   }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kEach * kEach; ++i) {
+    const int row = y * kEach + i / kEach, j = i % kEach, col = 2 * x + j % 2 + j / 2 * (2 * kSide);
+    shared.sums[(group * kTileRows + row) * kSumPitch + col] = sums[i / kEach][j];
+  }
+  __syncthreads();
   const auto head_dim = static_cast<int>(projection.rows);
-  tile.store(gram + int64_t{blockIdx.z} * head_dim * head_dim, sections.row + row, sections.column + column,
-             head_dim);
+  float* const of_head = gram + head * head_dim * head_dim;
+  // A warp writes rows: of the tile, and of its mirror image.
+  const int rows = tile.row == tile.column ? kTileRows : 2 * kTileRows;
+  for (int n = warp(); n < rows; n += kThreads / 32) {
+    const bool mirrored = n >= kTileRows;
+    const int row = mirrored ? lane() : n, col = mirrored ? n - kTileRows : lane();
+    double sum = 0;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) sum += shared.sums[(g * kTileRows + row) * kSumPitch + col];
+    const int r = mirrored ? tile.column + col : tile.row + row,
+              c = mirrored ? tile.row + row : tile.column + col;
+    if (r < head_dim && c < head_dim) of_head[r * head_dim + c] = static_cast<float>(sum);
+  }
 }
 
 }  // namespace
 
-template <Storage16 T>
-void launch_gram_mma(const DeviceTensor<const T>& output_projection, float* gram, Stream stream) {
-  const int64_t tiles = ceil_division(output_projection.rows, kBlockTile);
-  launch<gram_mma_kernel<T>>(
-      {extent(tiles, tiles, output_projection.slices), extent(kThreads), shared_bytes<Shared>(), stream},
-      output_projection, gram);
+template <Storage T>
+void launch_gram(const DeviceTensor<const T>& output_projection, float* gram, Stream stream) {
+  const int64_t tiles = ceil_division(output_projection.rows, kTileRows);
+  launch<gram_kernel<T>>({extent(tiles * (tiles + 1) / 2, output_projection.slices), extent(kThreads),
+                          shared_bytes<Shared>(), stream},
+                         output_projection, gram);
 }
-template void launch_gram_mma(const DeviceTensor<const Float16>&, float*, Stream);
-template void launch_gram_mma(const DeviceTensor<const Bfloat16>&, float*, Stream);
-
-// Sections are added in their order.
-int64_t mma_gram_depth(int64_t model_dim) { return ceil_division(model_dim, kSteps * kStepNumbers); }
-
-double mma_gram_sums(int64_t model_dim) {
-  const double of_chain = static_cast<double>(row_product_chain(model_dim)) * kChainedTensorSums;
-  return of_chain * (1 + of_chain);
-}
+template void launch_gram(const DeviceTensor<const float>&, float*, Stream);
+template void launch_gram(const DeviceTensor<const Float16>&, float*, Stream);
+template void launch_gram(const DeviceTensor<const Bfloat16>&, float*, Stream);
 
 }  // namespace value_space_kernels
 }  // namespace KVBOUND_CUDA_BUILD

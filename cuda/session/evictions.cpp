@@ -65,11 +65,10 @@ void Evictions<T>::begin_stages(const TwoStage& options, LayerCache<T>& cache, L
                                 Queue& queue) {
   const int64_t capacity = cache.capacity();
   stages_.emplace(layer_.shape, capacity, options);
+  stages_->norms_of = known.projected_norms(options.norm);
   if (merges_) {
-    queue.run("projected_value_norms", [&] {
-      projected_value_norms<T>(cache.values(), layer_.output_projection, options.norm, stages_->norms.data(),
-                               queue.stream());
-    });
+    queue.run("projected_value_norms",
+              [&] { stages_->norms_of(cache.values(), stages_->norms.data(), queue.stream()); });
   } else {
     keep(known.norms(options.norm), cache, stages_->norms, queue);
   }
@@ -113,8 +112,7 @@ void Evictions<T>::score(const StepInputs<T>& step, LayerCache<T>& cache, Scored
   if (!stages_) return;
   update_scores(update({running_.data(), stages_->reduced.data(), stages_->weights.data()}), cache.slots(),
                 layer_.shape.query_heads, queue.stream());
-  projected_value_norms<T>(step.values(), layer_.output_projection, stages_->options.norm,
-                           stages_->new_norms.data(), queue.stream());
+  stages_->norms_of(step.values(), stages_->new_norms.data(), queue.stream());
   append_numbers(stages_->new_norms.data(), layer_.shape.query_heads, cache.slots(), stages_->norms.data(),
                  queue.stream());
 }
@@ -155,8 +153,7 @@ void Evictions<T>::revalue(const PositionLists& changed, LayerCache<T>& cache, Q
     scatter(changes_->lengths);
   }
   if (stages_) {
-    projected_value_norms<T>(revalued_.view(), layer_.output_projection, stages_->options.norm,
-                             numbers_.data(), queue.stream());
+    stages_->norms_of(revalued_.view(), numbers_.data(), queue.stream());
     scatter(stages_->norms);
   }
 }

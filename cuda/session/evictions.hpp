@@ -76,6 +76,7 @@ class Evictions {
           new_norms(shape.query_heads, 1) {}
 
     TwoStage options;
+    ProjectedNorms<T> norms_of = {};
     DeviceMatrix reduced;    // [kv_heads, capacity]: running scores, reduced
     DeviceMatrix norms;      // [query_heads, capacity]: projected value norms
     DeviceMatrix new_norms;  // [query_heads, 1]

@@ -65,24 +65,35 @@ const DeviceMatrix& LayerScores<T>::attention(int64_t window, WindowReduction re
 }
 
 template <Storage T>
+void ProjectedNorms<T>::operator()(DeviceTensor<const T> values, float* norms, Stream stream) const {
+  if (norm == Norm::l1) return projected_value_norms<T>(values, output_projection, norms, stream);
+  projected_value_norms_l2<T>(values, output_projection, gram, norms, stream);
+}
+
+template <Storage T>
 const DeviceMatrix& LayerScores<T>::norms(Norm norm) {
   return known(norms_, norm, [&] {
+    const ProjectedNorms<T> of = projected_norms(norm);
     DeviceMatrix result(layer_.shape.query_heads, layer_.prompt_tokens());
-    queue_.run("projected_value_norms", [&] {
-      projected_value_norms<T>(layer_.values, layer_.output_projection, norm, result.data(), queue_.stream());
-    });
+    queue_.run("projected_value_norms", [&] { of(layer_.values, result.data(), queue_.stream()); });
     return result;
   });
 }
 
 template <Storage T>
-const float* LayerScores<T>::gram(Space space) {
+ProjectedNorms<T> LayerScores<T>::projected_norms(Norm norm) {
+  const float* const gram =
+      norm == Norm::l2 ? this->gram(Space::projected, "projected_value_norms") : nullptr;
+  return {layer_.output_projection, norm, gram};
+}
+
+template <Storage T>
+const float* LayerScores<T>::gram(Space space, const char* operation) {
   if (space == Space::head) return nullptr;
   if (gram_.rows() == 0) {
     const LayerShape& shape = layer_.shape;
     DeviceMatrix gram(shape.query_heads * shape.head_dim, shape.head_dim);
-    queue_.run("window_scores",
-               [&] { gram_matrices<T>(layer_.output_projection, gram.data(), queue_.stream()); });
+    queue_.run(operation, [&] { gram_matrices<T>(layer_.output_projection, gram.data(), queue_.stream()); });
     gram_ = std::move(gram);
   }
   return gram_.data();
@@ -134,6 +145,9 @@ AveragedScores& LayerScores<T>::averages(const PredictedScores& options) {
 template class UploadedLayer<float>;
 template class UploadedLayer<Float16>;
 template class UploadedLayer<Bfloat16>;
+template struct ProjectedNorms<float>;
+template struct ProjectedNorms<Float16>;
+template struct ProjectedNorms<Bfloat16>;
 template class LayerScores<float>;
 template class LayerScores<Float16>;
 template class LayerScores<Bfloat16>;

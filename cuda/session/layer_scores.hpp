@@ -89,6 +89,17 @@ class UploadedLayer {
   StoredTensor<T> keys_, values_, queries_, output_projection_;
 };
 
+/// Norms of values after W^O in one of the two norms, which may be those of a cache's entries.
+template <Storage T>
+struct ProjectedNorms {
+  DeviceTensor<const T> output_projection;  ///< [query_heads, head_dim, model_dim]
+  Norm norm = Norm::l1;
+  const float* gram = nullptr;  ///< of L2: gram_matrices
+
+  /// projected_value_norms or projected_value_norms_l2
+  void operator()(DeviceTensor<const T> values, float* norms, Stream stream) const;
+};
+
 /// Scores and norms that depend on one layer alone: reference::LayerScores. Each is computed on its first use.
 template <Storage T>
 class LayerScores {
@@ -104,14 +115,18 @@ class LayerScores {
   const DeviceMatrix& attention(int64_t window, WindowReduction reduction);
   /// window_change_scores: [query_heads, n], not pooled
   const DeviceMatrix& changes(int64_t window, Change change, Space space);
-  /// projected_value_norms: [query_heads, n]
+  /// ProjectedNorms of the prompt's values: [query_heads, n]
   const DeviceMatrix& norms(Norm norm);
+  /// Valid as long as this object.
+  ProjectedNorms<T> projected_norms(Norm norm);
   /// squared_norms: [query_heads, n]
   const DeviceMatrix& value_lengths(Space space);
   /// prompt_averages, over all recorded queries
   AveragedScores& averages(const PredictedScores& options);
   /// gram_matrices: [query_heads, head_dim, head_dim]; null for the head's space
-  const float* gram(Space space);
+  ///
+  /// operation  whose time includes theirs, if they are not known yet
+  const float* gram(Space space, const char* operation = "window_scores");
 
  private:
   DeviceLayer<T> layer_;

@@ -12,6 +12,7 @@
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/obcache.hpp>
 #include <kvbound/cuda/eviction/selection.hpp>
+#include <kvbound/cuda/eviction/value_space.hpp>
 #include <kvbound/cuda/merging/merge_targets.hpp>
 #include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -267,10 +268,10 @@ class DeviceSession final : public Session {
 template <Storage T>
 SessionArithmetic arithmetic_of(const LayerShape& shape, int64_t prompt_tokens, int64_t entries) {
   return {.window_attention = window_arithmetic<T>(prompt_tokens, shape.head_dim),
-          .change_scores =
-              change_score_arithmetic<T>(std::max(prompt_tokens, entries), shape.head_dim, shape.model_dim),
+          .change_scores = change_score_arithmetic<T>(std::max(prompt_tokens, entries), shape.head_dim),
           .projected_value_norms =
               norms_arithmetic(shape.head_dim, shape.model_dim, chosen_norms_kernel<T>(shape.head_dim)),
+          .projected_value_norms_l2 = norms_l2_arithmetic<T>(shape.head_dim, shape.model_dim),
           .attention = attention_arithmetic<T>(entries, shape.head_dim),
           .nearest_keys = nearest_keys_arithmetic(shape.head_dim, chosen_search_kernel<T>(shape.head_dim)),
           .nearest_key = nearest_key_arithmetic<T>(shape.head_dim)};

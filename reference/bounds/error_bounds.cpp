@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <vector>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/infinity.hpp>
@@ -241,6 +243,43 @@ class ProjectionErrors {
   double chain_, input_;
 };
 
+// What the roots of a query head's squared lengths v G v are off by, where an implementation takes them for L2 norms.
+class GramRootErrors {
+ public:
+  // values  [tokens, head_dim]; projection  the head's rows of W^O
+  GramRootErrors(MatrixView values, MatrixView projection, const Arithmetic& arithmetic)
+      : is_stored_(arithmetic.input > 0 || arithmetic.input_floor > 0),
+        share_(arithmetic.input_floor > 0 ? 0 : arithmetic.gram_share),
+        rounding_(gamma(length_depth(arithmetic, 2 * values.cols + projection.cols) + 2, arithmetic) +
+                  arithmetic.tensor_lengths) {
+    constexpr double kLost = 0x1p-46;  // below the normal range
+    summing_ = 2 * reference_error(projection.cols) + kLost;
+    Matrix gram(values.cols, values.cols), products(values.rows, values.cols);
+    multiply_transposed(projection, projection, gram.view());
+    for (int64_t k = 0; k < values.cols; ++k) trace_ += gram(k, k);
+    const Matrix sizes = absolute(values);
+    multiply(sizes, absolute(gram), products.view());
+    for (int64_t j = 0; j < values.rows; ++j) terms_.push_back(inner_product(sizes.row(j), products.row(j)));
+  }
+
+  // norm   the exact one of `value`, token j's, within `off` of the stored inputs' one
+  // size   sum_k |v_k| ||W_k||_2
+  double of(int64_t j, VectorView value, double norm, double off, double size) const {
+    const double all = (size + off) * (size + off);
+    const double error = rounding_ * (is_stored_ ? all : terms_[j]) + summing_ * all;
+    const double largest = norm + off, least = std::max(0.0, norm - off);
+    const double whole = inner_product(value, value) * trace_;
+    if (2 * (largest * largest + error) < share_ * whole) return 0;  // the value is projected
+    const double rest = least * least - error;
+    return rest > 0 ? error / (least + std::sqrt(rest)) : std::sqrt(error);
+  }
+
+ private:
+  bool is_stored_;  // in a type that rounds
+  double share_, rounding_, summing_, trace_ = 0;
+  std::vector<double> terms_;  // [tokens]: |v| |G| |v|^T
+};
+
 // The error of x y for factors with the errors dx and dy, without rounding of the product.
 double product_spread(double x, double dx, double y, double dy) { return dx * y + x * dy + dx * dy; }
 
@@ -257,9 +296,9 @@ Arithmetic arithmetic_of(const KernelArithmetic& kernel) {
   arithmetic.tensor_chain = kernel.tensor_chain;
   arithmetic.tensor_weighted_sums = kernel.tensor_weighted_sums;
   arithmetic.weights_floor = kernel.weights_floor;
-  arithmetic.tensor_gram = kernel.tensor_gram;
   arithmetic.tensor_lengths = kernel.tensor_lengths;
   arithmetic.lengths_floor = kernel.lengths_floor;
+  arithmetic.gram_share = kernel.gram_share;
   arithmetic.rescalings = kernel.rescalings;
   return arithmetic;
 }
@@ -426,12 +465,18 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
     }
     const MatrixView rows = values.slice(shape.kv_head_of(h));
     const double projection_size = absolute_sum(row_norms);
+    std::optional<GramRootErrors> roots;
+    if (norm == Norm::l2 && arithmetic.gram_share > 0) {
+      roots.emplace(rows, output_projection.middle_rows(h * shape.head_dim, shape.head_dim), arithmetic);
+    }
     for (int64_t j = 0; j < rows.rows; ++j) {
       double size = 0;  // || |v| |W| ||, or in L2 an upper bound of it
       for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(rows.row(j)[c]) * row_norms[c];
       const double products = projections.of(h, j, size, floor_error(rows.row(j), projection_size));
       const double by_gram = norm == Norm::l2 ? kGramNormError * norms(h, j) : 0;
-      errors(h, j) = products + adding * (norms(h, j) + products + by_gram) + lost + by_gram;
+      const double root = roots ? roots->of(j, rows.row(j), norms(h, j), products + by_gram, size) : 0;
+      const double other = products + by_gram + root;
+      errors(h, j) = other + adding * (norms(h, j) + other) + lost;
     }
   });
   return errors;

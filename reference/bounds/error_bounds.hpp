@@ -38,9 +38,9 @@ struct Arithmetic {
   double tensor_sums = 0;
   int64_t tensor_chain = 1;
   double tensor_weighted_sums = 0;
-  double tensor_gram = 0;
   double tensor_lengths = 0;
   double lengths_floor = 0;
+  double gram_share = 0;
   int64_t rescalings = -1;
 
   /// The error of a chain of partial sums as a share of the sum of its terms' absolute values.
@@ -102,7 +102,8 @@ Matrix max_pool_errors(MatrixView errors, int64_t width);
 Matrix group_mean_errors(MatrixView scores, MatrixView errors, int64_t group_size,
                          const Arithmetic& arithmetic);
 
-/// Bounds for reference::projected_value_norms; arithmetic.accumulation_depth is over the model_dim columns.
+/// Bounds for reference::projected_value_norms; arithmetic.accumulation_depth is over the model_dim columns. With arithmetic.gram_share
+/// those of L2 norms also hold where a Gram matrix gives them.
 ///
 /// norms    [query_heads, tokens]: the reference's
 /// returns  [query_heads, tokens]

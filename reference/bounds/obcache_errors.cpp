@@ -186,8 +186,7 @@ class ScoreErrors {
       if (sizes_[j] > 0) widest = std::max(widest, absolute_sum(values_.row(j)) * floor_ / sizes_[j]);
     }
     const double floor = arithmetic_.lengths_floor * widest / 2;
-    if (!space_.is_projected()) return arithmetic_.tensor_lengths / 2 + floor;
-    return arithmetic_.tensor_gram + (1 + arithmetic_.tensor_gram) * (arithmetic_.tensor_lengths + floor);
+    return (space_.is_projected() ? 1 : 0.5) * arithmetic_.tensor_lengths + floor;
   }
 
   struct Query {

@@ -33,14 +33,16 @@ struct KernelArithmetic {
   /// Absolute rounding of the weights of an output, as a share of the largest one, where tensor cores multiply them as
   /// numbers of 16 bits.
   double weights_floor = 0;
-  /// The error of a number of W^O's Gram matrix, if tensor cores form it, as a share of the sum of its terms' absolute values;
-  /// additions outside are part of length_depth.
-  double tensor_gram = 0;
-  /// The same of an inner product of a value and an output in the space of a score, and after W^O of a value with itself.
+  /// The error of an inner product of a value and an output in the space of a score, and after W^O of a value with itself, if tensor
+  /// cores form it, as a share of the sum of its terms' absolute values; additions outside are part of length_depth.
   double tensor_lengths = 0;
   /// Absolute rounding of an output's numbers in that space, as a share of the largest one, where tensor cores multiply them as
   /// numbers of 16 bits.
   double lengths_floor = 0;
+  /// An L2 norm of a projected value is the root of v G v, by length_depth and tensor_lengths, where that is at least this share of
+  /// |v|^2 tr G, and elsewhere the norm of the projected value; 0: of the projected value everywhere. G, W^O's Gram matrix, is
+  /// summed in fp64.
+  double gram_share = 0;
   /// How often a growing running maximum rescales the partial sums; -1: once for every 16 entries (online softmax).
   int64_t rescalings = -1;
 };
@@ -48,8 +50,9 @@ struct KernelArithmetic {
 /// The arithmetic of a session's operations, from which the error bounds of its records are derived.
 struct SessionArithmetic {
   KernelArithmetic window_attention;
-  KernelArithmetic change_scores;  ///< scores that measure a change of outputs
-  KernelArithmetic projected_value_norms;
+  KernelArithmetic change_scores;          ///< scores that measure a change of outputs
+  KernelArithmetic projected_value_norms;  ///< in L1
+  KernelArithmetic projected_value_norms_l2;
   KernelArithmetic attention;     ///< of a decode step
   KernelArithmetic nearest_keys;  ///< cosines of the search for merge targets after a prompt
   KernelArithmetic nearest_key;   ///< likewise during decoding

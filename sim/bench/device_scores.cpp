@@ -265,8 +265,8 @@ BenchResult bench_norms(const BenchOptions& options, const std::string& name, No
   return measure_on_device(options, name, {work, Roofline::matrix_rate, goal}, [&](cuda::Stream stream) {
     Set& set = sets.next();
     cuda::projected_value_norms<Stored>(std::as_const(set.values).view(),
-                                        std::as_const(set.output_projection).view(), Norm::l1,
-                                        set.norms.data(), stream, kernel);
+                                        std::as_const(set.output_projection).view(), set.norms.data(), stream,
+                                        kernel);
   });
 }
 
@@ -323,6 +323,35 @@ BenchResult bench_squared_norms(const BenchOptions& options) {
                            });
 }
 
+// The second step of L2 norms, where no value has to be projected.
+BenchResult bench_norms_of_squares(const BenchOptions& options) {
+  struct Set {
+    StoredTensor<Stored> values;
+    DeviceMatrix norms;
+    double bytes() const { return traffic(values, norms) + traffic(norms); }
+  };
+  const LayerShape& shape = options.shape.layer;
+  const BenchLayer layer(options);
+  const StoredTensor<Stored> projection = projection_of(layer);
+  // So small that squares stay large enough, however often their roots are taken.
+  const std::vector<float> small(static_cast<size_t>(shape.query_heads * shape.head_dim * shape.head_dim),
+                                 0x1p-10f);
+  const Buffer<float> gram = uploaded(small);
+  Rotation<Set> sets([&] {
+    Set set{{layer.values, kStream}, {shape.query_heads, options.shape.tokens}};
+    cuda::squared_norms<Stored>(std::as_const(set.values).view(), nullptr, shape.query_heads,
+                                set.norms.data(), kStream);
+    return set;
+  });
+  return measure_on_device(
+      options, "norms-of-squares", {{sets.bytes_of_one(), 0}, Roofline::copy_bandwidth, std::nullopt},
+      [&](cuda::Stream stream) {
+        Set& set = sets.next();
+        cuda::norms_of_squares<Stored>(std::as_const(set.values).view(), projection.view(), gram.data(),
+                                       set.norms.data(), stream);
+      });
+}
+
 constexpr BenchOperation kScoresOperations[] = {
     {"attention", "K1: one query per query head over the whole cache, logits written", bench_full_attention},
     {"attention-compressed", "K1 over the 20 % kept", bench_compressed_attention},
@@ -340,6 +369,8 @@ constexpr BenchOperation kScoresOperations[] = {
     {"stage-two-scores", "attention times projected value norms", bench_stage_two_scores},
     {"gram-matrices", "W^O times its transpose for every query head", bench_gram_matrices},
     {"squared-norms", "lengths of values after W^O, by Gram matrices", bench_squared_norms},
+    {"norms-of-squares", "K3 in L2: the roots of these, or norms of values that are projected",
+     bench_norms_of_squares},
 };
 
 }  // namespace

@@ -52,7 +52,8 @@ TestedImplementation with_input_rounding(TestedImplementation implementation, co
   OperationArithmetic& operations = implementation.arithmetic;
   for (reference::Arithmetic* arithmetic :
        {&operations.window_attention, &operations.change_scores, &operations.projected_value_norms,
-        &operations.attention, &operations.nearest_keys, &operations.nearest_key}) {
+        &operations.projected_value_norms_l2, &operations.attention, &operations.nearest_keys,
+        &operations.nearest_key}) {
     arithmetic->input = std::max(arithmetic->input, rounding.relative);
     arithmetic->input_floor = rounding.floor;
   }
@@ -356,7 +357,7 @@ class LayerJudge {
 
   Matrix norm_errors_of(const Matrix& norms) const {
     return reference::projected_value_norm_errors(shape_, layer_.values, layer_.output_projection, Norm::l1,
-                                                  norms, implementation_.arithmetic.projected_value_norms);
+                                                  norms, implementation_.arithmetic.norms(Norm::l1));
   }
 
   // Error bounds of one step's metrics, per query head of the group. cached: positions in the cache.

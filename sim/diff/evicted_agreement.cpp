@@ -41,7 +41,7 @@ struct LayerSizes {
           reference::projected_value_norms(layer.shape, layer.values, layer.output_projection, norm);
       norm_errors =
           reference::projected_value_norm_errors(layer.shape, layer.values, layer.output_projection, norm,
-                                                 norms, implementation.arithmetic.projected_value_norms);
+                                                 norms, implementation.arithmetic.norms(norm));
     }
   }
 

@@ -118,8 +118,8 @@ void MergedEvictions::set_norm_errors(const std::vector<int64_t>& entries, const
   const LayerShape group{group_size_, 1, shape.head_dim, shape.model_dim};
   const Norm norm = selection.two_stage->norm;
   const Matrix norms = reference::projected_value_norms(group, tensor, projection, norm);
-  const Matrix errors = reference::projected_value_norm_errors(
-      group, tensor, projection, norm, norms, implementation_.arithmetic.projected_value_norms);
+  const Matrix errors = reference::projected_value_norm_errors(group, tensor, projection, norm, norms,
+                                                               implementation_.arithmetic.norms(norm));
   const Matrix rows = reference::projection_row_norms(projection, shape.head_dim);
   if (norm_errors_.rows() == 0) norm_errors_ = Matrix(group_size_, layer_.keys.view().rows);
   for (int64_t j = 0; j < count; ++j) {

@@ -66,7 +66,7 @@ PromptErrors::PromptErrors(const LayerView& layer, const TestedImplementation& i
   if (!options) return;
   norms = reference::projected_value_norm_errors(layer.shape, layer.values, layer.output_projection,
                                                  options->norm, *reference.projected_value_norms,
-                                                 implementation.arithmetic.projected_value_norms);
+                                                 implementation.arithmetic.norms(options->norm));
   const Matrix scored_norms = first_columns(*reference.projected_value_norms, scored);
   const Matrix scored_norm_errors = first_columns(norms, scored);
   stage_two_score = Matrix(layer.shape.kv_heads, scored);

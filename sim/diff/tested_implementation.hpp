@@ -18,6 +18,7 @@ struct OperationArithmetic {
       : window_attention(all),
         change_scores(all),
         projected_value_norms(all),
+        projected_value_norms_l2(all),
         attention(all),
         nearest_keys(all),
         nearest_key(all) {}
@@ -26,13 +27,19 @@ struct OperationArithmetic {
       : window_attention(reference::arithmetic_of(declared.window_attention)),
         change_scores(reference::arithmetic_of(declared.change_scores)),
         projected_value_norms(reference::arithmetic_of(declared.projected_value_norms)),
+        projected_value_norms_l2(reference::arithmetic_of(declared.projected_value_norms_l2)),
         attention(reference::arithmetic_of(declared.attention)),
         nearest_keys(reference::arithmetic_of(declared.nearest_keys)),
         nearest_key(reference::arithmetic_of(declared.nearest_key)) {}
 
+  const reference::Arithmetic& norms(Norm norm) const {
+    return norm == Norm::l1 ? projected_value_norms : projected_value_norms_l2;
+  }
+
   reference::Arithmetic window_attention;
   reference::Arithmetic change_scores;
-  reference::Arithmetic projected_value_norms;
+  reference::Arithmetic projected_value_norms;  ///< in L1
+  reference::Arithmetic projected_value_norms_l2;
   reference::Arithmetic attention;
   reference::Arithmetic nearest_keys;
   reference::Arithmetic nearest_key;

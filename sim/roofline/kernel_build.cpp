@@ -29,7 +29,7 @@ using Row = std::map<std::string, double, std::less<>>;
 
 // The means over a kernel's rows of what stands beside an instruction that is counted.
 void add_instructions(KernelBuild& build, const std::vector<Row>& rows) {
-  double all = 0, integers = 0, used = 0;
+  double all = 0, integers = 0, doubles = 0, used = 0;
   for (const Row& row : rows) {
     double counted = 0;
     for (const char* const name :
@@ -38,11 +38,13 @@ void add_instructions(KernelBuild& build, const std::vector<Row>& rows) {
     if (counted == 0) continue;
     all += row.at("all") / counted;
     integers += (row.at("integer") + row.at("convert")) / counted;
+    doubles += row.at("fp64") / counted;
     ++used;
   }
   if (used == 0) return;
   build.instructions = all / used;
   build.integers = integers / used;
+  build.doubles = doubles / used;
 }
 
 // Lines "threads  sm_80/sm_90a  occupancy  kernel" below the table's headings.

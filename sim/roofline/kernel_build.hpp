@@ -10,9 +10,10 @@ namespace kvbound::sim {
 struct KernelBuild {
   int registers = 0;  ///< of a thread
   /// Instructions for one that the emulation counts (a product, an access to memory, a shuffle, a special function, a
-  /// barrier, an atomic), in all and on the integer units, conversions included.
+  /// barrier, an atomic), in all, on the integer units, conversions included, and in double precision.
   double instructions = 1;
   double integers = 0;
+  double doubles = 0;
 };
 
 /// nullopt for a kernel that the tables do not know, such as a test's.

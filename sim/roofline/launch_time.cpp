@@ -63,6 +63,8 @@ std::string_view name(Resource resource) {
       return "issue slots";
     case Resource::integer_units:
       return "integer units";
+    case Resource::fp64_units:
+      return "fp64 units";
     case Resource::tensor_cores:
       return "tensor cores";
     case Resource::special_functions:
@@ -105,6 +107,7 @@ LaunchTime launch_time(const LaunchCounts& launch, const Gpu& gpu, bool first) {
                                 on_busiest(through_l1, gpu.of("requests_per_clock"));
   of(Resource::issue) = on_busiest(time.instructions, gpu.of("instructions_per_clock"));
   of(Resource::integer_units) = on_busiest(counted * build.integers, gpu.of("integers_per_clock"));
+  of(Resource::fp64_units) = on_busiest(counted * build.doubles, gpu.of("doubles_per_clock"));
   of(Resource::tensor_cores) = busiest * multiprocessors *
                                (counts.mma_flop / (gpu.of("mma_sync_share") * gpu.of("peak_matrix_rate")) +
                                 counts.warpgroup_mma_flop / gpu.of("matrix_rate"));

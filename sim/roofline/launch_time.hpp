@@ -7,6 +7,7 @@
 //     shared memory      wavefronts, and requests to device memory, which pass through the same unit
 //     issue              instructions of warps: those counted, times what nvcc's main loops have for one counted
 //     integer units      likewise, of integer instructions and conversions
+//     fp64 units         likewise, of double precision
 //     tensor cores       FLOP of mma.sync at its share of the peak, FLOP of wgmma at cuBLAS' rate
 //     special functions  exp, log, sqrt
 //     shuffles           and votes
@@ -35,12 +36,13 @@ enum class Resource {
   shared_memory,
   issue,
   integer_units,
+  fp64_units,
   tensor_cores,
   special_functions,
   shuffles,
   latency
 };
-inline constexpr size_t kResourceCount = 10;
+inline constexpr size_t kResourceCount = 11;
 std::string_view name(Resource resource);
 
 struct LaunchTime {

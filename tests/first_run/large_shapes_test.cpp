@@ -10,6 +10,7 @@
 #include <kvbound/cuda/attention.hpp>
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/snap_kv.hpp>
+#include <kvbound/cuda/eviction/value_space.hpp>
 #include <kvbound/cuda/roofline/roofline.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
 #include <kvbound/reference/attention.hpp>
@@ -129,7 +130,6 @@ TEST_F(LargeShapes, WindowAttentionOfSampledHeadsIsThatOfFloat64) {
   }
 }
 
-std::string name_of(Norm norm) { return norm == Norm::l1 ? "L1" : "L2"; }
 std::string name_of(NormsKernel kernel) {
   switch (kernel) {
     case NormsKernel::chosen:
@@ -159,18 +159,28 @@ struct NormsGate {
     const TensorView all = projection.host();
     return {all.data, all.slices * all.rows, all.cols};
   }
-  std::vector<float> norms(Norm norm, NormsKernel kernel) const {
+  std::vector<float> norms(NormsKernel kernel) const {
     return twice([&] {
       Output output(gate_shape().layer.query_heads * gate_shape().tokens);
-      cuda::projected_value_norms<Stored>(values.device(), projection.device(), norm, output.data(), nullptr,
+      cuda::projected_value_norms<Stored>(values.device(), projection.device(), output.data(), nullptr,
                                           kernel);
       return output.numbers();
     });
   }
-  /// Bounds for the norms of some tokens' values.
-  Matrix bounds(TensorView some, Norm norm, MatrixView of_norms,
-                const reference::Arithmetic& arithmetic) const {
-    return reference::projected_value_norm_errors(gate_shape().layer, some, matrix(), norm, of_norms,
+  std::vector<float> norms_l2() const {
+    const LayerShape& layer = gate_shape().layer;
+    return twice([&] {
+      Output gram(layer.query_heads * layer.head_dim * layer.head_dim);
+      Output output(layer.query_heads * gate_shape().tokens);
+      cuda::gram_matrices<Stored>(projection.device(), gram.data(), nullptr);
+      cuda::projected_value_norms_l2<Stored>(values.device(), projection.device(), gram.data(), output.data(),
+                                             nullptr);
+      return output.numbers();
+    });
+  }
+  /// Bounds for the L1 norms of some tokens' values.
+  Matrix bounds(TensorView some, MatrixView of_norms, const reference::Arithmetic& arithmetic) const {
+    return reference::projected_value_norm_errors(gate_shape().layer, some, matrix(), Norm::l1, of_norms,
                                                   arithmetic);
   }
 };
@@ -185,49 +195,50 @@ TEST_F(LargeShapes, NormsOfSampledTokensAreThoseOfFloat64) {
   const NormsGate gate;
   const std::vector<int64_t> tokens = sampled(shape.tokens);
   const Tensor some = rows_of(gate.values.host(), tokens);
-  for (const Norm norm : {Norm::l1, Norm::l2}) {
+  const auto expect = [&](Norm norm, const std::string& by, const std::vector<float>& all,
+                          const reference::Arithmetic& arithmetic) {
     const Matrix expected = reference::projected_value_norms(shape.layer, some, gate.matrix(), norm);
-    std::vector<NormsKernel> kernels = tensor_core_kernels();
-    kernels.push_back(NormsKernel::portable);
-    for (const NormsKernel kernel : kernels) {
-      const std::vector<float> all = gate.norms(norm, kernel);
-      std::vector<float> norms;
-      for (int64_t h = 0; h < shape.layer.query_heads; ++h) {
-        for (const int64_t j : tokens) norms.push_back(all[h * shape.tokens + j]);
-      }
-      const Matrix bounds = gate.bounds(some, norm, expected, norms_arithmetic(kernel));
-      expect_held("K3 " + name_of(norm) + ", " + name_of(kernel), norms, expected.numbers(),
-                  bounds.numbers());
+    std::vector<float> norms;
+    for (int64_t h = 0; h < shape.layer.query_heads; ++h) {
+      for (const int64_t j : tokens) norms.push_back(all[h * shape.tokens + j]);
     }
-  }
+    const Matrix bounds =
+        reference::projected_value_norm_errors(shape.layer, some, gate.matrix(), norm, expected, arithmetic);
+    expect_held("K3 " + by, norms, expected.numbers(), bounds.numbers());
+  };
+  std::vector<NormsKernel> kernels = tensor_core_kernels();
+  kernels.push_back(NormsKernel::portable);
+  for (const NormsKernel kernel : kernels)
+    expect(Norm::l1, "L1, " + name_of(kernel), gate.norms(kernel), norms_arithmetic(kernel));
+  const LayerShape& layer = shape.layer;
+  expect(Norm::l2, "L2", gate.norms_l2(),
+         reference::arithmetic_of(cuda::norms_l2_arithmetic<Stored>(layer.head_dim, layer.model_dim)));
 }
 
 // Two results, each within its bound of the same exact norm, which neither knows. The bounds grow with that norm, by a share
 // below 1. They are taken for twice the portable norm: where even that one's bound is no larger than the portable norm itself,
 // the exact norm is below twice the portable one, and the bounds hold.
-void expect_close(const NormsGate& gate, Norm norm, std::span<const float> portable, const std::string& what,
+void expect_close(const NormsGate& gate, std::span<const float> portable, const std::string& what,
                   std::span<const float> other, const reference::Arithmetic& others) {
   const GateShape& shape = gate_shape();
   Matrix doubled(shape.layer.query_heads, shape.tokens);
   std::vector<double> expected(portable.begin(), portable.end());
   std::ranges::transform(expected, doubled.view().row(0).data(), [](double size) { return 2 * size; });
   const TensorView values = gate.values.host();
-  const Matrix own = gate.bounds(values, norm, doubled, norms_arithmetic(NormsKernel::portable));
-  Matrix bounds = gate.bounds(values, norm, doubled, others);
+  const Matrix own = gate.bounds(values, doubled, norms_arithmetic(NormsKernel::portable));
+  Matrix bounds = gate.bounds(values, doubled, others);
   for (size_t i = 0; i < expected.size(); ++i) {
     ASSERT_LE(own.numbers()[i], expected[i]) << what << ": the portable norm " << i << " says nothing";
     bounds.data()[i] += own.numbers()[i];
   }
-  expect_held("K3 " + name_of(norm) + ", portable and " + what, other, expected, bounds.numbers());
+  expect_held("K3 L1, portable and " + what, other, expected, bounds.numbers());
 }
 
 TEST_F(LargeShapes, NormsOfAllTokensByTensorCoresAreThoseOfThePortableKernel) {
   const NormsGate gate;
-  for (const Norm norm : {Norm::l1, Norm::l2}) {
-    const std::vector<float> portable = gate.norms(norm, NormsKernel::portable);
-    for (const NormsKernel kernel : tensor_core_kernels())
-      expect_close(gate, norm, portable, name_of(kernel), gate.norms(norm, kernel), norms_arithmetic(kernel));
-  }
+  const std::vector<float> portable = gate.norms(NormsKernel::portable);
+  for (const NormsKernel kernel : tensor_core_kernels())
+    expect_close(gate, portable, name_of(kernel), gate.norms(kernel), norms_arithmetic(kernel));
 }
 
 // The products of a matrix library, in fp32, and their rows' L1 norms: [query_heads, tokens].
@@ -259,8 +270,7 @@ TEST_F(LargeShapes, NormsOfAllTokensByCublasAreThoseOfThePortableKernel) {
   const std::vector<float> by_library = twice([&] { return norms_by_library(gate, *library); });
   reference::Arithmetic any_order = reference::tensor_core_precision().in_any_order();
   any_order.accumulation_depth = cuda::row_sums_depth(gate_shape().layer.model_dim);
-  expect_close(gate, Norm::l1, gate.norms(Norm::l1, NormsKernel::portable), library->name(), by_library,
-               any_order);
+  expect_close(gate, gate.norms(NormsKernel::portable), library->name(), by_library, any_order);
 }
 
 TEST_F(LargeShapes, SumsOfRowsAreThoseOfFloat64) {

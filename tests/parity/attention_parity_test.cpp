@@ -7,6 +7,7 @@
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/obcache.hpp>
 #include <kvbound/cuda/eviction/snap_kv.hpp>
+#include <kvbound/cuda/eviction/value_space.hpp>
 #include <kvbound/cuda/merging/merge_targets.hpp>
 #include <kvbound/cuda/merging/nearest_key.hpp>
 #include <kvbound/cuda/session/session.hpp>
@@ -488,9 +489,9 @@ std::array<double, 9> numbers(const KernelArithmetic& arithmetic) {
           arithmetic.tensor_sums,
           arithmetic.tensor_weighted_sums,
           arithmetic.weights_floor,
-          arithmetic.tensor_gram,
           arithmetic.tensor_lengths,
-          arithmetic.lengths_floor};
+          arithmetic.lengths_floor,
+          arithmetic.gram_share};
 }
 
 class SessionArithmeticParity : public DeviceTest {};
@@ -500,9 +501,10 @@ TEST_F(SessionArithmeticParity, IsWhatItsKernelsDeclare) {
   const auto expect_of = [&]<cuda::Storage T>(Dtype storage, T) {
     const SessionArithmetic session = cuda::session_arithmetic(storage, shape, 500, 40);
     EXPECT_EQ(numbers(session.window_attention), numbers(cuda::window_arithmetic<T>(500, 64)));
-    EXPECT_EQ(numbers(session.change_scores), numbers(cuda::change_score_arithmetic<T>(500, 64, 96)));
+    EXPECT_EQ(numbers(session.change_scores), numbers(cuda::change_score_arithmetic<T>(500, 64)));
     EXPECT_EQ(numbers(session.projected_value_norms),
               numbers(cuda::norms_arithmetic(64, 96, cuda::chosen_norms_kernel<T>(64))));
+    EXPECT_EQ(numbers(session.projected_value_norms_l2), numbers(cuda::norms_l2_arithmetic<T>(64, 96)));
     EXPECT_EQ(numbers(session.attention), numbers(cuda::attention_arithmetic<T>(40, 64)));
     EXPECT_EQ(numbers(session.nearest_keys),
               numbers(cuda::nearest_keys_arithmetic(64, cuda::chosen_search_kernel<T>(64))));

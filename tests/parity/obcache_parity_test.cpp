@@ -257,7 +257,7 @@ class ObcacheParity : public DeviceTest {
     const Matrix expected = reference::window_scores(subject.layer(), c.window, change, space);
     const Matrix errors = reference::window_score_errors(
         subject.layer(), c.window, change, space,
-        reference::arithmetic_of(cuda::change_score_arithmetic<T>(c.tokens, c.head_dim, c.model_dim)));
+        reference::arithmetic_of(cuda::change_score_arithmetic<T>(c.tokens, c.head_dim)));
     hold(window_, scores, expected, errors);
   }
 
@@ -268,7 +268,7 @@ class ObcacheParity : public DeviceTest {
     const std::vector<float> scores =
         in_every_schedule([&] { return subject.step_scores(change, space, entries); });
     const reference::Arithmetic arithmetic =
-        reference::arithmetic_of(cuda::change_score_arithmetic<T>(c.tokens, c.head_dim, c.model_dim));
+        reference::arithmetic_of(cuda::change_score_arithmetic<T>(c.tokens, c.head_dim));
     const auto spaces = reference::change_spaces(space, layer.output_projection, layer.shape.query_heads);
     for (int64_t h = 0; h < layer.shape.query_heads; ++h) {
       const int64_t g = layer.shape.kv_head_of(h), count = entries[g];

@@ -68,20 +68,16 @@ class ValueSpaceParity : public DeviceTest {
   static double of_additions(int64_t depth) {
     return reference::sum_rounding(depth + 2, reference::single_precision());
   }
-  static KernelArithmetic arithmetic(const Case& c) {
-    return cuda::value_space_arithmetic<T>(c.head_dim, c.model_dim);
-  }
+  static KernelArithmetic arithmetic(const Case& c) { return cuda::value_space_arithmetic<T>(c.head_dim); }
   // The error of a squared length, as a share of the sum of its terms' absolute values.
   static double of_length(const Case& c, bool projected) {
     if (!projected) return of_additions(c.head_dim);
     const KernelArithmetic lengths = arithmetic(c);
-    const double tensor = (1 + lengths.tensor_gram) * (1 + lengths.tensor_lengths) - 1;
-    return tensor + (1 + tensor) * of_additions(lengths.length_depth);
+    return lengths.tensor_lengths + (1 + lengths.tensor_lengths) * of_additions(lengths.length_depth);
   }
 
   void hold_gram(const Case& c, MatrixView projection, std::span<const float> actual) {
     std::vector<double> expected, bounds;
-    const double share = arithmetic(c).tensor_gram + of_additions(cuda::gram_depth<T>(c.model_dim));
     for (int64_t i = 0; i < c.head_dim; ++i) {
       for (int64_t j = 0; j < c.head_dim; ++j) {
         double sum = 0, size = 0;
@@ -90,7 +86,8 @@ class ValueSpaceParity : public DeviceTest {
           size += std::abs(projection(i, m) * projection(j, m));
         }
         expected.push_back(sum);
-        bounds.push_back(share * size + 0x1p-120);
+        bounds.push_back(0x1p-24 * std::abs(sum) + (1 + static_cast<double>(c.model_dim)) * 0x1p-52 * size +
+                         0x1p-149);
       }
     }
     EXPECT_TRUE(gram_.hold(actual.first(expected.size()), expected, bounds)) << c;

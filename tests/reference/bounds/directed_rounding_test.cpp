@@ -464,6 +464,77 @@ TEST(DirectedRounding, OfChainedTensorSumsIsAShareOfTheRunningSums) {
   EXPECT_LT(logit_errors(query, key, 1, chained)(0, 0), 1.01 * logit_errors(query, key, 1, single)(0, 0));
 }
 
+// A value (1, c) and W^O's only column (1, -1): an L2 norm of 1 - c, from terms that add up to (1 + c)^2 in all.
+struct Difference {
+  double c;
+
+  double norm() const { return 1 - c; }
+  double size() const { return 1 + c; }
+  double bound(const Arithmetic& arithmetic, Norm in = Norm::l2) const {
+    const LayerShape shape{1, 1, 2, 1};
+    Tensor value(1, 1, 2);
+    value.numbers()[0] = 1;
+    value.numbers()[1] = c;
+    Matrix projection(2, 1), norms(1, 1);
+    projection(0, 0) = 1;
+    projection(1, 0) = -1;
+    norms(0, 0) = norm();
+    return projected_value_norm_errors(shape, value, projection, in, norms, arithmetic)(0, 0);
+  }
+};
+
+Arithmetic by_gram(double tensor_lengths) {
+  Arithmetic arithmetic = nothing_rounds();
+  arithmetic.gram_share = 0x1p-10;
+  arithmetic.tensor_lengths = tensor_lengths;
+  return arithmetic;
+}
+
+TEST(DirectedRounding, OfASquareByAGramMatrixMovesItsRoot) {
+  const Difference half{0.5};
+  const auto attained = [&](double share) {
+    const double square = half.norm() * half.norm() - share * half.size() * half.size();
+    return half.norm() - std::sqrt(square);
+  };
+  const double share = 0x1p-8;
+  expect_tight(attained(share), half.bound(by_gram(share)), 1.001, "lengths");
+  Arithmetic five = by_gram(0), one = by_gram(0);
+  five.unit = one.unit = kUnit;
+  five.length_depth = 5;
+  one.length_depth = 1;
+  expect_tight(attained(7 * kUnit) - attained(3 * kUnit), half.bound(five) - half.bound(one), 1.01, "unit");
+  Arithmetic stored = by_gram(share);  // in a type that rounds, which tells nothing of G's numbers
+  stored.input = 0x1p-12;
+  EXPECT_GT(half.bound(stored), half.bound(by_gram(share)));
+}
+
+TEST(DirectedRounding, OfASquareByAGramMatrixMayBeAllOfASmallNorm) {
+  const Difference nothing{1};
+  const double share = 0x1p-10;
+  expect_tight(std::sqrt(share) * nothing.size(), nothing.bound(by_gram(share)), 1.001);
+}
+
+TEST(DirectedRounding, OfAGramMatrixCountsOnlyWhereItGivesTheNorm) {
+  const Difference nothing{1}, half{0.5};
+  const double share =
+      0x1p-20;  // of terms that add up to 4, where the least square is 2^-10 of |v|^2 tr G = 4
+  EXPECT_LT(nothing.bound(by_gram(share)), 1e-9);
+  Arithmetic floored = by_gram(share);
+  floored.input_floor = 0x1p-60;  // stored inputs might have any small square
+  expect_tight(std::sqrt(share) * nothing.size(), nothing.bound(floored), 1.001);
+  Arithmetic near = by_gram(share);
+  near.gram_share =
+      0.15;  // of |v|^2 tr G = 2.5; the square is 0.25, and rounding might make either twice the other
+  EXPECT_GT(half.bound(near), 1e-7);
+  near.gram_share = 0.25;
+  EXPECT_LT(half.bound(near), 1e-9);
+  Arithmetic projected = by_gram(share);
+  projected.gram_share = 0;
+  EXPECT_LT(half.bound(projected), 1e-9);
+  EXPECT_GT(half.bound(by_gram(share)), 1e-7);
+  EXPECT_LT(half.bound(by_gram(share), Norm::l1), 1e-9);
+}
+
 TEST(DirectedRounding, OfSquaresThatUnderflowLosesTheNorm) {
   Arithmetic arithmetic = nothing_rounds();
   arithmetic.smallest = 0x1p-40;

@@ -118,9 +118,9 @@ TEST(ArithmeticOf, TakesWhatAKernelDeclares) {
                                                .tensor_chain = 4,
                                                .tensor_weighted_sums = 0.125,
                                                .weights_floor = 0.0625,
-                                               .tensor_gram = 0.375,
                                                .tensor_lengths = 0.5,
                                                .lengths_floor = 0.75,
+                                               .gram_share = 0.0625,
                                                .rescalings = 3});
   EXPECT_EQ(arithmetic.unit, single_precision().unit);
   EXPECT_EQ(arithmetic.accumulation_depth, 9);
@@ -129,9 +129,9 @@ TEST(ArithmeticOf, TakesWhatAKernelDeclares) {
   EXPECT_EQ(arithmetic.tensor_chain, 4);
   EXPECT_EQ(arithmetic.tensor_weighted_sums, 0.125);
   EXPECT_EQ(arithmetic.weights_floor, 0.0625);
-  EXPECT_EQ(arithmetic.tensor_gram, 0.375);
   EXPECT_EQ(arithmetic.tensor_lengths, 0.5);
   EXPECT_EQ(arithmetic.lengths_floor, 0.75);
+  EXPECT_EQ(arithmetic.gram_share, 0.0625);
   EXPECT_EQ(arithmetic.rescalings, 3);
   EXPECT_EQ(arithmetic_of({.precision = Precision::fp64}).unit, double_precision().unit);
   EXPECT_EQ(arithmetic_of({}).rescalings, single_precision().rescalings);

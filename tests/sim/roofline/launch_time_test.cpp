@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <kvbound/sim/roofline/kernel_build.hpp>
 #include <kvbound/sim/roofline/operation_time.hpp>
 
 namespace kvbound::sim {
@@ -54,6 +55,14 @@ TEST(LaunchTime, OfFewBlocksIsThatOfTheirMultiprocessors) {
   LaunchCounts uneven = launch(133);
   uneven.counts.wavefronts = 133e6;
   EXPECT_DOUBLE_EQ(of(launch_time(uneven, h100(), false), Resource::shared_memory), 2e6 / 1.755e9);
+}
+
+TEST(LaunchTime, OfDoublePrecisionIsThatOfItsUnits) {
+  LaunchCounts gram = launch(132);
+  gram.kernel = "value_space_kernels::gram_kernel<Bfloat16>";
+  gram.counts.instructions[static_cast<size_t>(Instruction::shuffle)] = 132e6;
+  EXPECT_DOUBLE_EQ(of(launch_time(gram, h100(), false), Resource::fp64_units),
+                   1e6 * kernel_build(gram.kernel)->doubles / 2 / 1.755e9);
 }
 
 TEST(LaunchTime, OfProductsDependsOnTheInstruction) {
