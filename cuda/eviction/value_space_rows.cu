@@ -14,15 +14,18 @@ namespace value_space_kernels {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPart =
-    16;  // products of a partial sum of a projected value: parts keep the accumulation depth small
+// Tiles of kRows tokens for which a block finds the traces of its Gram matrices once.
+constexpr int kTiles = 16;
+// Products of a partial sum of a projected value: parts keep the accumulation depth small.
+constexpr int kPart = 16;
 
 // |v|^2 and tr G must not be smaller where a root is taken.
 constexpr float kLeastLength = 0x1p-32f;
 constexpr float kLeastTrace = 0x1p-16f;
 
+// Tokens whose values a block loads at once.
 template <Storage T, int kDims>
-inline constexpr int kRows = kThreads / 32 * RowLanes<T, kDims>::kWarpRows;  // of a block
+inline constexpr int kRows = kThreads / 32 * RowLanes<T, kDims>::kWarpRows;
 
 // A value that this lane has: 8, 16 or 32 lanes load a value together (row_lanes.hpp), four loads are in flight, and each sum of squares
 // is kept by one of these lanes. The whole block makes it.
@@ -38,9 +41,10 @@ struct OwnValue {
   float length = 0;     // |v|^2
   bool exists = false;  // some lanes have none
 
-  __device__ explicit OwnValue(const DeviceTensor<const T>& values) {
+  // number  of the kRows tokens among those of the KV head
+  __device__ OwnValue(const DeviceTensor<const T>& values, int64_t number) {
     using Lanes = RowLanes<T, kDims>;
-    const int64_t block = static_cast<int64_t>(blockIdx.x) * kRows<T, kDims>;
+    const int64_t block = number * kRows<T, kDims>;
     const auto count = static_cast<int>(min(int64_t{kRows<T, kDims>}, values.rows - block));
     const T* const lanes =
         values.data + blockIdx.y * values.slice_stride + block * values.row_stride + Lanes::column(0);
@@ -82,7 +86,7 @@ struct OwnValue {
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kThreads)
     head_squared_norms_kernel(DeviceTensor<const T> values, int64_t group_size, float* norms) {
-  const OwnValue<T, kDims> own(values);
+  const OwnValue<T, kDims> own(values, blockIdx.x);
   if (!own.exists) return;
   float* const to = norms + blockIdx.y * group_size * values.rows + own.token;
   for (int64_t h = 0; h < group_size; ++h) to[h * values.rows] = own.length;
@@ -133,13 +137,32 @@ __device__ float norm_of_projected(const T* value, const T* projection, int64_t 
   return sqrtf(warp_sum(squares));
 }
 
-// Turns squared lengths of the query heads of a group into norms. A lane has one value; where v G v^T is a small difference of large
-// numbers and says little, the warp projects the values of its lanes, one after the other.
+// Turns the squares of a warp's lanes into norms, of one query head. Where v G v^T is a small difference of large numbers and says
+// little, the warp projects its lanes' values, one after the other.
+template <Storage T, int kDims>
+__device__ void write_norms(const RootArguments<T>& p, int64_t head, const OwnValue<T, kDims>& own,
+                            float trace) {
+  float* const norms = p.norms + head * p.values.rows;
+  const float square = own.exists ? norms[own.token] : 0;
+  const bool known = says_the_norm(square, own.length, trace);
+  if (own.exists && known) norms[own.token] = sqrtf(square);
+  for (unsigned rest = __ballot_sync(kAllLanes, own.exists && !known); rest != 0; rest &= rest - 1) {
+    const int of = __ffs(static_cast<int>(rest)) - 1;
+    const int64_t token = __shfl_sync(kAllLanes, own.token, of);
+    const float norm = norm_of_projected(
+        p.values.data + blockIdx.y * p.values.slice_stride + token * p.values.row_stride,
+        p.output_projection.data + head * p.output_projection.slice_stride, p.output_projection.row_stride,
+        static_cast<int>(p.values.cols), p.output_projection.cols);
+    if (lane() == of) norms[own.token] = norm;
+  }
+}
+
+// Turns squared lengths of the query heads of a group into norms.
 //
-// grid       (ceil(tokens / block's tokens), kv_heads): 64 tokens for 16-bit types and head_dim 128
+// grid       (ceil(tokens / block's tokens), kv_heads): 1,024 tokens for 16-bit types and head_dim 128
 // block      256
 // shared     4 group_size bytes
-// registers  40-48 (sm_90a), 57-62 (sm_80)
+// registers  40-48 (sm_90a), 48-58 (sm_80)
 // bytes      read: head_dim sizeof(T) for each token and KV head, 4 query_heads tokens; the diagonals of G for each block, and W^O for
 //            each value that is projected, from the L2 cache; written: 4 query_heads tokens
 // FLOP       2 head_dim for each token and KV head; 2 head_dim model_dim for each value that is projected
@@ -153,23 +176,11 @@ __global__ void __launch_bounds__(kThreads) norms_of_squares_kernel(RootArgument
     const float trace = trace_of(p.gram + (first_head + h) * head_dim * head_dim, head_dim);
     if (lane() == 0) shared.traces[h] = trace;
   }
-  const OwnValue<T, kDims> own(p.values);
   __syncthreads();
-  const T* const values = p.values.data + kv_head * p.values.slice_stride;
-  for (int h = 0; h < heads; ++h) {
-    float* const norms = p.norms + (first_head + h) * p.values.rows;
-    const float square = own.exists ? norms[own.token] : 0;
-    const bool known = says_the_norm(square, own.length, shared.traces[h]);
-    if (own.exists && known) norms[own.token] = sqrtf(square);
-    for (unsigned rest = __ballot_sync(kAllLanes, own.exists && !known); rest != 0; rest &= rest - 1) {
-      const int of = __ffs(static_cast<int>(rest)) - 1;
-      const int64_t token = __shfl_sync(kAllLanes, own.token, of);
-      const float norm =
-          norm_of_projected(values + token * p.values.row_stride,
-                            p.output_projection.data + (first_head + h) * p.output_projection.slice_stride,
-                            p.output_projection.row_stride, head_dim, p.output_projection.cols);
-      if (lane() == of) norms[own.token] = norm;
-    }
+  const int64_t tiles = ceil_division(p.values.rows, kRows<T, kDims>), first = int64_t{blockIdx.x} * kTiles;
+  for (int64_t tile = first; tile < min(tiles, first + kTiles); ++tile) {
+    const OwnValue<T, kDims> own(p.values, tile);
+    for (int h = 0; h < heads; ++h) write_norms(p, first_head + h, own, shared.traces[h]);
   }
 }
 
@@ -192,7 +203,7 @@ template <Storage T>
 void launch_roots(const RootArguments<T>& arguments, Stream stream) {
   by_dims(arguments.values.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
     launch<norms_of_squares_kernel<kDims, T>>(
-        {extent(ceil_division(arguments.values.rows, kRows<T, kDims>), arguments.values.slices),
+        {extent(ceil_division(arguments.values.rows, kTiles * kRows<T, kDims>), arguments.values.slices),
          extent(kThreads), shared_bytes<TraceShared>(arguments.group_size()), stream},
         arguments);
   });

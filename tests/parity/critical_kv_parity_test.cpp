@@ -225,8 +225,8 @@ TYPED_TEST(ProjectedValueNormsParity, HoldsL2NormsOfExtremeNumbers) {
 
 // So that value_space_parity_test.cpp, which holds every square to its bound, holds them, too.
 TYPED_TEST(ProjectedValueNormsParity, TakesRootsOfSquaredLengths) {
-  for (const int64_t head_dim : {10, 64, 128}) {
-    const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(4, 2, head_dim, 200), 70);
+  for (const auto& [head_dim, tokens] : {std::pair(10, 70), {64, 1100}, {128, 70}}) {
+    const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(4, 2, head_dim, 200), tokens);
     Output gram(4 * head_dim * head_dim), squares(4 * input.tokens());
     cuda::gram_matrices<TypeParam>(input.device_projection.view(), gram.data(), nullptr);
     cuda::squared_norms<TypeParam>(input.device_values.view(), gram.data(), 4, squares.data(), nullptr);
