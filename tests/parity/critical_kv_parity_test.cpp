@@ -157,7 +157,7 @@ NormsInput<T> cancelling_input(int64_t head_dim, int64_t model_dim, int64_t toke
   for (int64_t h = 0; h < 4; ++h) {
     const MutableMatrixView rows = plain.projection.slice(h);
     for (int64_t k = 1; k < head_dim; ++k) {
-      for (int64_t m = 0; m < model_dim; ++m) rows(k, m) = rows(0, m) + 0x1p-6 * rows(k, m);
+      for (int64_t m = 0; m < model_dim; ++m) rows(k, m) = rows(0, m) + 0x1p-10 * rows(k, m);
     }
   }
   for (int64_t g = 0; g < 2; ++g) {

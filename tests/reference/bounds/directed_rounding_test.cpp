@@ -503,9 +503,25 @@ TEST(DirectedRounding, OfASquareByAGramMatrixMovesItsRoot) {
   five.length_depth = 5;
   one.length_depth = 1;
   expect_tight(attained(7 * kUnit) - attained(3 * kUnit), half.bound(five) - half.bound(one), 1.01, "unit");
-  Arithmetic stored = by_gram(share);  // in a type that rounds, which tells nothing of G's numbers
-  stored.input = 0x1p-12;
-  EXPECT_GT(half.bound(stored), half.bound(by_gram(share)));
+}
+
+// W^O's rows are orthogonal, so that of S^2 = 4 only |v||G||v| = 2 counts; but of rounded inputs nobody knows that.
+TEST(DirectedRounding, OfAGramMatrixOfRoundedInputsIsAShareOfAllTerms) {
+  const LayerShape shape{1, 1, 2, 2};
+  Tensor value(1, 1, 2);
+  std::ranges::fill(value.numbers(), 1);
+  Matrix projection(2, 2);
+  projection(0, 0) = projection(1, 1) = 1;
+  const Matrix norms = projected_value_norms(shape, value, projection, Norm::l2);
+  const auto root_error = [&](double input) {
+    Arithmetic arithmetic = by_gram(0x1p-8), projected = by_gram(0);
+    arithmetic.input = projected.input = input;
+    projected.gram_share = 0;
+    return projected_value_norm_errors(shape, value, projection, Norm::l2, norms, arithmetic)(0, 0) -
+           projected_value_norm_errors(shape, value, projection, Norm::l2, norms, projected)(0, 0);
+  };
+  expect_tight(std::sqrt(2) - std::sqrt(2 - 0x1p-7), root_error(0), 1.001);
+  EXPECT_GT(root_error(0x1p-30), 1.99 * root_error(0));
 }
 
 TEST(DirectedRounding, OfASquareByAGramMatrixMayBeAllOfASmallNorm) {
