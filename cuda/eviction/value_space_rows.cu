@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kThreads = 256;
 // Tiles of kRows tokens for which a block finds the traces of its Gram matrices once.
-constexpr int kTiles = 16;
+constexpr int kTiles = 8;
 // Products of a partial sum of a projected value: parts keep the accumulation depth small.
 constexpr int kPart = 16;
 
@@ -159,7 +159,7 @@ __device__ void write_norms(const RootArguments<T>& p, int64_t head, const OwnVa
 
 // Turns squared lengths of the query heads of a group into norms.
 //
-// grid       (ceil(tokens / block's tokens), kv_heads): 1,024 tokens for 16-bit types and head_dim 128
+// grid       (ceil(tokens / block's tokens), kv_heads): 512 tokens for 16-bit types and head_dim 128
 // block      256
 // shared     4 group_size bytes
 // registers  40-48 (sm_90a), 48-58 (sm_80)
