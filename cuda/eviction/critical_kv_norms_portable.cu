@@ -75,7 +75,7 @@ __device__ void multiply(const float* values, const float* projection, int depth
   }
 }
 
-__device__ float sum_of_terms(const float (&projected)[kEach]) {
+__device__ float sum_of_absolutes(const float (&projected)[kEach]) {
   return (fabsf(projected[0]) + fabsf(projected[1])) + (fabsf(projected[2]) + fabsf(projected[3]));
 }
 
@@ -97,7 +97,7 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
       }
     }
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) sums[i] += sum_of_terms(projected[i]);
+    for (int i = 0; i < kEach; ++i) sums[i] += sum_of_absolutes(projected[i]);
   }
 }
 
@@ -119,7 +119,7 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
 // registers  110 (sm_90a), 108 (sm_80)
 // bytes      read: the values once for each block of their group; head_dim model_dim sizeof(T) of W^O for each query
 //            head and 64 tokens, mostly from the L2 cache; written: 4 query_heads tokens
-// FLOP       2 query_heads tokens head_dim model_dim, and 2 for the term of each projected value
+// FLOP       2 query_heads tokens head_dim model_dim, and 1 for each projected value
 template <Storage T>
 __global__ void __launch_bounds__(kThreads, 2) norms_portable_kernel(Arguments<T> p) {
   SharedMemory memory;

@@ -315,8 +315,7 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 // registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers
 // bytes      read: the values once for each item of their group; 2 head_dim model_dim of W^O for each query head and 256
 //            tokens, mostly from the L2 cache; written: 4 query_heads tokens
-// FLOP       2 query_heads tokens head_dim model_dim on tensor cores; 1 (L1) or 2 (L2) on fp32 units for each of the
-//            query_heads tokens model_dim projected values
+// FLOP       2 query_heads tokens head_dim model_dim on tensor cores; query_heads tokens model_dim on fp32 units
 template <int kHeadDim, Storage T>
 __global__ void __launch_bounds__(kThreads, 1)
     norms_wgmma_kernel(const __grid_constant__ TensorMap projection, Arguments<T> p) {

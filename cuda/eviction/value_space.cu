@@ -1,7 +1,6 @@
 // Lengths in the space of a query head: the choice of kernels, and their arithmetic.
 #include "value_space.hpp"
 
-#include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "gram_rows.hpp"
@@ -46,7 +45,7 @@ void norms_of_squares(DeviceTensor<const T> values, DeviceTensor<const T> output
   require_equal("columns of values", values.cols, "rows of output_projection", output_projection.rows);
   require_range("head_dim", values.cols, 1, kMostHeadDim);
   if (values.rows == 0) return;
-  launch_roots<T>({values, output_projection, gram, norms}, stream);
+  launch_roots<T>({values, output_projection, gram, norms, gram_share(values.cols)}, stream);
 }
 
 template <Storage T>
@@ -73,7 +72,7 @@ KernelArithmetic norms_l2_arithmetic(int64_t head_dim, int64_t model_dim) {
   KernelArithmetic arithmetic = value_space_arithmetic<T>(head_dim);
   arithmetic.product_depth = root_product_depth(head_dim);
   arithmetic.accumulation_depth = root_accumulation_depth(model_dim);
-  arithmetic.gram_share = kGramShare;
+  arithmetic.gram_share = gram_share(head_dim);
   return arithmetic;
 }
 

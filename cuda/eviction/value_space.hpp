@@ -39,14 +39,15 @@ void squared_norms(DeviceTensor<const T> values, const float* gram, int64_t quer
 ///
 /// norms  [query_heads, tokens], from squared_norms
 /// all other arguments as of projected_value_norms_l2
+/// throws  ShapeMismatch; DeviceError
 template <Storage T>
 void norms_of_squares(DeviceTensor<const T> values, DeviceTensor<const T> output_projection,
                       const float* gram, float* norms, Stream stream);
 
 /// reference::projected_value_norms in L2 for every query head.
 ///
-///     norms[h, j] = (v G_h v^T)^1/2   where v G_h v^T >= 2^-10 |v|^2 tr G_h,   v = values[g, j, :]
-///                   || v W_h ||_2     elsewhere
+///     norms[h, j] = (v G_h v^T)^1/2   where v G_h v^T >= |v|^2 tr G_h / (8 head_dim), |v|^2 >= 2^-32 and tr G_h >= 2^-16
+///                   || v W_h ||_2     elsewhere                                               v = values[g, j, :]
 ///
 /// values             [kv_heads, tokens, head_dim], head_dim 1..256
 /// output_projection  [query_heads, head_dim, model_dim]: block h is query head h's rows of W^O

@@ -2,6 +2,10 @@
 //
 // A squared length v G v multiplies G's rounding by terms that cancel each other: with numbers of G from tensor cores, or summed in
 // fp32, it would be most of a length's error bound. So G is summed in fp64 and rounded once.
+#include <algorithm>
+
+#include <kvbound/cuda/primitives/kernel.hpp>
+
 #include "value_space_kernels.hpp"
 
 namespace kvbound::cuda {
@@ -63,11 +67,12 @@ __device__ void load_rows(const DeviceTensor<const T>& projection, int64_t head,
 }
 
 // Adds the products of a group's quarter of the columns in shared memory. sums[i][j]  of row 4 y + i and column 2 x + j % 2 + 16 (j / 2)
-__device__ void multiply(const double* stages, int quarter, int y, int x, double (&sums)[kEach][kEach]) {
+__device__ void multiply(const double* of_rows, const double* of_columns, int quarter, int y, int x,
+                         double (&sums)[kEach][kEach]) {
 #pragma unroll 4
   for (int k = quarter * (kDepth / kGroups); k < (quarter + 1) * (kDepth / kGroups); ++k) {
-    const auto* const rows = reinterpret_cast<const double2*>(stages + k * kPitch);
-    const double2* const columns = rows + kDepth * kPitch / 2;
+    const auto* const rows = reinterpret_cast<const double2*>(of_rows + k * kPitch);
+    const auto* const columns = reinterpret_cast<const double2*>(of_columns + k * kPitch);
     const double2 a[2] = {rows[2 * y], rows[2 * y + 1]}, b[2] = {columns[x], columns[x + kSide]};
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -96,7 +101,7 @@ __device__ void multiply(const double* stages, int quarter, int y, int x, double
 // block      256
 // shared     34,816 bytes
 // registers  76 of 16-bit types, 128 of fp32 (sm_90a and sm_80)
-// bytes      read: 64 model_dim sizeof(T) for each block, or half of it on the diagonal; written: 4 query_heads head_dim^2
+// bytes      read: 64 model_dim sizeof(T) for each block, half of it on the diagonal; written: 4 query_heads head_dim^2
 // FLOP       fp64, query_heads head_dim (head_dim + 32) model_dim
 template <Storage T>
 __global__ void __launch_bounds__(kThreads) gram_kernel(DeviceTensor<const T> projection, float* gram) {
@@ -106,13 +111,15 @@ __global__ void __launch_bounds__(kThreads) gram_kernel(DeviceTensor<const T> pr
   const int64_t head = blockIdx.y;
   const int thread = static_cast<int>(threadIdx.x), group = thread / kGroup;
   const int y = thread % kGroup / kSide, x = thread % kSide;
+  const double* const columns = shared.stages + (tile.row != tile.column ? kDepth * kPitch : 0);
   double sums[kEach][kEach] = {};
   for (int64_t column = 0; column < projection.cols; column += kDepth) {
     __syncthreads();
     load_rows(projection, head, tile.row, column, shared.stages);
-    load_rows(projection, head, tile.column, column, shared.stages + kDepth * kPitch);
+    if (tile.row != tile.column)
+      load_rows(projection, head, tile.column, column, shared.stages + kDepth * kPitch);
     __syncthreads();
-    multiply(shared.stages, group, y, x, sums);
+    multiply(shared.stages, columns, group, y, x, sums);
   }
   __syncthreads();
 #pragma unroll

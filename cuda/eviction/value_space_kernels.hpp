@@ -30,6 +30,7 @@ struct RootArguments {
   DeviceTensor<const T> output_projection;  ///< [query_heads, head_dim, model_dim]
   const float* gram;                        ///< [query_heads, head_dim, head_dim]
   float* norms;                             ///< [query_heads, tokens]: squares before
+  float share;                              ///< gram_share
 
   __host__ __device__ int64_t group_size() const { return output_projection.slices / values.slices; }
 };
@@ -49,8 +50,9 @@ void launch_head_squares(const DeviceTensor<const T>& values, int64_t group_size
 template <Storage T>
 void launch_roots(const RootArguments<T>& arguments, Stream stream);
 
-/// The least share of |v|^2 tr G that v G v^T must have for its root to be the norm.
-inline constexpr float kGramShare = 0x1p-10f;
+/// The least share of |v|^2 tr G that v G v^T must have for its root to be the norm: an eighth of what it has if v lies in all of W's
+/// directions alike.
+inline float gram_share(int64_t head_dim) { return 0x1p-3f / static_cast<float>(head_dim); }
 
 /// The depths of a value that is projected, over head_dim and over model_dim.
 int64_t root_product_depth(int64_t head_dim);

@@ -1,6 +1,4 @@
 // Squared lengths after W^O by fp32 multiply-adds: fp32.
-#include <algorithm>
-
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 

@@ -110,8 +110,9 @@ __device__ float trace_of(const float* gram, int head_dim) {
 // the normal range or is not finite.
 //
 // length  |v|^2
-__device__ bool says_the_norm(float square, float length, float trace) {
-  return square >= kGramShare * (length * trace) && square <= FLT_MAX && length >= kLeastLength &&
+template <Storage T>
+__device__ bool says_the_norm(const RootArguments<T>& p, float square, float length, float trace) {
+  return square >= p.share * (length * trace) && square <= FLT_MAX && length >= kLeastLength &&
          trace >= kLeastTrace;
 }
 
@@ -144,7 +145,7 @@ __device__ void write_norms(const RootArguments<T>& p, int64_t head, const OwnVa
                             float trace) {
   float* const norms = p.norms + head * p.values.rows;
   const float square = own.exists ? norms[own.token] : 0;
-  const bool known = says_the_norm(square, own.length, trace);
+  const bool known = says_the_norm(p, square, own.length, trace);
   if (own.exists && known) norms[own.token] = sqrtf(square);
   for (unsigned rest = __ballot_sync(kAllLanes, own.exists && !known); rest != 0; rest &= rest - 1) {
     const int of = __ffs(static_cast<int>(rest)) - 1;

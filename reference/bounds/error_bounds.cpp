@@ -246,38 +246,41 @@ class ProjectionErrors {
 // What the roots of a query head's squared lengths v G v are off by, where an implementation takes them for L2 norms.
 class GramRootErrors {
  public:
-  // values  [tokens, head_dim]; projection  the head's rows of W^O
-  GramRootErrors(MatrixView values, MatrixView projection, const Arithmetic& arithmetic)
-      : is_stored_(arithmetic.input > 0 || arithmetic.input_floor > 0),
-        share_(arithmetic.input_floor > 0 ? 0 : arithmetic.gram_share),
+  // values      [tokens, head_dim]
+  // projection  the head's rows of W^O
+  // exact       whether the implementation has these numbers
+  GramRootErrors(MatrixView values, MatrixView projection, bool exact, const Arithmetic& arithmetic)
+      : share_(arithmetic.input_floor > 0 ? 0 : arithmetic.gram_share),
         rounding_(gamma(length_depth(arithmetic, 2 * values.cols + projection.cols) + 2, arithmetic) +
                   arithmetic.tensor_lengths) {
     constexpr double kLost = 0x1p-46;  // below the normal range
     summing_ = 2 * reference_error(projection.cols) + kLost;
-    Matrix gram(values.cols, values.cols), products(values.rows, values.cols);
+    Matrix gram(values.cols, values.cols);
     multiply_transposed(projection, projection, gram.view());
     for (int64_t k = 0; k < values.cols; ++k) trace_ += gram(k, k);
+    if (!exact) return;
     const Matrix sizes = absolute(values);
+    Matrix products(values.rows, values.cols);
     multiply(sizes, absolute(gram), products.view());
     for (int64_t j = 0; j < values.rows; ++j) terms_.push_back(inner_product(sizes.row(j), products.row(j)));
   }
 
-  // norm   the exact one of `value`, token j's, within `off` of the stored inputs' one
-  // size   sum_k |v_k| ||W_k||_2
-  double of(int64_t j, VectorView value, double norm, double off, double size) const {
+  // norm    the exact one of token j's value, within `off` of that of the implementation's numbers
+  // length  the least |v| of those
+  // size    sum_k |v_k| ||W_k||_2, which with `off` is no less than theirs
+  double of(int64_t j, double norm, double off, double length, double size) const {
     const double all = (size + off) * (size + off);
-    const double error = rounding_ * (is_stored_ ? all : terms_[j]) + summing_ * all;
+    const double error = rounding_ * (terms_.empty() ? all : terms_[j]) + summing_ * all;
     const double largest = norm + off, least = std::max(0.0, norm - off);
-    const double whole = inner_product(value, value) * trace_;
+    const double whole = length * length * trace_;
     if (2 * (largest * largest + error) < share_ * whole) return 0;  // the value is projected
     const double rest = least * least - error;
     return rest > 0 ? error / (least + std::sqrt(rest)) : std::sqrt(error);
   }
 
  private:
-  bool is_stored_;  // in a type that rounds
   double share_, rounding_, summing_, trace_ = 0;
-  std::vector<double> terms_;  // [tokens]: |v| |G| |v|^T
+  std::vector<double> terms_;  // [tokens]: |v| |G| |v|^T; none if the numbers are not exact
 };
 
 // The error of x y for factors with the errors dx and dy, without rounding of the product.
@@ -440,7 +443,8 @@ Matrix group_mean_errors(MatrixView scores, MatrixView errors, int64_t group_siz
 }
 
 Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, MatrixView output_projection,
-                                   Norm norm, MatrixView norms, const Arithmetic& arithmetic) {
+                                   Norm norm, MatrixView norms, const Arithmetic& arithmetic,
+                                   TensorView value_errors) {
   require_equal("rows of norms", norms.rows, "query_heads", shape.query_heads);
   require_equal("columns of norms", norms.cols, "rows of values", values.rows);
   Matrix errors(norms.rows, norms.cols);
@@ -467,14 +471,22 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
     const double projection_size = absolute_sum(row_norms);
     std::optional<GramRootErrors> roots;
     if (norm == Norm::l2 && arithmetic.gram_share > 0) {
-      roots.emplace(rows, output_projection.middle_rows(h * shape.head_dim, shape.head_dim), arithmetic);
+      const bool exact = arithmetic.input == 0 && arithmetic.input_floor == 0 && value_errors.rows == 0;
+      roots.emplace(rows, output_projection.middle_rows(h * shape.head_dim, shape.head_dim), exact,
+                    arithmetic);
     }
     for (int64_t j = 0; j < rows.rows; ++j) {
-      double size = 0;  // || |v| |W| ||, or in L2 an upper bound of it
-      for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(rows.row(j)[c]) * row_norms[c];
-      const double products = projections.of(h, j, size, floor_error(rows.row(j), projection_size));
+      const VectorView value = rows.row(j);
+      const VectorView moved =
+          value_errors.rows > 0 ? value_errors.slice(shape.kv_head_of(h)).row(j) : VectorView();
+      double size = 0;   // || |v| |W| ||, or in L2 an upper bound of it
+      double shift = 0;  // the same of the value's errors
+      for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(value[c]) * row_norms[c];
+      for (size_t c = 0; c < moved.size(); ++c) shift += moved[c] * row_norms[c];
+      const double products = projections.of(h, j, size + shift, floor_error(value, projection_size) + shift);
       const double by_gram = norm == Norm::l2 ? kGramNormError * norms(h, j) : 0;
-      const double root = roots ? roots->of(j, rows.row(j), norms(h, j), products + by_gram, size) : 0;
+      const double length = std::max(0.0, reference::norm(value) - reference::norm(moved));
+      const double root = roots ? roots->of(j, norms(h, j), products + by_gram, length, size) : 0;
       const double other = products + by_gram + root;
       errors(h, j) = other + adding * (norms(h, j) + other) + lost;
     }

@@ -105,10 +105,12 @@ Matrix group_mean_errors(MatrixView scores, MatrixView errors, int64_t group_siz
 /// Bounds for reference::projected_value_norms; arithmetic.accumulation_depth is over the model_dim columns. With arithmetic.gram_share
 /// those of L2 norms also hold where a Gram matrix gives them.
 ///
-/// norms    [query_heads, tokens]: the reference's
-/// returns  [query_heads, tokens]
+/// norms         [query_heads, tokens]: the reference's
+/// value_errors  [kv_heads, tokens, head_dim]: absolute errors of values that were computed themselves; no rows: none
+/// returns       [query_heads, tokens]
 Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, MatrixView output_projection,
-                                   Norm norm, MatrixView norms, const Arithmetic& arithmetic);
+                                   Norm norm, MatrixView norms, const Arithmetic& arithmetic,
+                                   TensorView value_errors = {});
 
 /// Bounds for reference::stage_two_scores of arguments with the errors head_errors and norm_errors.   returns [entries]
 std::vector<double> stage_two_score_errors(MatrixView head_scores, MatrixView head_errors, MatrixView norms,

@@ -41,7 +41,7 @@ struct KernelArithmetic {
   double lengths_floor = 0;
   /// An L2 norm of a projected value is the root of v G v, by length_depth and tensor_lengths, where that is at least this share of
   /// |v|^2 tr G, and elsewhere the norm of the projected value; 0: of the projected value everywhere. G, W^O's Gram matrix, is
-  /// summed in fp64.
+  /// summed in fp64; 2^-11 at least, for roots of |v|^2 >= 2^-32 and tr G >= 2^-16 alone.
   double gram_share = 0;
   /// How often a growing running maximum rescales the partial sums; -1: once for every 16 entries (online softmax).
   int64_t rescalings = -1;

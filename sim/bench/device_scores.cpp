@@ -292,9 +292,9 @@ BenchResult bench_gram_matrices(const BenchOptions& options) {
   const BenchLayer layer(options);
   const int64_t numbers = shape.query_heads * shape.head_dim * shape.head_dim;
   Rotation<Set> sets([&] { return Set{projection_of(layer), Buffer<float>(numbers)}; });
-  const DeviceWork work{sets.bytes_of_one(), 2 * as_real(numbers * shape.model_dim)};
   return measure_on_device(
-      options, "gram-matrices", {work, Roofline::matrix_rate, std::nullopt}, [&](cuda::Stream stream) {
+      options, "gram-matrices", {{sets.bytes_of_one(), 0}, Roofline::copy_bandwidth, std::nullopt},
+      [&](cuda::Stream stream) {
         Set& set = sets.next();
         cuda::gram_matrices<Stored>(std::as_const(set.output_projection).view(), set.gram.data(), stream);
       });

@@ -118,18 +118,16 @@ void MergedEvictions::set_norm_errors(const std::vector<int64_t>& entries, const
   const LayerShape group{group_size_, 1, shape.head_dim, shape.model_dim};
   const Norm norm = selection.two_stage->norm;
   const Matrix norms = reference::projected_value_norms(group, tensor, projection, norm);
+  Matrix value_errors(count, shape.head_dim);
+  for (int64_t j = 0; j < count; ++j) {
+    std::ranges::copy(all_errors.entry(cache.positions[entries[j]]).value, value_errors.row(j).begin());
+  }
+  const TensorView moved{value_errors.data(), 1, count, shape.head_dim, count * shape.head_dim};
   const Matrix errors = reference::projected_value_norm_errors(group, tensor, projection, norm, norms,
-                                                               implementation_.arithmetic.norms(norm));
-  const Matrix rows = reference::projection_row_norms(projection, shape.head_dim);
+                                                               implementation_.arithmetic.norms(norm), moved);
   if (norm_errors_.rows() == 0) norm_errors_ = Matrix(group_size_, layer_.keys.view().rows);
   for (int64_t j = 0; j < count; ++j) {
-    const int64_t position = cache.positions[entries[j]];
-    const EntryErrors own = all_errors.entry(position);
-    for (int64_t h = 0; h < group_size_; ++h) {
-      double& error = norm_errors_(h, position);
-      error = errors(h, j);
-      for (int64_t c = 0; c < shape.head_dim; ++c) error += own.value[c] * rows(h, c);
-    }
+    for (int64_t h = 0; h < group_size_; ++h) norm_errors_(h, cache.positions[entries[j]]) = errors(h, j);
   }
 }
 

@@ -223,7 +223,7 @@ TYPED_TEST(ProjectedValueNormsParity, HoldsL2NormsOfExtremeNumbers) {
   }
 }
 
-// So that value_space_parity_test.cpp, which holds every square to its bound, holds them, too.
+// Their squares are held to bounds of their own in value_space_parity_test.cpp.
 TYPED_TEST(ProjectedValueNormsParity, TakesRootsOfSquaredLengths) {
   for (const auto& [head_dim, tokens] : {std::pair(10, 70), {64, 1100}, {128, 70}}) {
     const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(4, 2, head_dim, 200), tokens);
@@ -303,6 +303,22 @@ TYPED_TEST(ProjectedValueNormsParity, GivesTheSameBitsUnderEverySchedule) {
       expect(in_every_schedule([&] { return input.norms(kernel); }));
     expect(in_every_schedule([&] { return input.norms_l2(); }));
   }
+}
+
+TYPED_TEST(ProjectedValueNormsParity, RefusesShapesThatDoNotFitInL2) {
+  using T = TypeParam;
+  const auto refuses = [](const LayerShape& values, const LayerShape& projection) {
+    const Uploaded<T> v{Tensor(values.kv_heads, 3, values.head_dim)};
+    const Uploaded<T> w{Tensor(projection.query_heads, projection.head_dim, projection.model_dim)};
+    EXPECT_THROW(cuda::projected_value_norms_l2<T>(v.view(), w.view(), nullptr, nullptr, nullptr),
+                 ShapeMismatch);
+    EXPECT_THROW(cuda::norms_of_squares<T>(v.view(), w.view(), nullptr, nullptr, nullptr), ShapeMismatch);
+  };
+  const LayerShape shape = layer_shape(4, 2, 10, 5), wide = layer_shape(4, 2, 257, 5);
+  refuses(shape, layer_shape(3, 2, 10, 5));
+  refuses(wide, wide);
+  const Uploaded<T> v{Tensor(2, 3, 10)}, w{Tensor(4, 9, 5)};
+  EXPECT_THROW(cuda::norms_of_squares<T>(v.view(), w.view(), nullptr, nullptr, nullptr), ShapeMismatch);
 }
 
 TYPED_TEST(ProjectedValueNormsParity, RefusesWhatDoesNotFit) {
