@@ -311,8 +311,10 @@ TEST(DeviceOperations, CountEveryArrayOnce) {
   EXPECT_EQ(nearest.work, 2 * 56 * 2 * 64);
   // W^O and the Gram matrices.
   const BenchTimes gram = measured("gram-matrices");
-  EXPECT_EQ(gram.bytes, 8 * 64 * (2 * 256 + 4 * 64));
-  EXPECT_EQ(gram.work, 8 * 64 * 64 * 2 * 256);
+  EXPECT_EQ(gram.unit, "bytes");
+  EXPECT_EQ(gram.work, 8 * 64 * (2 * 256 + 4 * 64));
+  // Values of 2 KV heads, squares of 8 query heads, and their roots.
+  EXPECT_EQ(measured("norms-of-squares").work, 256 * (2 * 64 * 2 + 8 * 4 * 2));
 }
 
 }  // namespace
