@@ -54,7 +54,7 @@ small_cases+=':ScoreEmaParity/*.MatchesReferenceAcrossSizes:ObserveScoresParity.
 small_cases+=':ClusterWeightsParity.*:AppendParity/*.Writes*:AppendNumbersParity.*:CompactNumbersParity.Moves*'
 small_cases+=':StepChangesParity/*.KeepsWhat*:CompactPositionsParity.*:UpdateScoresParity.Takes*:PackParity.CopiesEveryByte*'
 small_cases+=':SnapKvParity/*.MatchesReferenceAcrossGroups:PoolParity.Shows*:ValueSpaceParity/*.MatchesReferenceAcrossGroups'
-small_cases+=':GroupReductionParity.MatchesReference/mean:Wgmma*:-*/F16.*'
+small_cases+=':GroupReductionParity.MatchesReference/mean:Wgmma*:-*/F16.*:EvictCriticalParity.AClusterWithAdaptive*'
 
 impulse_tests=(fragments primitives roofline mbarrier bulk_copy warpgroup_mma cluster)
 # In the order of their importance: time may run out.
