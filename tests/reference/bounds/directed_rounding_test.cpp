@@ -470,16 +470,19 @@ struct Difference {
 
   double norm() const { return 1 - c; }
   double size() const { return 1 + c; }
-  double bound(const Arithmetic& arithmetic, Norm in = Norm::l2) const {
+  // moved  what c is off by where the implementation has it
+  double bound(const Arithmetic& arithmetic, Norm in = Norm::l2, double moved = 0) const {
     const LayerShape shape{1, 1, 2, 1};
-    Tensor value(1, 1, 2);
+    Tensor value(1, 1, 2), errors(1, 1, 2);
+    errors.numbers()[1] = moved;
     value.numbers()[0] = 1;
     value.numbers()[1] = c;
     Matrix projection(2, 1), norms(1, 1);
     projection(0, 0) = 1;
     projection(1, 0) = -1;
     norms(0, 0) = norm();
-    return projected_value_norm_errors(shape, value, projection, in, norms, arithmetic)(0, 0);
+    const TensorView value_errors = moved > 0 ? errors.view() : TensorView();
+    return projected_value_norm_errors(shape, value, projection, in, norms, arithmetic, value_errors)(0, 0);
   }
 };
 
@@ -503,6 +506,18 @@ TEST(DirectedRounding, OfASquareByAGramMatrixMovesItsRoot) {
   five.length_depth = 5;
   one.length_depth = 1;
   expect_tight(attained(7 * kUnit) - attained(3 * kUnit), half.bound(five) - half.bound(one), 1.01, "unit");
+}
+
+// A value that is off by much may have a square that is large enough, though the reference's has not.
+TEST(DirectedRounding, OfAValueThatIsOffMovesItsNormAndMayTakeItsRoot) {
+  const Difference nothing{1}, half{0.5};
+  const double moved = 0.25, share = 0x1p-20;
+  for (const Norm norm : {Norm::l1, Norm::l2}) {
+    expect_tight(moved, half.bound(nothing_rounds(), norm, moved), 1.001, "no Gram matrix");
+  }
+  const double root = moved - std::sqrt(moved * moved - share * std::pow(nothing.size() + moved, 2));
+  expect_tight(moved + root, nothing.bound(by_gram(share), Norm::l2, moved), 1.01, "root");
+  EXPECT_GT(nothing.bound(by_gram(share), Norm::l2, moved), 1.001 * moved);
 }
 
 // W^O's rows are orthogonal, so that of S^2 = 4 only |v||G||v| = 2 counts; but of rounded inputs nobody knows that.
