@@ -1,6 +1,5 @@
 // Squared lengths after W^O by fp32 multiply-adds: fp32.
 #include <kvbound/cuda/primitives/kernel.hpp>
-#include <kvbound/cuda/primitives/reduction.hpp>
 
 #include "gram_rows.hpp"
 #include "value_space_kernels.hpp"
