@@ -16,6 +16,7 @@
 #include <kvbound/reference/numerics/row_norms.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
+#include "gram_root_errors.hpp"
 #include "softmax_errors.hpp"
 
 namespace kvbound::reference {
@@ -241,46 +242,6 @@ class ProjectionErrors {
   Matrix running_;
   double tensor_ = 0, share_ = 0;
   double chain_, input_;
-};
-
-// What the roots of a query head's squared lengths v G v are off by, where an implementation takes them for L2 norms.
-class GramRootErrors {
- public:
-  // values      [tokens, head_dim]
-  // projection  the head's rows of W^O
-  // exact       whether the implementation has these numbers
-  GramRootErrors(MatrixView values, MatrixView projection, bool exact, const Arithmetic& arithmetic)
-      : share_(arithmetic.input_floor > 0 ? 0 : arithmetic.gram_share),
-        rounding_(gamma(length_depth(arithmetic, 2 * values.cols + projection.cols) + 2, arithmetic) +
-                  arithmetic.tensor_lengths) {
-    constexpr double kLost = 0x1p-46;  // below the normal range
-    summing_ = 2 * reference_error(projection.cols) + kLost;
-    Matrix gram(values.cols, values.cols);
-    multiply_transposed(projection, projection, gram.view());
-    for (int64_t k = 0; k < values.cols; ++k) trace_ += gram(k, k);
-    if (!exact) return;
-    const Matrix sizes = absolute(values);
-    Matrix products(values.rows, values.cols);
-    multiply(sizes, absolute(gram), products.view());
-    for (int64_t j = 0; j < values.rows; ++j) terms_.push_back(inner_product(sizes.row(j), products.row(j)));
-  }
-
-  // norm    the exact one of token j's value, within `off` of that of the implementation's numbers
-  // length  the least |v| of those
-  // size    sum_k |v_k| ||W_k||_2, which with `off` is no less than theirs
-  double of(int64_t j, double norm, double off, double length, double size) const {
-    const double all = (size + off) * (size + off);
-    const double error = rounding_ * (terms_.empty() ? all : terms_[j]) + summing_ * all;
-    const double largest = norm + off, least = std::max(0.0, norm - off);
-    const double whole = length * length * trace_;
-    if (2 * (largest * largest + error) < share_ * whole) return 0;  // the value is projected
-    const double rest = least * least - error;
-    return rest > 0 ? error / (least + std::sqrt(rest)) : std::sqrt(error);
-  }
-
- private:
-  double share_, rounding_, summing_, trace_ = 0;
-  std::vector<double> terms_;  // [tokens]: |v| |G| |v|^T; none if the numbers are not exact
 };
 
 // The error of x y for factors with the errors dx and dy, without rounding of the product.
