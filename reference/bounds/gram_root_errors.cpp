@@ -12,7 +12,8 @@ namespace kvbound::reference {
 
 using namespace rounding;
 
-GramRootErrors::GramRootErrors(MatrixView values, MatrixView projection, bool exact, const Arithmetic& arithmetic)
+GramRootErrors::GramRootErrors(MatrixView values, MatrixView projection, bool exact,
+                               const Arithmetic& arithmetic)
     : share_(arithmetic.input_floor > 0 ? 0 : arithmetic.gram_share),
       rounding_(gamma(length_depth(arithmetic, 2 * values.cols + projection.cols) + 2, arithmetic) +
                 arithmetic.tensor_lengths) {
