@@ -144,7 +144,7 @@ __device__ void add_stage(const uint16_t* stage, const Values<kSteps>& values,
 #pragma unroll 1  // unrolled, the addresses of all pairs would take too many registers
   for (int pair = 0; pair < kColumns / kTile; ++pair) {
     const uint16_t* const columns = stage + swizzled(lane() % 16, pair * 2 + lane() / 16);
-    float projected[kTokenTiles<kSteps>][2][4];
+    float projected[kTokenTiles<kSteps>][2][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; step += kChain) add_chain<T>(projected, columns, values, step);
 #pragma unroll
