@@ -3,13 +3,11 @@
 
 #include <kvbound/cuda/support/shape_check.hpp>
 
-#include "gram_rows.hpp"
 #include "value_space_kernels.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-using gram_rows::kMostHeadDim;
 using namespace value_space_kernels;
 
 template <Storage T>

@@ -47,7 +47,7 @@ struct Tile {
 };
 
 // Puts 32 rows of W^O and 64 of its columns into shared memory, transposed; zeros outside the matrix. Column c lies in row
-// c % kVector kLanes + c / kVector, so that the lanes of a warp write to different banks.
+// (c % kVector) kLanes + c / kVector, so that the lanes of a warp write to different banks.
 template <Storage T>
 __device__ void load_rows(const DeviceTensor<const T>& projection, int64_t head, int first, int64_t column,
                           double* to) {

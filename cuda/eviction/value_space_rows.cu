@@ -19,10 +19,6 @@ constexpr int kTiles = 8;
 // Products of a partial sum of a projected value: parts keep the accumulation depth small.
 constexpr int kPart = 16;
 
-// |v|^2 and tr G must not be smaller where a root is taken.
-constexpr float kLeastLength = 0x1p-32f;
-constexpr float kLeastTrace = 0x1p-16f;
-
 // Tokens whose values a block loads at once.
 template <Storage T, int kDims>
 inline constexpr int kRows = kThreads / 32 * RowLanes<T, kDims>::kWarpRows;
@@ -112,8 +108,8 @@ __device__ float trace_of(const float* gram, int head_dim) {
 // length  |v|^2
 template <Storage T>
 __device__ bool says_the_norm(const RootArguments<T>& p, float square, float length, float trace) {
-  return square >= p.share * (length * trace) && square <= FLT_MAX && length >= kLeastLength &&
-         trace >= kLeastTrace;
+  return square >= p.share * (length * trace) && square <= FLT_MAX && length >= kLeastRootLength &&
+         trace >= kLeastRootTrace;
 }
 
 // || v W ||_2 by fp32 multiply-adds, in all lanes: lane l has the columns l, l + 32, ... The whole warp calls it.

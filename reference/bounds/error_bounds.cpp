@@ -412,6 +412,8 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
   const ProjectionErrors projections(shape, values, output_projection, norm, arithmetic);
   const double adding = gamma(accumulation_depth(arithmetic, shape.model_dim) + 3, arithmetic) +
                         reference_error(shape.model_dim);
+  const double rooting = gamma(1, arithmetic) + reference_error(shape.model_dim);
+  const bool exact = arithmetic.input == 0 && arithmetic.input_floor == 0 && value_errors.rows == 0;
   const auto columns = static_cast<double>(shape.model_dim);
   const double lost = norm == Norm::l1
                           ? columns * 2 * static_cast<double>(shape.head_dim + 1) * arithmetic.smallest
@@ -432,7 +434,6 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
     const double projection_size = absolute_sum(row_norms);
     std::optional<GramRootErrors> roots;
     if (norm == Norm::l2 && arithmetic.gram_share > 0) {
-      const bool exact = arithmetic.input == 0 && arithmetic.input_floor == 0 && value_errors.rows == 0;
       roots.emplace(rows, output_projection.middle_rows(h * shape.head_dim, shape.head_dim), exact,
                     arithmetic);
     }
@@ -447,9 +448,10 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
       const double products = projections.of(h, j, size + shift, floor_error(value, projection_size) + shift);
       const double by_gram = norm == Norm::l2 ? kGramNormError * norms(h, j) : 0;
       const double length = std::max(0.0, reference::norm(value) - reference::norm(moved));
-      const double root = roots ? roots->of(j, norms(h, j), products + by_gram, length, size) : 0;
-      const double other = products + by_gram + root;
-      errors(h, j) = other + adding * (norms(h, j) + other) + lost;
+      const double off = by_gram + (exact ? 0 : products);
+      const RootError root = roots ? roots->of(j, norms(h, j), off, length, size) : RootError();
+      const double other = by_gram + root.error + (root.may_project ? products : 0);
+      errors(h, j) = other + (root.may_project ? adding : rooting) * (norms(h, j) + other) + lost;
     }
   });
   return errors;

@@ -9,6 +9,10 @@ namespace kvbound {
 /// The IEEE format of multiplications and additions. Exponentials and logarithms are accurate to 2 ulp in this format.
 enum class Precision { fp32, fp64 };
 
+/// Of smaller |v|^2 and tr G no root is taken for an L2 norm (gram_share).
+inline constexpr float kLeastRootLength = 0x1p-32f;
+inline constexpr float kLeastRootTrace = 0x1p-16f;
+
 /// The arithmetic of one operation on a cache.
 struct KernelArithmetic {
   Precision precision = Precision::fp32;
@@ -39,9 +43,9 @@ struct KernelArithmetic {
   /// Absolute rounding of an output's numbers in that space, as a share of the largest one, where tensor cores multiply them as
   /// numbers of 16 bits.
   double lengths_floor = 0;
-  /// An L2 norm of a projected value is the root of v G v, by length_depth and tensor_lengths, where that is at least this share of
-  /// |v|^2 tr G, and elsewhere the norm of the projected value; 0: of the projected value everywhere. G, W^O's Gram matrix, is
-  /// summed in fp64; 2^-11 at least, for roots of |v|^2 >= 2^-32 and tr G >= 2^-16 alone.
+  /// An L2 norm of a projected value is the root of v G v, by length_depth and tensor_lengths, where that is finite and at least this
+  /// share of |v|^2 tr G, |v|^2 at least kLeastRootLength and tr G at least kLeastRootTrace; elsewhere it is the norm of the
+  /// projected value. 0: of the projected value everywhere; otherwise at least 2^-11. G, W^O's Gram matrix, is summed in fp64.
   double gram_share = 0;
   /// How often a growing running maximum rescales the partial sums; -1: once for every 16 entries (online softmax).
   int64_t rescalings = -1;

@@ -1,6 +1,7 @@
 // The bound of a root by a Gram matrix against roundings that go as far as the model allows.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -58,6 +59,33 @@ TEST(GramRootErrors, OfASquareByAGramMatrixMovesItsRoot) {
   five.length_depth = 5;
   one.length_depth = 1;
   expect_tight(attained(7 * kUnit) - attained(3 * kUnit), half.bound(five) - half.bound(one), 1.01, "unit");
+}
+
+TEST(GramRootErrors, OfAValueThatIsSurelyNotProjectedIsAllOfItsNorms) {
+  const Difference half{0.5};  // its square is a tenth of |v|^2 tr G
+  const double share = 0x1p-8;
+  Arithmetic projected = by_gram(share);
+  projected.tensor_sums = 0x1p-4;
+  expect_tight(half.bound(by_gram(share)), half.bound(projected), 1);
+  for (const double gram_share : {0.06, 0.15}) {  // of which it has less than twice as much
+    projected.gram_share = gram_share;
+    EXPECT_GT(half.bound(projected), projected.tensor_sums * half.size()) << gram_share;
+  }
+}
+
+TEST(GramRootErrors, OfValuesOfWhichNoRootIsTakenCountsWhatProjectingThemDoes) {
+  for (const auto& [of_value, of_projection] : {std::pair(0x1p-17, 1.0), {1.0, 0x1p-9}, {0x1p61, 1.0}}) {
+    const LayerShape shape{1, 1, 1, 1};
+    Tensor value(1, 1, 1);
+    value.numbers()[0] = of_value;
+    Matrix projection(1, 1);
+    projection(0, 0) = of_projection;
+    const Matrix norms = projected_value_norms(shape, value, projection, Norm::l2);
+    Arithmetic arithmetic = by_gram(0);
+    arithmetic.tensor_sums = 0x1p-4;
+    EXPECT_GE(projected_value_norm_errors(shape, value, projection, Norm::l2, norms, arithmetic)(0, 0),
+              0x1p-4 * norms(0, 0));
+  }
 }
 
 // A value that is off by much may have a square that is large enough, though the reference's has not.
