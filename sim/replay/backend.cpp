@@ -29,7 +29,7 @@ SessionArithmetic arithmetic_of(std::string_view backend, Dtype storage, const L
   require_backend(backend);
   if (backend == kReference) {
     const KernelArithmetic doubles{.precision = Precision::fp64};
-    return {doubles, doubles, doubles, doubles, doubles, doubles};
+    return {doubles, doubles, doubles, doubles, doubles, doubles, doubles};
   }
   const Dtype stored = storage_of(backend, storage);
   if (backend == "emulated") {
