@@ -25,6 +25,7 @@ READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/READM
            "traces/README.md", "cuda/README.md")
 MOST_WORDS = 1500  # words in the root README, tables and code included
 TEXT = (".md", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake", ".json")
+MOST_COLUMNS = 130  # of a line of prose
 MENTION = re.compile(rf"(?<![\w/.{{}}-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w"
                      r"\.(?:md|hpp|cpp|cu|cuh|py|sh|json|txt|safetensors)(?:#[\w.-]+)?\b")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -51,6 +52,15 @@ def code_blocks(path):
     rest = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     indented = re.findall(r"\n\n((?:    .*\n|\n(?=    ))+)", rest)
     return fenced + [re.sub("^    ", "", block, flags=re.MULTILINE) for block in indented]
+
+
+def prose(path):
+    """The numbers and texts of all lines that are neither headings nor parts of tables and code blocks."""
+    fenced = False
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced and not line.startswith(("```", "|", "#", "    ")):
+            yield number, line
 
 
 def table_rows(text):
@@ -121,6 +131,12 @@ class Documentation(CommandLineTest):
             text = re.sub(r"(cmake|ctest|git|apt-get|pip \w+|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
             mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
             self.assertEqual(mentioned - known, set(), f"{document} mentions options that no command has")
+
+    def test_lines_of_prose_are_short(self):
+        lines = [(path, *line) for path in documents() for line in prose(path)]
+        self.assertGreater(len(lines), 2000)
+        long = [f"{path.relative_to(ROOT)}:{number}" for path, number, line in lines if len(line) > MOST_COLUMNS]
+        self.assertEqual(long, [])
 
     def test_the_readme_is_short_and_the_others_are_there(self):
         words = len((ROOT / "README.md").read_text("utf-8").split())
