@@ -33,6 +33,20 @@ TEST(Gpu, WhatWasMeasuredStandsBesideWhatWasPredicted) {
   }
 }
 
+TEST(Gpu, WhatIsNearerIsFaster) {
+  for (const std::string& name : gpu_names()) {
+    const Gpu gpu = Gpu::named(name);
+    EXPECT_LT(gpu.of("copy_bandwidth"), gpu.of("l2_bandwidth")) << name;
+    EXPECT_LT(gpu.of("host_bandwidth"), gpu.of("copy_bandwidth")) << name;
+    EXPECT_LT(gpu.of("matrix_rate"), gpu.of("peak_matrix_rate")) << name;
+    EXPECT_LT(gpu.of("mma_sync_share"), 1) << name;
+    EXPECT_LT(gpu.of("shared_latency"), gpu.of("device_latency")) << name;
+    EXPECT_LT(gpu.of("instruction_latency"), gpu.of("shared_latency")) << name;
+    EXPECT_LT(gpu.of("barrier_latency"), gpu.of("cluster_barrier_latency")) << name;
+    EXPECT_LT(gpu.of("next_launch"), gpu.of("first_launch")) << name;
+  }
+}
+
 TEST(Gpu, TheyDifferInTheirMemory) {
   EXPECT_EQ(Gpu::named("h100").of("copy_bandwidth"), 3.0e12);
   EXPECT_EQ(Gpu::named("h200").of("copy_bandwidth"), 4.22e12);
