@@ -1,14 +1,12 @@
 #include "peer.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/options/number.hpp>
+#include <kvbound/sim/options/json_field.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/traces/input_file.hpp>
@@ -26,69 +24,7 @@ constexpr size_t kMostPeerItems = 10'000;  // of a list
 constexpr int64_t kMostSize = INT32_MAX;
 constexpr std::string_view kPeerSchema = "kvbound-bench-peer-1";
 
-// A value of the file, and errors that name it.
-class PeerField {
- public:
-  PeerField(const std::string& path, std::string name, const Json& json)
-      : path_(path), name_(std::move(name)), json_(json) {}
-
-  [[noreturn]] void refuse(const std::string& problem) const {
-    throw TraceError(path_, json_.offset, name_, problem);
-  }
-
-  PeerField member(std::string_view name) const {
-    const std::string full = (name_.empty() ? "" : name_ + ".") + std::string(name);
-    if (!json_.object()) expected("an object");
-    const Json* found = json_.member(name);
-    if (!found) throw TraceError(path_, json_.offset, full, "is missing");
-    return {path_, full, *found};
-  }
-  std::vector<PeerField> items() const {
-    if (!json_.array() || json_.array()->empty()) expected("a list that is not empty");
-    std::vector<PeerField> all;
-    for (const Json& item : *json_.array())
-      all.emplace_back(path_, fmt::format("{}[{}]", name_, all.size()), item);
-    return all;
-  }
-  std::string text() const {
-    if (!json_.text() || json_.text()->empty()) expected("a string that is not empty");
-    return *json_.text();
-  }
-  std::string one_of(std::initializer_list<std::string_view> known) const {
-    if (!json_.text() || std::ranges::find(known, *json_.text()) == known.end())
-      expected(fmt::format("{}", fmt::join(known, " or ")));
-    return *json_.text();
-  }
-  int64_t integer(int64_t least, int64_t most) const {
-    const uint64_t* number = json_.number();
-    if (!number || *number > static_cast<uint64_t>(most) || static_cast<int64_t>(*number) < least)
-      expected(fmt::format("an integer from {} to {}", least, most));
-    return static_cast<int64_t>(*number);
-  }
-  double positive() const {
-    const auto* other = std::get_if<Json::Other>(&json_.value);
-    const auto number = json_.number() ? std::optional(static_cast<double>(*json_.number()))
-                        : other        ? parse_real(other->text)
-                                       : std::nullopt;
-    if (!number || !(*number > 0)) expected("a number > 0");
-    return *number;
-  }
-  bool is_null() const {
-    const auto* other = std::get_if<Json::Other>(&json_.value);
-    return other && other->text == "null";
-  }
-
- private:
-  [[noreturn]] void expected(const std::string& what) const {
-    refuse(fmt::format("is {}; expected {}", traces::description(json_), what));
-  }
-
-  const std::string& path_;
-  std::string name_;
-  const Json& json_;
-};
-
-std::string policy_of(const PeerField& field) {
+std::string policy_of(const JsonField& field) {
   if (field.is_null()) return "";
   try {
     return canonical(parse_policy(field.text()));
@@ -97,15 +33,15 @@ std::string policy_of(const PeerField& field) {
   }
 }
 
-std::vector<PeerOperation> operations_of(const PeerField& list) {
+std::vector<PeerOperation> operations_of(const JsonField& list) {
   std::vector<PeerOperation> all;
-  for (const PeerField& item : list.items()) {
+  for (const JsonField& item : list.items()) {
     PeerOperation operation{item.member("operation").text(), policy_of(item.member("policy")), {}};
     for (const PeerOperation& other : all) {
       if (other.operation == operation.operation && other.policy == operation.policy)
         item.member("operation").refuse(fmt::format("is {} again", traces::in_quotes(operation.operation)));
     }
-    for (const PeerField& seconds : item.member("seconds").items())
+    for (const JsonField& seconds : item.member("seconds").items())
       operation.seconds.push_back(seconds.positive());
     all.push_back(std::move(operation));
   }
@@ -125,7 +61,7 @@ Peer read_peer(const std::string& path) {
   std::string text(static_cast<size_t>(file.size()), '\0');
   file.read(0, text, "");
   const Json json = traces::parse_strict_json(path, 0, "", text, {.levels = 4, .items = kMostPeerItems});
-  const PeerField root(path, "", json), shape = root.member("shape");
+  const JsonField root(path, "", json), shape = root.member("shape");
   root.member("schema").one_of({kPeerSchema});
   const auto size = [&](const char* name) { return shape.member(name).integer(1, kMostSize); };
   Peer peer{path,

@@ -1,0 +1,79 @@
+#include <cmath>
+#include <functional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/json_field.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+using testing::ElementsAre;
+
+class JsonFields : public testing::Test {
+ protected:
+  JsonField at(const char* name) const { return JsonField(path_, "", json_).member(name); }
+  // Expects an error of this text.
+  void refuses(const std::function<void()>& read, const std::string& text) const {
+    try {
+      read();
+      ADD_FAILURE() << "no error; expected " << text;
+    } catch (const TraceError& error) {
+      EXPECT_THAT(error.what(), testing::StartsWith("file.json: at byte "));
+      EXPECT_THAT(error.what(), testing::EndsWith(": " + text));
+    }
+  }
+
+  std::string path_ = "file.json";
+  traces::Json json_ = traces::parse_strict_json(
+      path_, 0, "",
+      R"({"text": "a", "empty": "", "three": 3, "half": 0.5, "yes": true, "none": null, "list": [1, null, 2.5], "nothing": []})");
+};
+
+TEST_F(JsonFields, AreReadByTheirType) {
+  EXPECT_EQ(at("text").text(), "a");
+  EXPECT_EQ(at("empty").any_text(), "");
+  EXPECT_EQ(at("text").one_of({"b", "a"}), "a");
+  EXPECT_EQ(at("three").integer(1, 3), 3);
+  EXPECT_EQ(at("three").number(), 3);
+  EXPECT_EQ(at("half").positive(), 0.5);
+  EXPECT_TRUE(at("yes").boolean());
+  EXPECT_TRUE(at("none").is_null());
+  EXPECT_TRUE(std::isnan(at("none").number_or_nan()));
+  EXPECT_THAT(at("list").numbers(3), ElementsAre(1, testing::IsNan(), 2.5));
+  EXPECT_EQ(at("list").items().size(), 3u);
+  EXPECT_TRUE(at("nothing").items(true).empty());
+}
+
+TEST_F(JsonFields, OfOptionalMembersAreNoneIfMissingOrNull) {
+  const JsonField root(path_, "", json_);
+  EXPECT_FALSE(root.optional_member("none"));
+  EXPECT_FALSE(root.optional_member("other"));
+  EXPECT_EQ(root.optional_member("text")->text(), "a");
+}
+
+TEST_F(JsonFields, ThatAreSomethingElseAreNamed) {
+  refuses([&] { at("other"); }, "other: is missing");
+  refuses([&] { at("text").integer(); }, "text: is \"a\"; expected an integer from 0 to 9223372036854775807");
+  refuses([&] { at("three").integer(4, 9); }, "three: is 3; expected an integer from 4 to 9");
+  refuses([&] { at("half").integer(); }, "half: is 0.5; expected an integer from 0 to 9223372036854775807");
+  refuses([&] { at("empty").text(); }, "empty: is \"\"; expected a string that is not empty");
+  refuses([&] { at("text").one_of({"b", "c"}); }, "text: is \"a\"; expected b or c");
+  refuses([&] { at("text").member("inner"); }, "text: is \"a\"; expected an object");
+  refuses([&] { at("three").boolean(); }, "three: is 3; expected true or false");
+  refuses([&] { at("none").number(); }, "none: is null; expected a number");
+  refuses([&] { at("none").positive(); }, "none: is null; expected a number > 0");
+}
+
+TEST_F(JsonFields, OfListsAreNamedByTheirIndex) {
+  refuses([&] { at("nothing").items(); }, "nothing: is an array; expected a list that is not empty");
+  refuses([&] { at("text").items(true); }, "text: is \"a\"; expected a list");
+  refuses([&] { at("text").numbers(); }, "text: is \"a\"; expected a list");
+  refuses([&] { at("list").numbers(2); }, "list: has 3 numbers; expected 2");
+  refuses([&] { at("list").items()[1].text(); }, "list[1]: is null; expected a string that is not empty");
+}
+
+}  // namespace
+}  // namespace kvbound::sim
