@@ -118,7 +118,7 @@ int diff_command(const Arguments& arguments) {
   DiffReport report{trace.info(), trace_hash(trace, quiet), dump.path(), dump.info(), dump.arithmetic(), {}};
   dump.require_trace(report.trace_sha256);
   judge_layers(trace, dump, quiet, report);
-  std::cout << text_report(report, colour_wanted());
+  std::cout << text_report(report, terminal_style());
   if (json) {
     json->write(json_report(report));
     json->prepare();

@@ -24,6 +24,7 @@
 #include "model_options.hpp"
 #include "progress.hpp"
 #include "run_options.hpp"
+#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -85,6 +86,7 @@ CommandLine evaluate_command_line() {
   line.add("csv", "FILE", "write a row per task, policy, budget and token");
   line.add("resume", "FILE", "keep results of finished tasks in FILE, and go on from those that it has");
   add_make_options(line);
+  add_text_options(line);
   add_work_options(line);
   return line;
 }
@@ -213,7 +215,7 @@ int evaluate_command(const Arguments& arguments) {
   const Bootstrap bootstrap(report.resamples, report.seed);
   report.summary = summarise(report.result, report.base, bootstrap);
   report.correlations = correlations(report.result, bootstrap);
-  std::cout << text_report(report, colour_wanted());
+  std::cout << text_report(report, text_style(line));
   if (json) json->write(json_report(report));
   if (csv) csv->write(csv_report(report));
   if (json) json->prepare();

@@ -100,7 +100,7 @@ int gather_files(const SweepFolder& folder, const Sweep& sweep, const GatherRequ
       if (!gathering.is_whole(t)) continue;
       const Report report = gathering.trace(t);
       if (!request.quiet)
-        std::cout << (first ? "" : "\n") << text_report(report, sweep.base, colour_wanted(), request.columns)
+        std::cout << (first ? "" : "\n") << text_report(report, sweep.base, terminal_style(), request.columns)
                   << std::flush;
       if (json) json->add(report);
       if (csv) csv->write(csv_rows(report));

@@ -155,7 +155,7 @@ HeadProfiles profile_heads(const traces::Trace& trace, const std::vector<int64_t
   Progress progress("measuring heads", !quiet);
   HeadProfiles profiles = head_profiles(trace, layers, options,
                                         [&](int64_t done, int64_t whole) { progress.update(done, whole); });
-  std::cout << "\n" << text_report(profiles, colour_wanted());
+  std::cout << "\n" << text_report(profiles, terminal_style());
   return profiles;
 }
 

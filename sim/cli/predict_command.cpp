@@ -16,6 +16,7 @@
 
 #include "commands.hpp"
 #include "progress.hpp"
+#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -61,6 +62,7 @@ CommandLine predict_command_line() {
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps (default: all)");
   line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/predict.schema.json)");
+  add_text_options(line);
   add_common_options(line);
   return line;
 }
@@ -148,7 +150,7 @@ int predict_command(const Arguments& arguments) {
     report.result =
         predict(trace, layers, options, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
-  std::cout << text_report(report, colour_wanted());
+  std::cout << text_report(report, text_style(line));
   if (json) {
     json->write(json_report(report));
     json->prepare();

@@ -182,7 +182,7 @@ int prove_command(const Arguments& arguments) {
     prove(properties, report, progress_wanted);
     if (report.search_seconds > 0) search(properties, report, progress_wanted);
   }
-  std::cout << text_report(report, colour_wanted());
+  std::cout << text_report(report, terminal_style());
   if (json) {
     flush_standard_output();
     json->write(json_report(report));

@@ -47,7 +47,7 @@ bool good(Verdict verdict) {
 }
 
 // A table of consecutive results that have the same regimes.
-std::string property_table(std::span<const PropertyResult> results, bool colour) {
+std::string property_table(std::span<const PropertyResult> results, const TextStyle& style) {
   std::vector<TableRow> rows{headings(results.front().regimes())};
   std::vector<std::string> bad;
   const proofs::Theorem* above = nullptr;
@@ -59,17 +59,17 @@ std::string property_table(std::span<const PropertyResult> results, bool colour)
   const auto alarming = [&](const std::string&, const std::string& cell) {
     return std::ranges::find(bad, cell) != bad.end();
   };
-  return table(rows, {.left_columns = 2, .colour = colour, .alarming = alarming});
+  return table(rows, {.left_columns = 2, .text = style, .alarming = alarming});
 }
 
 // One table for theorems about eviction, one for those about merging.
-std::string property_tables(const std::vector<PropertyResult>& results, bool colour) {
+std::string property_tables(const std::vector<PropertyResult>& results, const TextStyle& style) {
   std::string text;
   for (auto first = results.begin(); first != results.end();) {
     const auto last = std::find_if(first, results.end(), [&](const PropertyResult& result) {
       return result.theorem->sizes.merging != first->theorem->sizes.merging;
     });
-    text += (text.empty() ? "" : "\n") + property_table({first, last}, colour);
+    text += (text.empty() ? "" : "\n") + property_table({first, last}, style);
     first = last;
   }
   return text;
@@ -185,11 +185,11 @@ std::string describe(const proofs::Theorem& theorem) {
   return text;
 }
 
-std::string text_report(const ProveReport& report, bool colour) {
+std::string text_report(const ProveReport& report, const TextStyle& style) {
   std::string text;
   if (!report.properties.empty()) {
     text += fmt::format("{} cases per theorem, seed {}\n\n", report.cases, report.seed) +
-            property_tables(report.properties, colour);
+            property_tables(report.properties, style);
   }
   std::string found;
   for (const PropertyResult& result : report.properties) {

@@ -8,6 +8,7 @@
 #include <kvbound/proofs/engine/prove.hpp>
 #include <kvbound/proofs/engine/search.hpp>
 
+#include <kvbound/sim/report/table.hpp>
 #include "counterexample.hpp"
 
 namespace kvbound::sim {
@@ -46,7 +47,7 @@ std::string describe(const proofs::PropertyResult& result);
 std::string describe(const proofs::Theorem& theorem);
 
 /// The tables, then each counterexample with its instance on one line.
-std::string text_report(const ProveReport& report, bool colour);
+std::string text_report(const ProveReport& report, const TextStyle& style);
 std::string json_report(const ProveReport& report);
 
 }  // namespace kvbound::sim

@@ -12,6 +12,7 @@
 
 #include "commands.hpp"
 #include "progress.hpp"
+#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -45,6 +46,7 @@ CommandLine recall_command_line() {
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/recall.schema.json)");
   line.add("csv", "FILE", "write a row per layer, query head, score and window");
+  add_text_options(line);
   add_common_options(line);
   return line;
 }
@@ -118,7 +120,7 @@ int recall_command(const Arguments& arguments) {
     report.result =
         recall(trace, layers, options, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
-  std::cout << text_report(report, colour_wanted());
+  std::cout << text_report(report, text_style(line));
   if (json) {
     json->write(json_report(report));
     json->prepare();

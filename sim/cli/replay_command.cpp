@@ -19,6 +19,7 @@
 #include "progress.hpp"
 #include "replay_verdict.hpp"
 #include "run_options.hpp"
+#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -49,6 +50,7 @@ struct Request {
   std::optional<Policy> base;
   std::optional<std::string> json, csv, dump;
   std::vector<std::string> columns;
+  TextStyle style;
   int64_t recall_of = 40;
   bool merge_bounds = false;
   bool device_times = false;
@@ -69,6 +71,7 @@ Request parse_request(const CommandLine& line) {
   request.runs = std::move(choice.runs);
   request.base = std::move(choice.base);
   request.columns = chosen_columns(line);
+  request.style = text_style(line);
   request.recall_of = line.integer("recall", 1, INT64_MAX, request.recall_of);
   request.merge_bounds = line.has("merge-bounds");
   request.device_times = line.has("times");
@@ -137,6 +140,7 @@ CommandLine replay_command_line() {
   line.add("csv", "FILE", "write a row per layer, step and query head");
   line.add("dump", "FILE|DIR",
            "write the recorded decisions and outputs: one run to a file, several to a folder");
+  add_text_options(line);
   add_common_options(line);
   return line;
 }
@@ -210,7 +214,7 @@ int replay_command(const Arguments& arguments) {
     const Report report = replay_trace(traces[i], request, scopes[i], spool_folder, dumps[i]);
     if (targets) targets->make_folders();
     for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
-    std::cout << (i > 0 ? "\n" : "") << text_report(report, request.base, colour_wanted(), request.columns)
+    std::cout << (i > 0 ? "\n" : "") << text_report(report, request.base, request.style, request.columns)
               << std::flush;
     files.add(report);
     code = worse(code, replay_verdict(report, request.quiet));

@@ -208,7 +208,7 @@ std::string list_of(const Sweep& sweep, const Agenda& agenda, const CostRates& r
     rows.push_back(
         {text_of(item.item, sweep), item.done ? "done" : "to do", fmt::format("{:.3g}", item.cost)});
   }
-  std::string text = table(rows, {.left_columns = 2, .colour = colour_wanted(), .alarming = {}});
+  std::string text = table(rows, {.left_columns = 2, .text = terminal_style(), .alarming = {}});
   text += fmt::format("\n{} items, {} done; to do: {}\n", agenda.items.size(), agenda.done,
                       rates.known() ? fmt::format("{:.3g} s of one process, by rates of {} finished items",
                                                   agenda.cost_left, rates.measured)
@@ -243,7 +243,7 @@ std::string simulation_text(const SweepFolder& folder, const Sweep& sweep, int64
   return fmt::format(
       "{} items drawn from {} measured ones: {:.3g} s each on average, {:.2g} ms of them for the sweep itself\n\n{}",
       items, measured.seconds.size(), sum / static_cast<double>(measured.seconds.size()) + measured.overhead,
-      1e3 * measured.overhead, table(rows, {.left_columns = 0, .colour = colour_wanted(), .alarming = {}}));
+      1e3 * measured.overhead, table(rows, {.left_columns = 0, .text = terminal_style(), .alarming = {}}));
 }
 
 // Names the items that were given up; the exit code.

@@ -55,7 +55,7 @@ int64_t DiffReport::differing_tensors() const {
   return std::ranges::count_if(all, [](const TensorSummary& summary) { return !summary.total.agrees(); });
 }
 
-std::string text_report(const DiffReport& report, bool colour) {
+std::string text_report(const DiffReport& report, const TextStyle& style) {
   const DumpInfo& dump = report.dump;
   std::string text = fmt::format(
       "{}\n  {}\n  budget {}, {} entries per KV head; backend {}; storage {}, accumulate {}{}{}\n  against {}: {} of {} "
@@ -75,7 +75,7 @@ std::string text_report(const DiffReport& report, bool colour) {
   const auto alarming = [](const std::string&, const std::string& cell) {
     return cell == word(Verdict::differs);
   };
-  return text + "\n" + table(rows, {.left_columns = 2, .colour = colour, .alarming = alarming});
+  return text + "\n" + table(rows, {.left_columns = 2, .text = style, .alarming = alarming});
 }
 
 std::string json_report(const DiffReport& report) {

@@ -13,6 +13,8 @@
 
 #include "agreement_report.hpp"
 
+#include "table.hpp"
+
 namespace kvbound::sim {
 
 struct DiffReport {
@@ -33,7 +35,7 @@ struct DiffReport {
 };
 
 /// A table for a terminal, one row per tensor; tensors that differ come first.
-std::string text_report(const DiffReport& report, bool colour);
+std::string text_report(const DiffReport& report, const TextStyle& style);
 
 std::string json_report(const DiffReport& report);
 

@@ -13,6 +13,7 @@
 
 #include "environment.hpp"
 #include "json.hpp"
+#include "plot.hpp"
 #include "report.hpp"
 #include "table.hpp"
 
@@ -66,7 +67,7 @@ std::vector<const RunSummary*> runs_of(const EvaluateReport& report, const KindS
 }
 
 // What became of the model: a row per run.
-std::string outcome_table(const EvaluateReport& report, const KindSummary& kind, bool colour) {
+std::string outcome_table(const EvaluateReport& report, const KindSummary& kind, const TextStyle& style) {
   const bool compares = report.base.has_value();
   TableRow headings{"policy", "budget", "KL", "s.e.", "dNLL", "s.e.", "top-1"};
   if (kind.answers) headings += {"exact", "tokens"};
@@ -86,11 +87,11 @@ std::string outcome_table(const EvaluateReport& report, const KindSummary& kind,
     row += {cell(run->hidden_error.back()), fmt::format("{:.0f}", run->entries), byte_cell(run->bytes)};
     rows.push_back(std::move(row));
   }
-  return table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
+  return table(rows, {.left_columns = 2, .text = style, .alarming = {}});
 }
 
 // What is to predict it: a row per run.
-std::string open_loop_table(const EvaluateReport& report, const KindSummary& kind, bool colour) {
+std::string open_loop_table(const EvaluateReport& report, const KindSummary& kind, const TextStyle& style) {
   std::vector<TableRow> rows{{"policy", "budget", "L", "layer rel.", "theta", "lost mass", "recall"}};
   for (const RunSummary* run : runs_of(report, kind)) {
     const OpenLoop& figures = run->open_loop;
@@ -99,7 +100,24 @@ std::string open_loop_table(const EvaluateReport& report, const KindSummary& kin
                     cell(figures.recall)});
   }
   return "\nOpen loop, on the steps of the sequence with the full cache\n\n" +
-         table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
+         table(rows, {.left_columns = 2, .text = style, .alarming = {}});
+}
+
+// KL by policy and budget; runs of one policy side by side.
+std::string divergence_plot(const EvaluateReport& report, const KindSummary& kind, const TextStyle& style) {
+  const std::vector<const RunSummary*> runs = runs_of(report, kind);
+  std::vector<std::string> told;
+  std::vector<Bar> bars;
+  for (const RunSummary* first : runs) {
+    const std::string policy = policy_cell(report, first->run);
+    if (std::ranges::find(told, policy) != told.end()) continue;
+    told.push_back(policy);
+    for (const RunSummary* run : runs) {
+      if (policy_cell(report, run->run) == policy)
+        bars.push_back({policy, budget_cell(report, run->run), run->kl.mean});
+    }
+  }
+  return bar_chart(fmt::format("KL by budget, {}", traces::printable(kind.kind)), bars, style);
 }
 
 std::string heading_of(const KindSummary& kind) {
@@ -113,7 +131,7 @@ std::string heading_of(const KindSummary& kind) {
 }
 
 // Exact answers by depth: a row per run, a column per depth.
-std::string depth_table(const EvaluateReport& report, const KindSummary& kind, bool colour) {
+std::string depth_table(const EvaluateReport& report, const KindSummary& kind, const TextStyle& style) {
   TableRow headings{"policy", "budget"};
   std::vector<TableRow> rows;
   for (const DepthSummary& part : report.summary.depths) {
@@ -128,12 +146,12 @@ std::string depth_table(const EvaluateReport& report, const KindSummary& kind, b
   if (rows.empty()) return "";
   rows.insert(rows.begin(), headings);
   return "\nExact answers by the needle's depth\n\n" +
-         table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
+         table(rows, {.left_columns = 2, .text = style, .alarming = {}});
 }
 
 // A row per indicator, columns per budget; of the last one, which is all budgets pooled if there are several, also the
 // correlation of means.
-std::string correlation_table(const std::vector<const Correlation*>& correlations, bool colour) {
+std::string correlation_table(const std::vector<const Correlation*>& correlations, const TextStyle& style) {
   std::vector<TableRow> rows{{"indicator"}};
   for (size_t i = 0; i < correlations.size(); ++i) {
     const Correlation& found = *correlations[i];
@@ -148,11 +166,11 @@ std::string correlation_table(const std::vector<const Correlation*>& correlation
     rows.back() += {found.pairs ? fmt::format("{:.0f} %", 100 * found.pairs->mean) : "-"};
     if (last) rows.back() += {cell(found.of_means), interval_cell(found.of_means_interval)};
   }
-  return table(rows, {.left_columns = 1, .colour = colour, .alarming = {}});
+  return table(rows, {.left_columns = 1, .text = style, .alarming = {}});
 }
 
 // Nothing if no two runs could be ordered.
-std::string correlation_text(const EvaluateReport& report, const KindSummary& kind, bool colour) {
+std::string correlation_text(const EvaluateReport& report, const KindSummary& kind, const TextStyle& style) {
   std::string text;
   for (const Outcome outcome : kOutcomes) {
     std::vector<const Correlation*> found;
@@ -163,7 +181,7 @@ std::string correlation_text(const EvaluateReport& report, const KindSummary& ki
     if (std::ranges::none_of(found, [](const Correlation* one) { return one->policies > 1; })) continue;
     text += fmt::format(
         "\nDo these order the policies as {} does? Spearman's rank correlation of a task, pairs alike; other_half: the ceiling\n\n{}",
-        outcome == Outcome::kl ? "KL" : "dNLL", correlation_table(found, colour));
+        outcome == Outcome::kl ? "KL" : "dNLL", correlation_table(found, style));
   }
   return text;
 }
@@ -264,7 +282,7 @@ Json model_json(const EvaluateReport& report) {
 
 }  // namespace
 
-std::string text_report(const EvaluateReport& report, bool colour) {
+std::string text_report(const EvaluateReport& report, const TextStyle& style) {
   const EvaluateOptions& options = report.result.options;
   const traces::ModelConfig& model = report.result.model;
   double prefill = 0, decode = 0;
@@ -278,9 +296,10 @@ std::string text_report(const EvaluateReport& report, bool colour) {
       model.kv_heads, report.result.tasks.size(), name(options.dtype), options.runs.front().backend, prefill,
       decode);
   for (const KindSummary& kind : report.summary.kinds) {
-    text += heading_of(kind) + outcome_table(report, kind, colour);
-    if (kind.answers) text += depth_table(report, kind, colour);
-    text += open_loop_table(report, kind, colour) + correlation_text(report, kind, colour);
+    text += heading_of(kind) + outcome_table(report, kind, style);
+    if (kind.answers) text += depth_table(report, kind, style);
+    text += open_loop_table(report, kind, style) + correlation_text(report, kind, style);
+    if (style.plot) text += divergence_plot(report, kind, style);
   }
   return text;
 }

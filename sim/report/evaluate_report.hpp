@@ -9,6 +9,8 @@
 #include <kvbound/sim/evaluate/evaluate.hpp>
 #include <kvbound/sim/evaluate/task_summary.hpp>
 
+#include "table.hpp"
+
 namespace kvbound::sim {
 
 struct EvaluateReport {
@@ -24,8 +26,8 @@ struct EvaluateReport {
 
 /// Per kind of tasks: what became of the model, answers by depth, the open-loop figures, and the correlations.
 ///
-/// colour  mark headings by ANSI escapes
-std::string text_report(const EvaluateReport& report, bool colour);
+/// style  how tables are printed, and whether figures follow them
+std::string text_report(const EvaluateReport& report, const TextStyle& style);
 /// All figures, with everything needed to reproduce them.
 std::string json_report(const EvaluateReport& report);
 /// A row per task, run and token of the target.

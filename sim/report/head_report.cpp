@@ -136,7 +136,7 @@ std::string csv_heading(const HeadProfiles& profiles) {
 
 }  // namespace
 
-std::string text_report(const HeadProfiles& profiles, bool colour) {
+std::string text_report(const HeadProfiles& profiles, const TextStyle& style) {
   TableRow headings{"layer",   "sink mass",    "top position",   "top mass",
                     "entropy", "eff. entries", "eff. rank of V", "stable rank"};
   for (const StoredTies& stored : profiles.kinds_of_ties()) {
@@ -154,7 +154,7 @@ std::string text_report(const HeadProfiles& profiles, bool colour) {
     kv_heads.insert(kv_heads.end(), layer.kv_heads.begin(), layer.kv_heads.end());
   }
   rows.push_back(row_of("all", query_heads, kv_heads));
-  return explanation(profiles) + table(rows, {.colour = colour, .alarming = {}});
+  return explanation(profiles) + table(rows, {.text = style, .alarming = {}});
 }
 
 Json heads_json(const HeadProfiles& profiles) {

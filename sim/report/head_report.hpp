@@ -8,12 +8,14 @@
 
 #include "json.hpp"
 
+#include "table.hpp"
+
 namespace kvbound::sim {
 
 /// A table with one row per layer, means over its heads and their extremes, and one for all layers.
 ///
-/// colour  mark headings by ANSI escapes
-std::string text_report(const HeadProfiles& profiles, bool colour);
+/// style  how tables are printed, and whether figures follow them
+std::string text_report(const HeadProfiles& profiles, const TextStyle& style);
 
 /// The member "heads" of the document.
 Json heads_json(const HeadProfiles& profiles);

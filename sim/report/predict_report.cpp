@@ -14,6 +14,7 @@
 
 #include "environment.hpp"
 #include "json.hpp"
+#include "plot.hpp"
 #include "report.hpp"
 #include "table.hpp"
 
@@ -129,7 +130,7 @@ Json to_json(const LayerPrediction& layer, const PredictOptions& options) {
   return {{"layer", layer.layer}, {"budget", layer.budget}, {"query_heads", heads}};
 }
 
-std::string error_table(const PredictResult& result, bool colour) {
+std::string error_table(const PredictResult& result, const TextStyle& style) {
   std::vector<TableRow> rows{
       {"scores", "predicted by", "relative error", "median", "entry error", "median", "undefined"}};
   for (size_t p = 0; p < predictors().size(); ++p) {
@@ -139,10 +140,10 @@ std::string error_table(const PredictResult& result, bool colour) {
                     cell(relative.mean), cell(relative.median), cell(entry.mean), cell(entry.median),
                     std::to_string(relative.undefined + entry.undefined)});
   }
-  return table(rows, {.left_columns = 2, .colour = colour, .alarming = {}});
+  return table(rows, {.left_columns = 2, .text = style, .alarming = {}});
 }
 
-std::string mass_table(const PredictResult& result, bool colour) {
+std::string mass_table(const PredictResult& result, const TextStyle& style) {
   std::vector<TableRow> rows{{"entries", "attention", "median", "least"}};
   for (size_t s = 0; s < result.options.shares.size(); ++s) {
     const std::vector<double> numbers = all_of(result, &HeadPrediction::mass, s);
@@ -150,12 +151,26 @@ std::string mass_table(const PredictResult& result, bool colour) {
     rows.push_back({to_string(result.options.shares[s]), fmt::format("{:.4f}", mean(numbers)),
                     fmt::format("{:.4f}", spread.median), fmt::format("{:.4f}", spread.least)});
   }
-  return table(rows, {.colour = colour, .alarming = {}});
+  return table(rows, {.text = style, .alarming = {}});
+}
+
+std::string predict_plots(const PredictResult& result, const TextStyle& style) {
+  std::vector<Bar> errors, masses;
+  for (size_t p = 0; p < predictors().size(); ++p) {
+    const Figures relative = figures(all_of(result, &HeadPrediction::relative_errors, p));
+    errors.push_back(
+        {std::string(name(predictors()[p].scores)), std::string(name(predictors()[p].by)), relative.median});
+  }
+  for (size_t s = 0; s < result.options.shares.size(); ++s)
+    masses.push_back(
+        {"attention", to_string(result.options.shares[s]), mean(all_of(result, &HeadPrediction::mass, s))});
+  return bar_chart("Median relative error by predictor", errors, style) +
+         bar_chart("Attention on the entries that are paid most", masses, style);
 }
 
 }  // namespace
 
-std::string text_report(const PredictReport& report, bool colour) {
+std::string text_report(const PredictReport& report, const TextStyle& style) {
   const PredictResult& result = report.result;
   const PredictOptions& options = result.options;
   const traces::TraceInfo& info = result.trace;
@@ -166,16 +181,17 @@ std::string text_report(const PredictReport& report, bool colour) {
       name(info.storage));
   text += fmt::format(
       "\nThe next query's scores, predicted from all before, over layers, query heads and steps 1-{}; ema {:g}, window {}\n\n{}",
-      options.steps, options.ema, options.window, error_table(result, colour));
+      options.steps, options.ema, options.window, error_table(result, style));
   const Reentering back = reentering(result);
   text +=
       fmt::format("\nShare of the prompt entries that {} evicts at {} which are in the prompt's top {}\n\n{}",
                   canonical(options.policy), to_string(options.budget), to_string(options.top),
                   table({{"at some step", "at a step"},
                          {fmt::format("{:.4f}", back.ever), fmt::format("{:.4f}", back.at_a_step)}},
-                        {.left_columns = 0, .colour = colour, .alarming = {}}));
+                        {.left_columns = 0, .text = style, .alarming = {}}));
   text += "\nAttention on the entries that a step's query pays most, over layers, query heads and steps\n\n";
-  return text + mass_table(result, colour);
+  text += mass_table(result, style);
+  return style.plot ? text + predict_plots(result, style) : text;
 }
 
 std::string json_report(const PredictReport& report) {

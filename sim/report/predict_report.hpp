@@ -5,6 +5,8 @@
 
 #include <kvbound/sim/study/predict.hpp>
 
+#include "table.hpp"
+
 namespace kvbound::sim {
 
 struct PredictReport {
@@ -14,8 +16,8 @@ struct PredictReport {
 
 /// Tables of means and medians over layers, query heads and decode steps.
 ///
-/// colour  mark headings by ANSI escapes
-std::string text_report(const PredictReport& report, bool colour);
+/// style  how tables are printed, and whether figures follow them
+std::string text_report(const PredictReport& report, const TextStyle& style);
 
 std::string json_report(const PredictReport& report);
 

@@ -7,6 +7,7 @@
 
 #include "environment.hpp"
 #include "json.hpp"
+#include "plot.hpp"
 #include "report.hpp"
 #include "table.hpp"
 
@@ -55,11 +56,21 @@ Json to_json(const LayerRecall& layer) {
   return {{"layer", layer.layer}, {"scores", scores}};
 }
 
+std::string recall_plot(const RecallResult& result, const std::vector<RecallFigures>& all,
+                        const TextStyle& style) {
+  std::vector<Bar> bars;
+  for (size_t s = 0; s < all.size(); ++s) {
+    const ScoreRecall& recall = result.layers.front().scores[s];
+    bars.push_back({recall.score, std::to_string(recall.window), all[s].mean_step});
+  }
+  return bar_chart(fmt::format("recall@{} by window, all decode steps", result.options.k), bars, style);
+}
+
 std::string share(double value) { return fmt::format("{:.3f}", value); }
 
 }  // namespace
 
-std::string text_report(const RecallReport& report, bool colour) {
+std::string text_report(const RecallReport& report, const TextStyle& style) {
   const RecallResult& result = report.result;
   const traces::TraceInfo& info = result.trace;
   std::string text = fmt::format(
@@ -77,7 +88,8 @@ std::string text_report(const RecallReport& report, bool colour) {
                     share(all[s].first_step_recent), share(all[s].mean_step),
                     share(all[s].mean_step_recent)});
   }
-  return text + table(rows, {.colour = colour, .alarming = {}});
+  text += table(rows, {.text = style, .alarming = {}});
+  return style.plot ? text + recall_plot(result, all, style) : text;
 }
 
 std::string json_report(const RecallReport& report) {

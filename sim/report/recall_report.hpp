@@ -5,6 +5,8 @@
 
 #include <kvbound/sim/study/recall.hpp>
 
+#include "table.hpp"
+
 namespace kvbound::sim {
 
 struct RecallReport {
@@ -14,8 +16,8 @@ struct RecallReport {
 
 /// A table of means over layers and query heads.
 ///
-/// colour  mark headings by ANSI escapes
-std::string text_report(const RecallReport& report, bool colour);
+/// style  how tables are printed, and whether figures follow them
+std::string text_report(const RecallReport& report, const TextStyle& style);
 
 std::string json_report(const RecallReport& report);
 

@@ -12,6 +12,8 @@
 
 #include <kvbound/sim/replay/replay.hpp>
 
+#include "table.hpp"
+
 namespace kvbound::sim {
 
 /// The results of one trace, and the trace's hash.
@@ -25,9 +27,9 @@ std::vector<std::string> column_names();
 
 /// A table for a terminal.
 ///
-/// colour   mark headings and violations by ANSI escapes
+/// style    how tables are printed, and whether figures follow them
 /// columns  names of columns, in any order
-std::string text_report(const Report& report, const std::optional<Policy>& base, bool colour,
+std::string text_report(const Report& report, const std::optional<Policy>& base, const TextStyle& style,
                         const std::vector<std::string>& columns = column_names());
 
 /// The description of a trace in a JSON document.

@@ -11,6 +11,7 @@
 #include <kvbound/traces/messages.hpp>
 
 #include "agreement_report.hpp"
+#include "replay_plot.hpp"
 #include "report.hpp"
 #include "table.hpp"
 
@@ -151,7 +152,7 @@ std::vector<Column> chosen_columns(const std::vector<std::string>& names,
   return columns;
 }
 
-std::string runs_table(const Report& report, const std::optional<Policy>& base, bool colour,
+std::string runs_table(const Report& report, const std::optional<Policy>& base, const TextStyle& style,
                        const std::vector<std::string>& names) {
   const ReplayResult& result = report.result;
   std::vector<Summary> summaries;
@@ -169,11 +170,11 @@ std::string runs_table(const Report& report, const std::optional<Policy>& base, 
         heading == "violations" || heading == "lossy" || heading == "later violations";
     return counts_violations && cell != "0" && cell != "-";
   };
-  return table(rows, {.colour = colour, .alarming = alarming});
+  return table(rows, {.text = style, .alarming = alarming});
 }
 
 // A table of how runs on other backends agree with the reference; empty if no run was compared with it.
-std::string agreement_table(const std::vector<RunResult>& runs, bool colour) {
+std::string agreement_table(const std::vector<RunResult>& runs, const TextStyle& style) {
   TableRow headings{"agreement with the reference", "budget", "backend"};
   std::ranges::copy(agreement_headings(), std::back_inserter(headings));
   std::vector<TableRow> rows{headings};
@@ -188,7 +189,7 @@ std::string agreement_table(const std::vector<RunResult>& runs, bool colour) {
   const auto alarming = [](const std::string&, const std::string& cell) {
     return cell == word(Verdict::differs);
   };
-  return rows.size() > 1 ? table(rows, {.colour = colour, .alarming = alarming}) + "\n" : "";
+  return rows.size() > 1 ? table(rows, {.text = style, .alarming = alarming}) + "\n" : "";
 }
 
 const OperationTimes::Entry* find(const OperationTimes& times, const std::string& operation) {
@@ -207,7 +208,7 @@ double total(const ReplayResult& result, const std::string& backend, double RunR
 
 // A table of the time of all compressions and decode steps on every backend, then of each operation's; a dash where it was
 // not measured or a backend does not have the operation, such as upload.
-std::string times_table(const ReplayResult& result, bool colour) {
+std::string times_table(const ReplayResult& result, const TextStyle& style) {
   const std::vector<BackendTimes>& times = result.times;
   std::vector<std::string> operations;
   TableRow headings{"time, all layers and runs"};
@@ -232,7 +233,7 @@ std::string times_table(const ReplayResult& result, bool colour) {
     }
     rows.push_back(row);
   }
-  return table(rows, {.colour = colour, .alarming = {}});
+  return table(rows, {.text = style, .alarming = {}});
 }
 
 }  // namespace
@@ -245,7 +246,7 @@ std::vector<std::string> column_names() {
   return names;
 }
 
-std::string text_report(const Report& report, const std::optional<Policy>& base, bool colour,
+std::string text_report(const Report& report, const std::optional<Policy>& base, const TextStyle& style,
                         const std::vector<std::string>& columns) {
   const ReplayResult& result = report.result;
   const traces::TraceInfo& info = result.trace;
@@ -255,9 +256,9 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
       one_line(info.path), traces::printable(info.model, 200), result.scope.layers.size(), info.layers,
       info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
       info.prompt_tokens, result.scope.steps, info.decode_tokens, name(info.storage));
-  text += runs_table(report, base, colour, columns) + "\n";
-  text += agreement_table(result.runs, colour);
-  if (result.times.size() > 1) text += times_table(result, colour) + "\n";
+  text += runs_table(report, base, style, columns) + "\n";
+  text += agreement_table(result.runs, style);
+  if (result.times.size() > 1) text += times_table(result, style) + "\n";
   std::vector<std::string> told;
   for (const RunResult& run : result.runs) {
     const std::string& label = run.run.policy.label;
@@ -265,6 +266,7 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
     told.push_back(label);
     text += fmt::format("  {} = {}\n", label, canonical(run.run.policy.policy));
   }
+  if (style.plot) text += replay_plots(report, base, style);
   return text;
 }
 

@@ -13,9 +13,31 @@ std::string coloured(const std::string& text, const char* code) {
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 
+// A cell of a Markdown table: what would end it is escaped.
+std::string markdown_cell(const std::string& text) {
+  std::string escaped;
+  for (const char c : text)
+    escaped += c == '|' || c == '*' || c == '_' || c == '<' ? std::string{'\\', c} : std::string(1, c);
+  return escaped;
+}
+
+std::string markdown_table(const std::vector<TableRow>& rows, size_t left_columns) {
+  std::string text;
+  for (const TableRow& row : rows) {
+    for (size_t c = 0; c < rows.front().size(); ++c)
+      text += fmt::format("| {} ", c < row.size() ? markdown_cell(row[c]) : "");
+    text += "|\n";
+    if (&row != &rows.front()) continue;
+    for (size_t c = 0; c < row.size(); ++c) text += c < left_columns ? "|---" : "|---:";
+    text += "|\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string table(const std::vector<TableRow>& rows, const TableStyle& style) {
+  if (style.text.markdown) return markdown_table(rows, style.left_columns);
   const TableRow& headings = rows.front();
   std::vector<size_t> widths(headings.size(), 0);
   for (const TableRow& row : rows) {
@@ -29,8 +51,8 @@ std::string table(const std::vector<TableRow>& rows, const TableStyle& style) {
                           : last ? row[c]
                                  : fmt::format("{:<{}}", row[c], widths[c]);
       const bool heading = &row == &headings;
-      if (style.colour && heading) shown = coloured(shown, "1");
-      if (style.colour && !heading && style.alarming && style.alarming(headings[c], row[c]))
+      if (style.text.colour && heading) shown = coloured(shown, "1");
+      if (style.text.colour && !heading && style.alarming && style.alarming(headings[c], row[c]))
         shown = coloured(shown, "31");
       text += (c > 0 ? "  " : "") + shown;
     }
@@ -41,9 +63,9 @@ std::string table(const std::vector<TableRow>& rows, const TableStyle& style) {
 
 std::string cell(std::optional<double> figure) { return figure ? fmt::format("{:#.4g}", *figure) : "-"; }
 
-bool colour_wanted() {
+TextStyle terminal_style() {
   const char* no_colour = std::getenv("NO_COLOR");
-  return isatty(STDOUT_FILENO) == 1 && (!no_colour || !*no_colour);
+  return {.colour = isatty(STDOUT_FILENO) == 1 && (!no_colour || !*no_colour)};
 }
 
 }  // namespace kvbound::sim

@@ -10,9 +10,16 @@ namespace kvbound::sim {
 
 using TableRow = std::vector<std::string>;
 
+/// How text is printed.
+struct TextStyle {
+  bool colour = false;    ///< ANSI escapes and Unicode blocks: headings bold, alarming cells red
+  bool markdown = false;  ///< tables as Markdown's
+  bool plot = false;      ///< figures behind the tables
+};
+
 struct TableStyle {
   size_t left_columns = 1;  ///< number of left-aligned columns; the others are right-aligned
-  bool colour = false;      ///< headings bold, alarming cells red, by ANSI escapes
+  TextStyle text = {};
   std::function<bool(const std::string& heading, const std::string& cell)> alarming = {};
 };
 
@@ -23,7 +30,7 @@ std::string table(const std::vector<TableRow>& rows, const TableStyle& style = {
 /// A figure in four significant digits; "-" if there is none.
 std::string cell(std::optional<double> figure);
 
-/// Whether standard output is a terminal and NO_COLOR is not set.
-bool colour_wanted();
+/// Colours if standard output is a terminal and NO_COLOR is not set.
+TextStyle terminal_style();
 
 }  // namespace kvbound::sim
