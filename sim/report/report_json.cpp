@@ -86,15 +86,34 @@ Json improvement(const RunResult& run, const RunResult* base) {
       {"share", json_number(ratio(static_cast<double>(heads.improved), static_cast<double>(heads.heads)))}};
 }
 
-// The mean over steps per query head, of the defined values.
-Json head_means(const Matrix& matrix) {
+// The mean over steps per query head, of what is defined of figure(step, head).
+template <class Figure>
+Json head_means(const Matrix& like, Figure figure) {
   Json means = Json::array();
-  for (int64_t h = 0; h < matrix.cols(); ++h) {
+  for (int64_t h = 0; h < like.cols(); ++h) {
     Mean mean;
-    for (int64_t t = 0; t < matrix.rows(); ++t) mean.add(matrix(t, h));
+    for (int64_t t = 0; t < like.rows(); ++t) mean.add(figure(t, h));
     means.push_back(json_number(mean.value()));
   }
   return means;
+}
+
+Json head_means(const Matrix& matrix) {
+  return head_means(matrix, [&](int64_t t, int64_t h) { return matrix(t, h); });
+}
+
+Json head_tightness(const LayerMetrics& metrics) {
+  if (!metrics.bound) return {};
+  return head_means(metrics.perturbation, [&](int64_t t, int64_t h) {
+    return ratio(metrics.perturbation(t, h), (*metrics.bound)(t, h));
+  });
+}
+
+// The share of steps in which stage one has at most half of the attention, per query head.
+Json head_stage_one_low(const LayerMetrics& metrics) {
+  if (!metrics.stage_one_mass) return {};
+  const Matrix& mass = *metrics.stage_one_mass;
+  return head_means(mass, [&](int64_t t, int64_t h) { return mass(t, h) <= 0.5 ? 1.0 : 0.0; });
 }
 
 Json numbers(const std::vector<double>& values) {
@@ -129,8 +148,10 @@ Json layer(int64_t index, int64_t entries, const LayerMetrics& metrics) {
           {"perturbation", head_means(metrics.perturbation)},
           {"relative", head_means(metrics.relative)},
           {"bound", metrics.bound ? head_means(*metrics.bound) : Json()},
+          {"tightness", head_tightness(metrics)},
           {"kept_mass", head_means(metrics.kept_mass)},
           {"stage_one_mass", metrics.stage_one_mass ? head_means(*metrics.stage_one_mass) : Json()},
+          {"stage_one_at_most_half", head_stage_one_low(metrics)},
           {"layer_perturbation", numbers(metrics.layer_perturbation)},
           {"layer_relative", numbers(metrics.layer_relative)},
           {"recall", numbers(metrics.recall)},
