@@ -18,5 +18,6 @@ int import_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
 int prove_command(const Arguments& arguments);  // in the program only: the library does not link proofs
 int bench_command(const Arguments& arguments);
+int report_command(const Arguments& arguments);
 
 }  // namespace kvbound::sim

@@ -53,7 +53,9 @@ constexpr std::array kCommands{
     Command{"generate", "--kind KIND OUT", "a synthetic trace", generate_command},
     Command{"prove", "[ID...]", "searches for counterexamples to the theorems", prove_command},
     Command{"bench", "[OPERATION...]", "speed of operations, against rooflines measured in the same run",
-            bench_command}};
+            bench_command},
+    Command{"report", "FILE.json... -o PAGE.html",
+            "one offline page of figures of the JSON that the others write", report_command}};
 
 constexpr const char* kMoreHelp =
     "\n"

@@ -34,6 +34,7 @@ OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", 
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),
            "prove": ("cases", "seed", "list", "search", "replay", "json", "threads", "quiet", "help"),
+           "report": ("out", "quiet", "help"),
            "bench": ("backend", "shape", "policy", "repeats", "blas-core", "model", "prompt", "seed", "peer", "json", "threads", "quiet", "help")}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 SOURCES = (".hpp", ".cpp", ".cu", ".cuh")
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 MOST_STEMS = 30
-GENERATED = {"embedded.hpp", "revision.hpp"}  # sim/CMakeLists.txt and sim/revision.cmake write them
+GENERATED = {"embedded.hpp", "page_files.hpp", "revision.hpp"}  # sim/CMakeLists.txt, page_files.cmake and revision.cmake write them
 
 # A folder may include itself and the folders before it in its list; "." is the top folder itself.
 ORDER = {
@@ -17,7 +17,7 @@ ORDER = {
     "cuda": ["support", "emulation", "counting", "primitives", "native", "roofline", ".", "window", "eviction", "merging", "session"],
     "traces": [".", "flashinfer", "models"],
     "proofs": ["oracle", "engine", "theorems"],
-    "sim": ["options", "measure", "diff", "replay", "study", "evaluate", "roofline", "bench", "report", "sweep", "cli"],
+    "sim": ["options", "measure", "diff", "replay", "study", "evaluate", "roofline", "bench", "report", "report/page", "sweep", "cli"],
 }
 # The other top folders that it may also include; tests may include everything.
 USES = {

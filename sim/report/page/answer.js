@@ -1,0 +1,98 @@
+// The table that the page opens with: what each policy did at each budget, best first.
+//
+// A subject of page.answer is one trace or model: {subject, heads, outcomes}: the cubes of what policies did to its heads, and of
+// what the model then said; either may be null. A line of the table is a run: {keys, place} say which, the rest is what is known.
+
+const named = (line, key) => line.keys[key]?.[line.place] ?? null;
+
+// L of each run over the heads that pass, its ratio to the base's, and how many heads improve.
+function openLoop(cube) {
+  const axis = axisOf(cube, 'run'), {keys, size} = cube.axes[axis];
+  const pairOf = reader(cube, {column: 'perturbation', beside: true});
+  const own = d3.range(size).map(() => []), pairs = d3.range(size).map(() => []);
+  eachRow(cube, {}, (row, places) => {
+    const L = cube.columns.perturbation[row], pair = pairOf(row, places);
+    if (L !== null) own[places[axis]].push(L);
+    if (pair !== null) pairs[places[axis]].push(pair);
+  });
+  const lines = own.map((all, place) => ({keys, place, L: d3.mean(all)})).filter(line => line.L !== undefined);
+  return lines.map(line => ({...line, ...againstBase(pairs[line.place], keys.base[line.place] === line.place)}));
+}
+
+function againstBase(pairs, isBase) {
+  if (isBase) return {relative: {mean: 1, low: 1, high: 1, has_interval: pairs.length >= FEWEST_PAIRS}};
+  const relative = ratioOfMeans(pairs);
+  return pairs.length > 0 && relative.mean !== null ? {relative, improved: d3.mean(pairs, ([L, base]) => L < base ? 1 : 0)} : {};
+}
+
+// KL and bytes of each run that passes, by kind of task.
+function closedLoop(cube) {
+  const [run, kind] = ['policy', 'kind'].map(key => axisOf(cube, key)), {keys} = cube.axes[run], runs = new Map();
+  eachRow(cube, {}, (row, places) => {
+    const place = places[run], task = cube.axes[kind].keys.kind[places[kind]];
+    const [mean, low, high, bytes] = ['kl', 'kl from', 'kl to', 'bytes'].map(column => cube.columns[column][row]);
+    if (mean === null) return;
+    if (!runs.has(place)) runs.set(place, {keys, place, outcomes: new Map()});
+    runs.get(place).outcomes.set(task, {kl: {mean, low, high, has_interval: low < high}, bytes});
+  });
+  return [...runs.values()];
+}
+
+// The lines of a subject: outcomes stand in those of the same policy and budget.
+function linesOf(subject) {
+  const lines = subject.heads ? openLoop(cubes.get(subject.heads)) : [];
+  for (const {outcomes, ...run} of subject.outcomes ? closedLoop(cubes.get(subject.outcomes)) : []) {
+    let partners = lines.filter(line => ['canonical', 'budget'].every(key => named(line, key) === named(run, key)));
+    if (partners.length === 0) lines.push(...(partners = [run]));
+    for (const line of partners) Object.assign(line, {outcomes});
+  }
+  return lines;
+}
+
+// Whether an estimate's interval lies below those of all others, each of which must have one.
+const isBest = (estimate, all) => all.length > 1 && all.every(one => one.has_interval) &&
+                                  all.every(other => other === estimate || estimate.high < other.low);
+
+// The columns: a name, and what it says of a line; null: nothing.
+function columnsOf(lines) {
+  const tasks = [...new Set(lines.flatMap(line => [...(line.outcomes?.keys() ?? [])]))];
+  const whole = view.filters.has('layer') || view.filters.has('head') ? ', whole run' : '';
+  return [
+    ['policy', line => named(line, 'run') ?? named(line, 'policy')], ['budget', line => named(line, 'budget')],
+    ['L', line => line.L], ['L / base', line => line.relative],
+    ['improved heads', line => line.improved === undefined ? null : `${(100 * line.improved).toFixed(1)} %`],
+    [`violations${whole}`, line => named(line, 'violations')],
+    [`bytes at the prompt's end${whole}`, line => named(line, 'bytes')],
+    ...tasks.flatMap(task => [[`KL, ${task}${whole}`, line => line.outcomes?.get(task)?.kl],
+                              [`bytes, ${task}${whole}`, line => line.outcomes?.get(task)?.bytes]])];
+}
+
+const estimateText = ({mean, low, high}) =>
+    shortNumber(mean) + (low < high ? ` [${shortNumber(low)}, ${shortNumber(high)}]` : '');
+
+// The lines of each budget by L / base, then those that have L alone, then those that have KL alone.
+function rowsOf(lines, columns) {
+  const kl = line => d3.mean([...(line.outcomes?.values() ?? [])], outcome => outcome.kl.mean);
+  const ranks = line => [line.relative?.mean, line.L, kl(line)].map(value => value ?? Infinity);
+  const order = (a, b) => d3.range(3).map(i => d3.ascending(ranks(a)[i], ranks(b)[i])).find(Boolean) ?? 0;
+  return [...new Set(lines.map(line => named(line, 'budget')))].flatMap(budget => {
+    const own = lines.filter(line => named(line, 'budget') === budget).sort(order);
+    return own.map(line => columns.map(([, value]) => {
+      const cell = value(line);
+      if (typeof cell !== 'object' || cell === null) return {text: shortNumber(cell), title: named(line, 'canonical')};
+      return {text: estimateText(cell), best: isBest(cell, [...new Set(own.map(value).filter(Boolean))])};
+    }));
+  });
+}
+
+function drawAnswer(parent) {
+  parent.selectAll('*').remove();
+  d3.select('#policies').attr('hidden', page.answer.length > 0 ? null : '');
+  parent.append('p').attr('class', 'shown').text(filtersText());
+  for (const subject of page.answer) {
+    const lines = linesOf(subject);
+    const columns = columnsOf(lines).filter(([, value]) => lines.some(line => (value(line) ?? null) !== null));
+    parent.append('h3').text(subject.subject);
+    tableOf(add(parent, 'div', {class: 'scroll', tabindex: 0}), columns.map(([name]) => name), rowsOf(lines, columns));
+  }
+}

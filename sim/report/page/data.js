@@ -1,0 +1,101 @@
+// The page's data, and what figures make of them.
+//
+// A cube has axes and columns. An axis has `size` places, each named by its keys ({policy: [...], budget: [...]}); a column has a
+// number or null for every combination of places, the last axis varying fastest.
+//
+// A value is the name of a key or of a column; or {column, against}: the change from the row at the place of `base` on the axis
+// that has this key, as a share of that row's; or {column, beside}: both numbers, [own, the base's].
+
+const page = JSON.parse(document.getElementById('data').textContent);
+const sections = page.sections;
+const cubes = new Map(sections.flatMap(section => section.cubes.map(cube => [cube.id, cube])));
+
+// What is shown: for each key a test that its values pass (none: all do), and for each figure's picks the value chosen.
+const view = {filters: new Map(), picks: new Map()};
+
+const axisOf = (cube, key) => cube.axes.findIndex(axis => key in axis.keys);
+// x / y; 0 / 0 is 0, and what is no number remains none.
+const ratio = (x, y) => x === null || y === null || (y === 0 && x !== 0) ? null : x === 0 ? 0 : x / y;
+
+// The function (row, places) -> value.
+function reader(cube, value) {
+  if (typeof value === 'string' && axisOf(cube, value) < 0) return row => cube.columns[value][row];
+  const axis = axisOf(cube, typeof value === 'string' ? value : 'base'), keys = cube.axes[axis].keys;
+  if (typeof value === 'string') return (row, places) => keys[value][places[axis]];
+  const column = cube.columns[value.column];
+  const step = cube.axes.slice(axis + 1).reduce((product, other) => product * other.size, 1);
+  return (row, places) => {
+    const base = keys.base[places[axis]], other = base === null ? null : column[row + (base - places[axis]) * step];
+    if (column[row] === null || other === null) return null;
+    return value.beside ? [column[row], other] : ratio(column[row] - other, other);
+  };
+}
+
+// Whether the filters let a place of an axis pass; `picked` holds further conditions, {key: value}.
+const passes = (axis, place, picked) => Object.entries(axis.keys).every(([key, names]) =>
+    (view.filters.get(key)?.(names[place]) ?? true) && (!(key in picked) || String(names[place]) === picked[key]));
+
+// Calls use(row, places) for all rows that pass.
+function eachRow(cube, picked, use) {
+  const open = cube.axes.map(axis => d3.range(axis.size).filter(place => passes(axis, place, picked)));
+  const places = cube.axes.map(() => 0);
+  const along = (axis, row) => {
+    if (axis === cube.axes.length) return use(row, places);
+    for (const place of open[axis]) {
+      places[axis] = place;
+      along(axis + 1, row * cube.axes[axis].size + place);
+    }
+  };
+  along(0, 0);
+}
+
+// The different values of a key at places that pass, in their order.
+function valuesOf(cube, key, picked) {
+  const axis = cube.axes[axisOf(cube, key)], open = d3.range(axis.size).filter(place => passes(axis, place, picked));
+  return [...new Set(open.map(place => String(axis.keys[key][place])))];
+}
+
+// Groups of the rows that pass: {names: their values of `keys`, values: the defined values, row: one of the rows}; `without`
+// counts the rows that have no value.
+function grouped(cube, picked, keys, value) {
+  const readers = keys.map(key => reader(cube, key)), read = reader(cube, value), groups = new Map();
+  let without = 0;
+  eachRow(cube, picked, (row, places) => {
+    const number = read(row, places), names = readers.map(one => one(row, places)), id = JSON.stringify(names);
+    if (number === null) return void ++without;
+    if (!groups.has(id)) groups.set(id, {names, values: [], row});
+    groups.get(id).values.push(number);
+  });
+  return {groups: [...groups.values()], without};
+}
+
+// A figure's statistic for each group, behind the group's names.
+function summarised(figure, ...of) {
+  const {groups, without} = grouped(...of);
+  return {rows: groups.map(({names, values}) => [...names, statistics[figure.statistic](values)]), without};
+}
+
+const FEWEST_PAIRS = 10;  // that have an interval
+const student = n => 1.96 + 2.7 / (n - 1);  // Student's t of 95 % for n >= FEWEST_PAIRS numbers, to 0.3 %
+// The ratio of the means of x and y over pairs [x, y], with its 95 % interval: that of the mean of x - ratio y.
+function ratioOfMeans(pairs) {
+  const base = d3.mean(pairs, pair => pair[1]), mean = ratio(d3.mean(pairs, pair => pair[0]), base);
+  if (pairs.length < FEWEST_PAIRS || !base) return {mean, low: mean, high: mean, has_interval: false};
+  const reach = student(pairs.length) * d3.deviation(pairs, ([x, y]) => (x - mean * y) / base) / Math.sqrt(pairs.length);
+  return {mean, low: mean - reach, high: mean + reach, has_interval: true};
+}
+
+const statistics = {
+  mean: values => d3.mean(values),
+  largest: values => d3.max(values),
+  'change of the mean': pairs => ratioOfMeans(pairs).mean - 1,
+};
+
+// Bands of lines.
+const bandsOf = {
+  quartiles: values => {
+    const sorted = Float64Array.from(values).sort();
+    return [d3.quantile(sorted, 0.25), d3.quantile(sorted, 0.75)];
+  },
+  'interval of the change': pairs => [ratioOfMeans(pairs).low - 1, ratioOfMeans(pairs).high - 1],
+};

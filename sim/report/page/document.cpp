@@ -1,0 +1,34 @@
+#include "document.hpp"
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/traces/input_file.hpp>
+#include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/sha256.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{1} << 30;
+constexpr traces::JsonLimits kLimits{.levels = 16, .items = 200'000};
+
+}  // namespace
+
+std::unique_ptr<const Document> read_document(const std::string& path) {
+  const traces::InputFile file(path);
+  if (file.size() > kMostBytes)
+    throw TraceError(path, -1, "", fmt::format("has {} bytes; expected at most 1 GiB", file.size()));
+  std::string text(static_cast<size_t>(file.size()), '\0');
+  file.read(0, text, "");
+  auto document = std::make_unique<Document>();
+  document->path = path;
+  document->sha256 = traces::sha256_of(text);
+  document->json = traces::parse_strict_json(path, 0, "", text, kLimits);
+  document->schema = document->root().member("schema").one_of(
+      {"kvbound-replay-1", "kvbound-recall-1", "kvbound-predict-1", "kvbound-evaluate-1", "kvbound-bench-1",
+       "kvbound-bench-model-1", "kvbound-diff-1", "kvbound-prove-1"});
+  return document;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,27 @@
+// A result of another subcommand, read back from its JSON.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <kvbound/sim/options/json_field.hpp>
+
+namespace kvbound::sim {
+
+/// A JSON document that a page is made of.
+struct Document {
+  std::string path;
+  std::string schema;  ///< which document it is, such as kvbound-replay-1
+  std::string sha256;  ///< of the file's bytes
+  traces::Json json;
+
+  /// The whole document, as long as this object is not moved.
+  JsonField root() const { return {path, "", json}; }
+};
+
+/// Reads a document.
+///
+/// throws  TraceError if it is no JSON, too large, or its schema is none that pages are made of; IoError
+std::unique_ptr<const Document> read_document(const std::string& path);
+
+}  // namespace kvbound::sim

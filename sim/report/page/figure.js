@@ -1,0 +1,141 @@
+// A figure's frame: its title, how to read it, what is picked, the drawing, and its numbers as a table and as files.
+
+const MOST_TABLE_ROWS = 1000;
+
+// Adds the figure to the page; returns the function that draws it anew.
+function mount(figure, parent) {
+  const cube = cubes.get(figure.cube), kind = kinds[figure.kind];
+  const box = parent.append('figure').attr('id', figure.id), caption = box.append('figcaption');
+  caption.append('h3').text(figure.title);
+  caption.append('p').text(figure.how);
+  const controls = box.append('p').attr('class', 'controls'), shown = box.append('p').attr('class', 'shown');
+  const drawing = box.append('div').attr('class', 'drawing'), note = box.append('p').attr('class', 'note').attr('role', 'status');
+  const details = box.append('details').attr('class', 'numbers');
+  details.append('summary').text('Numbers');
+  details.on('toggle', () => fillTable(details, current));
+  const files = box.append('p').attr('class', 'files');
+  let current = {headings: [], rows: []};
+  for (const [name, save] of Object.entries(savers)) {
+    const button = add(files, 'button', {type: 'button'}).text(`Save ${name}`);
+    button.on('click', () => save(figure, current, drawing.select('svg').node()));
+  }
+
+  return function draw() {
+    const picked = {};
+    for (const pick of figure.pick) picked[pick.key] = pickOne(controls, figure, cube, pick, picked, draw);
+    current = {picked, ...kind.numbers(figure, cube, picked)};
+    current.shown = [...Object.entries(picked).map(pair => pair.join(' ')), filtersText()].filter(Boolean).join('; ');
+    shown.text(current.shown);
+    drawing.selectAll('*').remove();
+    fillTable(details, current);
+    const notes = current.rows.length > 0 ? drawOn(drawing, figure, kind, current)
+                                          : ['Nothing passes the filters, or no number is defined.'];
+    note.text([...notes, counted(current.without, 'places have no number.')].filter(Boolean).join(' '));
+  };
+}
+
+// Draws the current numbers; returns what is to be said of that.
+function drawOn(drawing, figure, kind, {headings, rows}) {
+  const width = Math.max(280, drawing.node().clientWidth);
+  const svg = add(drawing, 'svg', {width, role: 'img', 'aria-label': `${figure.title}. ${figure.how}`, 'font-size': 12});
+  svg.attr('font-family', 'system-ui, sans-serif').attr('color', 'var(--ink)');
+  const frame = {svg, width, headings, bottom: 0}, {legend = [], scale, note} = kind.draw(frame, figure, rows);
+  drawLegend(frame, legend.filter(series => series.name !== ''));
+  if (scale) drawScale(frame, scale);
+  svg.attr('height', frame.bottom).attr('viewBox', `0 0 ${width} ${frame.bottom}`);
+  return note;
+}
+
+// The control for a key of which the figure shows one value, beside those `picked`; returns that value.
+function pickOne(controls, figure, cube, {key, preferred}, picked, draw) {
+  const id = `${figure.id}.${key}`, options = valuesOf(cube, key, picked);
+  const chosen = [view.picks.get(id), preferred, options[0]].find(value => options.includes(value)) ?? '';
+  if (controls.select(`[name="${id}"]`).empty()) {
+    controls.append('label').text(`${key} `).append('select').attr('name', id).on('change', function() {
+      view.picks.set(id, this.value);
+      keepView();
+      draw();
+    });
+  }
+  const control = controls.select(`[name="${id}"]`);
+  control.selectAll('option').remove();
+  for (const value of options) control.append('option').attr('value', value).property('selected', value === chosen).text(value);
+  return chosen;
+}
+
+function drawLegend(frame, series) {
+  let x = 8, y = frame.bottom + 8;
+  for (const {name, style} of series) {
+    const text = shortened(String(name), frame.width - 40), width = 40 + 7 * text.length;
+    if (x > 8 && x + width > frame.width) [x, y] = [8, y + 18];
+    const entry = add(frame.svg, 'g', {transform: `translate(${x},${y})`});
+    add(entry, 'line', {x2: 20, ...stroke(style)});
+    add(entry, 'path', {d: style.symbol, transform: 'translate(10,0)', fill: style.colour});
+    label(entry, text, 26, 4, 'start', 'legend').append('title').text(name);
+    x += width;
+  }
+  if (series.length > 0) frame.bottom = y + 16;
+}
+
+// What the colours of cells mean.
+function drawScale(frame, {colour, meaning}) {
+  const domain = colour.domain(), steps = 24, width = Math.min(260, frame.width - 140) / steps, y = frame.bottom + 6;
+  const value = d3.scaleLinear([0, steps - 1], domain);
+  for (const i of d3.range(steps))
+    add(frame.svg, 'rect', {x: 66 + i * width, y, width: width + 0.5, height: 10, fill: colour(value(i))});
+  label(frame.svg, shortNumber(domain[0]), 62, y + 9, 'end', 'legend');
+  label(frame.svg, shortNumber(domain[1]), 70 + steps * width, y + 9, 'start', 'legend');
+  label(frame.svg, meaning, 66, y + 26, 'start', 'legend');
+  frame.bottom = y + 34;
+}
+
+function fillTable(details, {headings, rows}) {
+  details.selectAll('div').remove();
+  if (!details.property('open')) return;
+  const box = details.append('div').attr('class', 'scroll').attr('tabindex', 0);
+  tableOf(box, headings, rows.slice(0, MOST_TABLE_ROWS).map(row => row.map(value => ({text: String(value ?? '')}))));
+  if (rows.length > MOST_TABLE_ROWS) box.append('p').text(`${MOST_TABLE_ROWS} of ${rows.length} rows; the CSV has all.`);
+}
+
+// A table of cells {text, title, best}.
+function tableOf(parent, headings, rows) {
+  const table = parent.append('table'), head = table.append('thead').append('tr');
+  for (const heading of headings) head.append('th').attr('scope', 'col').text(heading);
+  table.append('tbody').selectAll('tr').data(rows).enter().append('tr').selectAll('td').data(row => row).enter().append('td')
+      .text(cell => cell.text).attr('title', cell => cell.title ?? null).classed('best', cell => Boolean(cell.best));
+}
+
+// A click on a link to the blob saves it.
+const download = (name, blob) =>
+    Object.assign(document.createElement('a'), {href: URL.createObjectURL(blob), download: name}).click();
+
+// The drawing as a file of its own: with its title and what is shown, on paper, with colours instead of the page's variables.
+function svgText({title}, {shown}, node) {
+  const style = getComputedStyle(document.documentElement), copy = d3.select(node.cloneNode(true)), room = 44;
+  const [width, height] = [node.clientWidth, node.clientHeight + room];
+  copy.attr('xmlns', 'http://www.w3.org/2000/svg').attr('height', height).attr('viewBox', `0 ${-room} ${width} ${height}`);
+  label(copy, title, 8, 18 - room, 'start', 'title');
+  label(copy, shown, 8, 34 - room, 'start', 'title');
+  copy.insert('rect', '*').attr('y', -room).attr('width', width).attr('height', height).attr('fill', 'var(--paper)');
+  const text = new XMLSerializer().serializeToString(copy.node());
+  return {width, height, text: text.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim())};
+}
+
+const savers = {
+  CSV: (figure, {headings, rows, picked}) => {  // what is picked stands in every line
+    const lines = [[...Object.keys(picked), ...headings], ...rows.map(row => [...Object.values(picked), ...row])];
+    download(`${figure.id}.csv`, new Blob([d3.csvFormatRows(lines)], {type: 'text/csv'}));
+  },
+  SVG: (figure, numbers, node) =>
+      node && download(`${figure.id}.svg`, new Blob([svgText(figure, numbers, node).text], {type: 'image/svg+xml'})),
+  PNG: (figure, numbers, node) => {
+    if (!node) return;
+    const {text, width, height} = svgText(figure, numbers, node);
+    const image = new Image(), canvas = Object.assign(document.createElement('canvas'), {width: 2 * width, height: 2 * height});
+    image.onload = () => {
+      canvas.getContext('2d').drawImage(image, 0, 0, canvas.width, canvas.height);
+      canvas.toBlob(blob => download(`${figure.id}.png`, blob));
+    };
+    image.src = 'data:image/svg+xml;charset=utf-8,' + encodeURIComponent(text);
+  },
+};

@@ -1,0 +1,32 @@
+// Lines: a statistic of a column along a key, a line for each series, with a band. {x, y, series, statistic, band}: the band is
+// the name of one of bandsOf, or those of two columns.
+
+kinds.lines = {
+  numbers(figure, cube, picked) {
+    const {groups, without} = grouped(cube, picked, [...figure.series, figure.x.value], figure.y.value);
+    const rows = groups.map(({names, values, row}) => {
+      const band = Array.isArray(figure.band) ? figure.band.map(column => cube.columns[column][row])
+                   : figure.band ? bandsOf[figure.band](values) : [];
+      return [...names, statistics[figure.statistic](values), ...band, values.length];
+    });
+    const band = figure.band ? ['band from', 'band to'] : [];
+    return {headings: [...figure.series, figure.x.label, figure.y.label, ...band, 'numbers'], rows, without};
+  },
+
+  draw(frame, figure, rows) {
+    const X = figure.series.length, Y = X + 1, LOW = X + 2, HIGH = X + 3;
+    const ends = row => figure.band ? [row[Y], row[LOW], row[HIGH]] : [row[Y]];
+    const drawable = placed(figure, rows, X, Y).filter(row => ends(row).every(Number.isFinite)).sort((a, b) => a[X] - b[X]);
+    if (drawable.length === 0) return {note: NO_PLACE};
+    const {x, y, plot} = axes(frame, figure, drawable.map(row => row[X]), drawable.flatMap(ends));
+    const lines = bySeries(figure, drawable), shown = lines.slice(0, MOST_SERIES);
+    const at = row => x(row[X]), line = d3.line().x(at).y(row => y(row[Y]));
+    const area = d3.area().x(at).y0(row => y(row[LOW])).y1(row => y(row[HIGH]));
+    for (const {style, rows} of figure.band ? shown : []) add(plot, 'path', {d: area(rows), fill: style.colour, opacity: 0.12});
+    for (const {style, rows} of shown) {
+      add(plot, 'path', {d: line(rows), fill: 'none', ...stroke(style)});
+      for (const row of rows) point(plot, at(row), y(row[Y]), style, frame, row);
+    }
+    return {legend: shown, note: [leftOut(lines, shown), unplaced(rows, drawable)]};
+  },
+};

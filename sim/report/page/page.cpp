@@ -1,0 +1,151 @@
+#include "page.hpp"
+
+#include <map>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <openssl/evp.h>
+
+#include <kvbound/sim/report/environment.hpp>
+
+#include "agreement_section.hpp"
+#include "bench_section.hpp"
+#include "evaluate_section.hpp"
+#include "page_files.hpp"
+#include "predict_section.hpp"
+#include "prove_section.hpp"
+#include "recall_section.hpp"
+#include "replay_section.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+Contribution contribution(const Document& document, const std::string& id) {
+  using Make = Contribution (*)(const Document&, const std::string&);
+  static const std::map<std::string, Make> kMakers{
+      {"kvbound-replay-1", replay_contribution},   {"kvbound-recall-1", recall_contribution},
+      {"kvbound-predict-1", predict_contribution}, {"kvbound-evaluate-1", evaluate_contribution},
+      {"kvbound-bench-1", bench_contribution},     {"kvbound-bench-model-1", bench_model_contribution},
+      {"kvbound-diff-1", diff_contribution},       {"kvbound-prove-1", prove_contribution}};
+  return kMakers.at(document.schema)(document, id);
+}
+
+// What computed a document.
+std::vector<Fact> machine_facts(const JsonField& root) {
+  std::vector<Fact> facts;
+  for (const char* name : {"version", "revision", "compiler", "device"}) {
+    if (const auto field = root.optional_member(name)) facts.emplace_back(name, field->any_text());
+  }
+  if (const auto threads = root.optional_member("threads"))
+    facts.emplace_back("threads", std::to_string(threads->integer()));
+  if (const auto blas = root.optional_member("blas"))
+    facts.emplace_back(
+        "BLAS", fmt::format("{}, {}", blas->member("name").any_text(), blas->member("core").any_text()));
+  if (const auto gpu = root.optional_member("accelerator"))
+    facts.emplace_back("accelerator", gpu->member("name").any_text());
+  return facts;
+}
+
+Json provenance_of(const Document& document, const std::vector<Fact>& facts) {
+  Json list = Json::array({{"document", document.schema}, {"SHA-256", document.sha256}});
+  for (const auto& [name, value] : machine_facts(document.root())) list.push_back({name, value});
+  for (const auto& [name, value] : facts) list.push_back({name, value});
+  return {{"path", document.path}, {"facts", list}};
+}
+
+Json own_provenance(const std::string& command) {
+  return {
+      {"path", "This page"},
+      {"facts", Json::array({{"kvbound", fmt::format("{} ({})", version(), revision())},
+                             {"made by", command},
+                             {"drawn by", fmt::format("D3 {} ({})", kD3Version, kD3License)},
+                             {"numbers", "of single layers, heads and tensors in six significant digits"}})}};
+}
+
+// Subjects of the first table: traces, each with what the model of that name said; models without a trace.
+Json answer(const std::vector<Subject>& subjects) {
+  Json all = Json::array();
+  std::map<std::string, const Subject*> outcomes;
+  for (const Subject& subject : subjects) {
+    if (subject.is_outcome) outcomes.try_emplace(subject.model, &subject);
+  }
+  std::map<std::string, bool> joined;
+  for (const Subject& subject : subjects) {
+    if (subject.is_outcome) continue;
+    const auto outcome = outcomes.find(subject.model);
+    joined[subject.model] = true;
+    all.push_back({{"subject", subject.name},
+                   {"heads", subject.cube},
+                   {"outcomes", outcome == outcomes.end() ? Json() : Json(outcome->second->cube)}});
+  }
+  for (const Subject& subject : subjects) {
+    if (subject.is_outcome && (!joined[subject.model] || outcomes.at(subject.model) != &subject))
+      all.push_back({{"subject", subject.name}, {"heads", nullptr}, {"outcomes", subject.cube}});
+  }
+  return all;
+}
+
+// JSON that cannot end the element that it stands in.
+std::string embedded(const Json& document) {
+  std::string text;
+  for (const char c : document.dump(-1, ' ', false, Json::error_handler_t::replace)) {
+    if (c == '<')
+      text += "\\u003c";
+    else
+      text += c;
+  }
+  return text;
+}
+
+// A source of a Content-Security-Policy that allows one text.
+std::string hash_source(std::string_view text) {
+  unsigned char digest[EVP_MAX_MD_SIZE], base64[2 * EVP_MAX_MD_SIZE];
+  unsigned size = 0;
+  EVP_Digest(text.data(), text.size(), digest, &size, EVP_sha256(), nullptr);
+  const int length = EVP_EncodeBlock(base64, digest, static_cast<int>(size));
+  return fmt::format("'sha256-{}'", std::string_view(reinterpret_cast<const char*>(base64), length));
+}
+
+// The template with a text in place of each @name@; texts are not searched again.
+std::string filled(std::string_view page, const std::map<std::string_view, std::string_view>& texts) {
+  std::string result;
+  for (size_t at = 0; at < page.size();) {
+    const size_t begin = page.find('@', at), end = page.find('@', begin + 1);
+    if (begin == std::string_view::npos || end == std::string_view::npos)
+      return result.append(page.substr(at));
+    const auto text = texts.find(page.substr(begin + 1, end - begin - 1));
+    result.append(page.substr(at, begin - at));
+    if (text == texts.end()) {
+      result += '@';
+      at = begin + 1;
+    } else {
+      result.append(text->second);
+      at = end + 1;
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string html_page(std::span<const std::unique_ptr<const Document>> documents,
+                      const std::string& command) {
+  Json data{{"sections", Json::array()}, {"answer", nullptr}, {"provenance", Json::array()}};
+  std::vector<Subject> subjects;
+  for (const auto& document : documents) {
+    Contribution part = contribution(*document, fmt::format("part-{}", data["provenance"].size() + 1));
+    for (const Section& section : part.sections) data["sections"].push_back(section.json());
+    subjects.insert(subjects.end(), part.subjects.begin(), part.subjects.end());
+    data["provenance"].push_back(provenance_of(*document, part.facts));
+  }
+  data["answer"] = answer(subjects);
+  data["provenance"].push_back(own_provenance(command));
+  const std::string policy = fmt::format(
+      "default-src 'none'; script-src {}; style-src {}; img-src data: blob:; base-uri 'none'; form-action 'none'",
+      hash_source(kPageScript), hash_source(kPageStyle));
+  return filled(
+      kPageTemplate,
+      {{"policy", policy}, {"style", kPageStyle}, {"data", embedded(data)}, {"script", kPageScript}});
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,94 @@
+// The page: its filters, its figures, and the view that its address keeps.
+
+const LISTS = ['layer', 'head'];  // filters that are lists such as 0,3-5; the others are sets of boxes
+const form = d3.select('#filters');
+const draws = [];
+
+// The values of a key in all cubes, in order of appearance.
+const known = key => [...new Set([...cubes.values()].filter(cube => axisOf(cube, key) >= 0)
+    .flatMap(cube => cube.axes[axisOf(cube, key)].keys[key].map(String)))];
+
+// The test that a number is in a list such as 0,3-5; null if the text is none.
+function listed(text) {
+  const parts = text.split(',').map(part => /^\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?$/.exec(part));
+  if (parts.length > 100 || parts.some(part => !part)) return null;
+  const ranges = parts.map(([, from, to]) => [Number(from), Number(to ?? from)]);
+  return ranges.some(([from, to]) => from > to) ? null : number => ranges.some(([from, to]) => from <= number && number <= to);
+}
+
+// The filters, {name: values as the form has them}.
+const fieldsOf = () => d3.nest().key(([name]) => name).rollup(pairs => pairs.map(pair => pair[1]))
+    .entries([...new FormData(form.node())].filter(([, value]) => value.trim() !== ''));
+const filtersText = () => fieldsOf().map(({key, value}) => `only ${key} ${value.join(', ')}`).join('; ');
+
+// Takes the filters from the form, and draws.
+function readForm() {
+  view.filters.clear();
+  for (const {key, value} of fieldsOf()) {
+    const test = LISTS.includes(key) ? listed(value[0]) : name => value.includes(String(name));
+    if (test) view.filters.set(key, test);
+  }
+  form.selectAll('input[type=text]').attr('aria-invalid', function() {
+    return this.value.trim() && !listed(this.value) ? 'true' : null;
+  });
+  drawAnswer(d3.select('#answer'));
+  for (const draw of draws) draw();
+}
+
+// Takes the view from the address.
+function readView() {
+  const fields = new URLSearchParams(location.hash.slice(1));
+  view.picks = new Map([...fields].filter(([name]) => name.includes('.')));
+  form.selectAll('input').each(function() {
+    if (this.type === 'checkbox') this.checked = fields.getAll(this.name).includes(this.value);
+    else this.value = fields.get(this.name) ?? '';
+  });
+  readForm();
+}
+
+function keepView() {
+  const fields = [...new FormData(form.node()), ...view.picks].filter(([, value]) => value !== '');
+  history.replaceState(null, '', `#${new URLSearchParams(fields)}`);
+}
+
+function drawFilters() {
+  for (const name of ['policy', 'backend', 'budget', ...LISTS]) {
+    const values = known(name);
+    if (values.length < (name === 'backend' ? 2 : 1)) continue;
+    if (LISTS.includes(name)) {
+      add(form.append('label').text(`${name}s `), 'input', {type: 'text', name, placeholder: 'all, or 0,3-5'});
+      continue;
+    }
+    const group = form.append('fieldset');
+    group.append('legend').text(name);
+    const boxes = group.selectAll('label').data(values).enter().append('label');
+    boxes.append('input').attr('type', 'checkbox').attr('name', name).attr('value', value => value);
+    boxes.append('span').text(value => ` ${value}`);
+  }
+  form.attr('hidden', form.selectAll('input').empty() ? '' : null);
+  add(form, 'button', {type: 'button'}).text('Show all').on('click', () => { history.replaceState(null, '', '#'); readView(); });
+  form.on('change', () => { readForm(); keepView(); });
+  form.on('submit', () => d3.event.preventDefault());
+}
+
+function drawSection(section) {
+  const box = d3.select('#sections').append('section').attr('id', section.id);
+  box.append('h2').text(section.title);
+  box.selectAll('p').data(section.lines).enter().append('p').text(line => line);
+  for (const figure of section.figures) draws.push(mount(figure, box));
+}
+
+function drawProvenance({path, facts}) {
+  const box = add(d3.select('#provenance'), 'div', {class: 'facts'});
+  box.append('h3').text(path);
+  tableOf(box, ['fact', 'value'], facts.map(fact => fact.map(text => ({text}))));
+}
+
+for (const {figures} of sections) for (const {series: [key]} of figures) if (key) seriesNames.set(key, known(key));
+drawFilters();
+sections.forEach(drawSection);
+page.provenance.forEach(drawProvenance);
+readView();
+window.addEventListener('hashchange', readView);
+let width = innerWidth;
+window.addEventListener('resize', () => { if (innerWidth !== width) readForm(width = innerWidth); });

@@ -1,0 +1,89 @@
+#include "section.hpp"
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/policy.hpp>
+
+namespace kvbound::sim {
+namespace {
+
+Json to_json(const FigureAxis& axis) {
+  return {{"value", axis.value},
+          {"label", axis.label},
+          {"scale", axis.logarithmic ? "log" : "linear"},
+          {"from_zero", axis.from_zero}};
+}
+
+// The same policy as the canonical text's.
+bool is_same(const std::string& text, const std::string& canonical_policy) {
+  try {
+    return canonical(parse_policy(text)) == canonical_policy;
+  } catch (const InvalidPolicy&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string Section::add(const Cube& cube) {
+  cubes.push_back(cube.json(fmt::format("{}-data-{}", id, cubes.size() + 1)));
+  return cubes.back()["id"];
+}
+
+void Section::add(const std::string& cube, const Figure& figure) {
+  Json document{{"id", fmt::format("{}-figure-{}", id, figures.size() + 1)},
+                {"cube", cube},
+                {"kind", figure.kind},
+                {"title", figure.title},
+                {"how", figure.how},
+                {"x", to_json(figure.x)},
+                {"y", to_json(figure.y)},
+                {"series", figure.series.empty() ? Json::array() : Json::array({figure.series})},
+                {"pick", Json::array()},
+                {"statistic", figure.statistic}};
+  for (const Pick& pick : figure.pick)
+    document["pick"].push_back({{"key", pick.key}, {"preferred", pick.preferred}});
+  document.update(figure.more);
+  figures.push_back(std::move(document));
+}
+
+Json Section::json() const {
+  return {{"id", id}, {"title", title}, {"lines", lines}, {"cubes", cubes}, {"figures", figures}};
+}
+
+void require_room(const JsonField& field, std::initializer_list<int64_t> sizes) {
+  int64_t product = 1;
+  for (const int64_t size : sizes) {
+    if (size > 0 && product > kMostNumbers / size)
+      field.refuse(fmt::format("stands for more than the {} numbers that a page has room for", kMostNumbers));
+    product *= size;
+  }
+}
+
+std::string brief(const std::string& canonical_policy) {
+  std::string text = canonical_policy;
+  for (size_t end = text.size(), begin = text.rfind(':'); begin != std::string::npos && begin > 0;
+       begin = text.rfind(':', begin - 1)) {
+    end = text.find_first_of(":+", begin + 1);
+    const std::string shorter = std::string(text).erase(begin, end == std::string::npos ? end : end - begin);
+    if (is_same(shorter, canonical_policy)) text = shorter;
+  }
+  return text;
+}
+
+std::string model_name(const JsonField& model) {
+  const std::string text = model.any_text();
+  return text.empty() ? "a model without a name" : text.substr(0, text.find(": "));
+}
+
+std::vector<Fact> origin_facts(const JsonField& origin) {
+  std::vector<Fact> facts{{"file", origin.member("path").text()},
+                          {"SHA-256 of the file", origin.member("sha256").text()}};
+  for (const char* name : {"model", "name", "source"}) {
+    if (const auto text = origin.optional_member(name)) facts.emplace_back(name, text->any_text());
+  }
+  return facts;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,88 @@
+// A part of the page: what one document, or one trace of it, says.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../json.hpp"
+#include "cube.hpp"
+#include "document.hpp"
+
+namespace kvbound::sim {
+
+/// An axis of a figure, or what its colours mean.
+struct FigureAxis {
+  Json value;         ///< a key, a column, {column, over} or {column, against} (data.js)
+  std::string label;  ///< with its unit
+  bool logarithmic = false;
+  bool from_zero = false;
+};
+
+/// A key of which a figure shows one value at a time.
+struct Pick {
+  std::string key;
+  std::string preferred = {};  ///< shown at first; the first one if it is empty
+};
+
+/// A figure as the page's script draws it (lines.js, scatter.js, heatmap.js and dots.js say what they need).
+struct Figure {
+  std::string kind;  ///< lines, scatter, heatmap or dots
+  std::string title;
+  std::string how;  ///< a sentence that says how to read it
+  FigureAxis x, y = {};
+  std::string series = {};  ///< the key that tells series apart; empty: there is one
+  std::vector<Pick> pick = {};
+  std::string statistic = "mean";
+  Json more = Json::object();  ///< what else the kind needs
+};
+
+/// A section in the making.
+struct Section {
+  Section(std::string section_id, std::string heading)
+      : id(std::move(section_id)), title(std::move(heading)) {}
+
+  /// Adds a cube, and figures that are drawn from it; returns the cube's id.
+  std::string add(const Cube& cube);
+  void add(const std::string& cube, const Figure& figure);
+  Json json() const;
+
+  std::string id, title;
+  std::vector<std::string> lines;  ///< sentences below the title
+  Json cubes = Json::array(), figures = Json::array();
+};
+
+/// One line of the page's provenance.
+using Fact = std::pair<std::string, std::string>;
+
+/// What the page's first table joins: a trace's runs, and what a model said by the same policies.
+struct Subject {
+  std::string name;         ///< for people
+  std::string model;        ///< as the document says; outcomes of the same model are joined
+  std::string cube;         ///< the cube's id
+  bool is_outcome = false;  ///< of `evaluate`
+};
+
+/// What a document gives to the page.
+struct Contribution {
+  std::vector<Section> sections;
+  std::vector<Subject> subjects;
+  std::vector<Fact> facts;  ///< trace or model, seed and the like
+};
+
+/// A policy's text without the options that have their defaults: what it is called in figures.
+std::string brief(const std::string& canonical_policy);
+
+/// What a model is called: what a document says of it, up to the first colon with a space behind it.
+std::string model_name(const JsonField& model);
+
+/// The most layers, heads and the like that a document may speak of.
+inline constexpr int64_t kMostParts = 65'536;
+/// The most numbers of a cube. Throws TraceError, naming the field, if there would be more.
+inline constexpr int64_t kMostNumbers = 20'000'000;
+void require_room(const JsonField& field, std::initializer_list<int64_t> sizes);
+
+/// Facts of a trace or a model: path, hash, name and source.
+std::vector<Fact> origin_facts(const JsonField& origin);
+
+}  // namespace kvbound::sim

@@ -1,0 +1,420 @@
+"""kvbound report: the page has the numbers of its documents, keeps what they say from being run, and refuses what is none.
+
+How a browser draws it: browser/report_page_test.py.
+
+usage: report_test.py KVBOUND      KVBOUND: the program's path
+"""
+import base64
+import hashlib
+import json
+import re
+import shlex
+
+import numpy as np
+
+from support import kvbound_cli
+from support.kvbound_cli import INVALID, PASS, USAGE, WORLD, CommandLineTest
+from support.report_documents import BASE, write_documents, write_large_replay
+from support.report_page import Page, column, keys, six_digits
+
+
+class ReportTest(CommandLineTest):
+    """The documents are made once, in the folder of a test of their own."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.maker = CommandLineTest()
+        cls.maker.setUp()
+        cls.documents = write_documents(cls.maker)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.maker.doCleanups()
+
+    def path(self, name):
+        return self.maker.folder / self.documents[name]
+
+    def document(self, name):
+        return json.loads(self.path(name).read_text("utf-8"))
+
+    def report(self, *paths):
+        self.passes("report", *paths, "-o", "page.html", "--quiet")
+        return Page(self.folder / "page.html")
+
+    def page(self, *names):
+        return self.report(*map(self.path, names))
+
+    def changed(self, name, change):
+        """The path of a copy that `change` has changed."""
+        document = self.document(name)
+        change(document)
+        path = self.folder / "changed.json"
+        path.write_text(json.dumps(document), "utf-8")
+        return path
+
+    def assert_same(self, cube, name, numbers):
+        found = column(cube, name).ravel()
+        self.assertGreater(found.size, 0)
+        np.testing.assert_array_equal(found, six_digits(numbers), name)
+
+
+class Numbers(ReportTest):
+    def test_of_a_replay(self):
+        page, trace = self.page("replay"), self.document("replay")["traces"][0]
+        cube = page.cube_of("Perturbation against budget")
+        for name in ("perturbation", "relative", "bound", "tightness", "stage_one_at_most_half"):
+            none = [None] * trace["query_heads"]
+            self.assert_same(cube, name, [layer[name] or none for run in trace["runs"] for layer in run["layers"]])
+        for name in ("budget", "entries", "violations"):
+            self.assertEqual(keys(cube, name), [run[name] for run in trace["runs"]])
+        self.assertEqual(keys(cube, "canonical"), [run["policy"] for run in trace["runs"]])
+        self.assertEqual(keys(cube, "layer"), trace["replayed_layers"])
+        self.assertEqual(keys(cube, "bytes"),
+                         [sum(map(sum, (layer["kept"] for layer in run["layers"]))) * 2 * trace["head_dim"] * 4 for run in trace["runs"]])
+        self.assert_same(page.cube_of("Budgets of KV heads"), "kept", [layer["kept"] for run in trace["runs"] for layer in run["layers"]])
+
+    def test_of_the_base(self):
+        trace, cube = self.document("replay")["traces"][0], self.page("replay").cube_of("Perturbation against budget")
+        bases = keys(cube, "base")
+        for run, base in zip(trace["runs"], bases):
+            self.assertEqual(trace["runs"][base]["policy"], BASE + ":pool=7")
+            self.assertEqual(trace["runs"][base]["budget"], run["budget"])
+
+    def test_of_a_recall(self):
+        page, layers = self.page("recall"), self.document("recall")["layers"]
+        for name in ("first_step", "first_step_recent", "mean_step", "mean_step_recent"):
+            self.assert_same(page.cube_of("recall@8"), name, [head[name] for layer in layers for score in layer["scores"]
+                                                              for head in score["query_heads"]])
+
+    def test_of_predictions(self):
+        page, document = self.page("predict"), self.document("predict")
+        heads = [head for layer in document["layers"] for head in layer["query_heads"]]
+        self.assert_same(page.cube_of("Prediction error"), "relative_error",
+                         [prediction["relative_error"]["median"] for head in heads for prediction in head["predictions"]])
+        mass = page.cube_of("Concentration")
+        self.assert_same(mass, "mass", [mass["mean"] for head in heads for mass in head["mass"]])
+        self.assertEqual(keys(mass, "share"), [float(mass["share"].rstrip("%")) for mass in document["mass"]])
+        self.assert_same(page.cube_of("Evicted entries"), "ever", [head["reentering"]["ever"] for head in heads])
+
+    def test_of_an_evaluation(self):
+        page, document = self.page("evaluate"), self.document("evaluate")
+        cube = page.cube_of("Divergence")
+        self.assertEqual(keys(cube, "kind"), ["needle, answers", "prose"])
+        for name in ("kl", "delta_nll"):
+            estimates = [summary[name] for summary in document["summaries"]]
+            self.assert_same(cube, name, [estimate["mean"] for estimate in estimates])
+            self.assert_same(cube, f"{name} from", [estimate["interval"]["low"] for estimate in estimates])
+            self.assert_same(cube, f"{name} to", [estimate["interval"]["high"] for estimate in estimates])
+        for name in ("perturbation", "entries", "bytes"):
+            self.assert_same(cube, name, [summary[name] for summary in document["summaries"]])
+        correlations = [one for one in document["correlations"] if one["indicator"] == "perturbation"]
+        cube = page.cube_of("Rank correlation")
+        self.assert_same(cube, "correlation", [one["of_means"] for one in correlations])
+        self.assertEqual(set(keys(cube, "of")), {f"{outcome}, {budget}" for outcome in ("KL", "ΔNLL")
+                                                 for budget in ("budget 20%", "budget 40%", "all budgets together")})
+
+    def test_of_retrieval(self):
+        cube, document = self.page("evaluate").cube_of("Retrieval"), self.document("evaluate")
+        tasks = [task for task in document["tasks"] if task["depth"] is not None]
+        self.assertEqual(keys(cube, "depth"), [task["depth"] for task in tasks])
+        self.assertEqual(keys(cube, "tokens"), [task["prompt_tokens"] for task in tasks])
+        self.assert_same(cube, "exact", [one["top1"] == task["target"] for task in tasks for one in (*task["runs"], task["full"])])
+
+    def test_of_a_diff(self):
+        cube, tensors = self.page("diff").cube_of("Agreement"), self.document("diff")["tensors"]
+        for name in ("error", "bound", "share"):
+            self.assert_same(cube, name, [(tensor["worst"] or {}).get(name) for tensor in tensors])
+        self.assertEqual(keys(cube, "tensor"), [tensor["tensor"] for tensor in tensors])
+
+    def test_of_a_backend_beside_the_reference(self):
+        page, runs = self.page("backends"), self.document("backends")["traces"][0]["runs"]
+        cube = page.cube_of("Agreement")
+        judged = [tensor for run in runs for tensor in run["agreement"] or []]
+        self.assert_same(cube, "share", [(tensor["worst"] or {}).get("share") for tensor in judged])
+        self.assertEqual(set(keys(cube, "run")), {f"{BASE}, 40%, emulated"})
+        runs_cube = page.cube_of("Perturbation")
+        self.assertEqual(keys(runs_cube, "run"), [f"{BASE}, reference", f"{BASE}, emulated"])
+        self.assertEqual(keys(runs_cube, "policy"), [BASE, BASE])
+        self.assertEqual(keys(runs_cube, "backend"), ["reference", "emulated"])
+
+    def test_of_theorems(self):
+        page, theorems = self.page("prove"), self.document("prove")["theorems"]
+        properties = [one for theorem in theorems for one in theorem["properties"]]
+        self.assert_same(page.cube_of("Cases"), "cases", [one["cases"] for one in properties])
+        self.assert_same(page.cube_of("Tightness"), "tightest", [one["tightest"] for one in properties])
+        regimes = page.cube_of("Regimes")
+        shares = [{regime["regime"]: regime["share"] for regime in one["regimes"]} for one in properties]
+        self.assert_same(regimes, "share", [of.get(name) for of in shares for name in keys(regimes, "regime")])
+
+    def test_of_times(self):
+        cube, operations = self.page("bench").cube_of("Time of operations"), self.document("bench")["operations"]
+        self.assert_same(cube, "seconds", [one["times"][0]["seconds"]["median"] for one in operations])
+        self.assertEqual(keys(cube, "operation"), [one["operation"] for one in operations])
+
+    def test_of_predicted_times(self):
+        page, operations = self.page("model"), self.document("model")["operations"]
+        cube = page.cube_of("Predicted time")
+        self.assert_same(cube, "seconds", [one["predicted_seconds"] for one in operations])
+        self.assert_same(cube, "floor", [one["floor_seconds"] / one["predicted_seconds"] for one in operations])
+        launches = [launch for one in operations for launch in one["launches"]]
+        self.assertEqual(keys(page.cube_of("Roofline"), "kernel"), [launch["kernel"] for launch in launches])
+        flop = [launch["counts"]["mma_flop"] + launch["counts"]["warpgroup_mma_flop"] for launch in launches]
+        self.assert_same(page.cube_of("Roofline"), "rate", [work / launch["model"]["predicted_seconds"] if work else None
+                                                            for work, launch in zip(flop, launches)])
+
+
+class Pages(ReportTest):
+    def test_have_a_part_for_each_document_in_their_order(self):
+        page = self.page("recall", "replay", "prove", "replay")
+        self.assertEqual([section["id"] for section in page.data["sections"]], ["part-1", "part-2-1", "part-3", "part-4-1"])
+        ids = [figure["id"] for figure in page.figures()]
+        self.assertEqual(len(set(ids)), len(ids))
+        self.assertEqual([one["path"] for one in page.data["provenance"]],
+                         [*map(str, map(self.path, ("recall", "replay", "prove", "replay"))), "This page"])
+
+    def test_say_where_numbers_come_from(self):
+        page, document = self.page("replay"), self.document("replay")
+        facts = dict(page.data["provenance"][0]["facts"])
+        self.assertEqual(facts["SHA-256"], hashlib.sha256(self.path("replay").read_bytes()).hexdigest())
+        self.assertEqual(facts["SHA-256 of the file"], document["traces"][0]["sha256"])
+        self.assertEqual(facts["revision"], document["revision"])
+        self.assertRegex(dict(page.data["provenance"][-1]["facts"])["drawn by"], r"\AD3 5\.\d+\.\d+ \([\w.-]+\)\Z")
+        self.assertIn("Redistribution and use", page.text)  # the library's licence
+
+    def test_are_made_again_by_the_command_that_they_name(self):
+        path = self.folder / "it's a name.json"
+        path.write_bytes(self.path("recall").read_bytes())
+        page = self.report(path)
+        before = page.text
+        command = shlex.split(dict(page.data["provenance"][-1]["facts"])["made by"])
+        self.assertEqual(command[0], "kvbound")
+        self.passes(*command[1:])
+        self.assertEqual((self.folder / "page.html").read_text("utf-8"), before)
+
+    def test_join_what_a_model_says_with_the_trace_of_that_model(self):
+        def of_the_model(document):
+            document["traces"][0]["model"] = self.document("evaluate")["model"]["name"] + ": of random numbers"
+        page = self.report(self.changed("replay", of_the_model), self.path("evaluate"))
+        self.assertEqual(len(page.data["answer"]), 1)
+        self.assertTrue(page.data["answer"][0]["heads"] and page.data["answer"][0]["outcomes"])
+        apart = self.page("replay", "evaluate")
+        self.assertEqual([(bool(one["heads"]), bool(one["outcomes"])) for one in apart.data["answer"]], [(True, False), (False, True)])
+
+    def test_are_made_of_texts_that_are_empty(self):
+        page = self.report(self.changed("replay", lambda document: document["traces"][0].update(model="", source="")))
+        self.assertEqual(page.data["sections"][0]["title"], "Replay of a model without a name")
+
+    def test_have_what_a_run_says_of_itself(self):
+        trace, cube = self.document("replay")["traces"][0], self.page("replay").cube_of("Perturbation")
+        for r, run in enumerate(trace["runs"]):
+            if run["tightness"]["mean"] is not None:
+                self.assertAlmostEqual(column(cube, "tightness")[r].mean(), run["tightness"]["mean"], places=5)
+            if run["stage_one_mass"]:
+                self.assertAlmostEqual(column(cube, "stage_one_at_most_half")[r].mean(), run["stage_one_mass"]["share_at_most_half"],
+                                       places=5)
+        self.assertEqual(np.isfinite(column(cube, "stage_one_at_most_half")).all(axis=(1, 2)).sum(), 2)
+
+    def test_call_policies_by_what_differs_from_the_defaults(self):
+        self.assertEqual(list(dict.fromkeys(keys(self.page("replay").cube_of("Perturbation"), "policy"))),
+                         [BASE, f"{BASE}+critical", f"{BASE}+adakv", f"{BASE}+keepkv"])
+
+    def test_describe_each_figure(self):
+        for figure in self.page(*self.documents).figures():
+            with self.subTest(figure["title"]):
+                self.assertRegex(figure["how"], r"\.\Z")
+                self.assertTrue(figure["x"]["label"] and figure["y"]["label"])
+                self.assertIn(figure["kind"], ("lines", "scatter", "heatmap", "dots"))
+
+    def test_name_tensors_outside_their_bounds(self):
+        def spoil(document):
+            document["tensors"][0] |= {"outside": 3, "judged": 20}
+        page = self.report(self.changed("diff", spoil))
+        tensor = self.document("diff")["tensors"][0]["tensor"]
+        self.assertIn(f"Layer 0, {tensor}, {BASE}+critical at 40% on emulated: 3 of 20 elements are outside their bounds.", page.lines())
+
+    def test_name_theorems_that_fail(self):
+        def spoil(document):
+            document["theorems"][0]["properties"][0]["verdict"] = "violated"
+        lines = self.report(self.changed("prove", spoil)).lines()
+        self.assertTrue(any(line.startswith("ckv-3.3: violated, after ") for line in lines))
+
+    def test_of_a_32_layer_model_have_less_than_3_mb(self):
+        write_large_replay(self.path("replay"), self.folder / "large.json", layers=32, heads=32, policies=10, budgets=5)
+        page = self.report("large.json")
+        self.assertLess(len(page.text), 3e6)
+        self.assertEqual(column(page.cube_of("Perturbation"), "perturbation").shape, (50, 32, 32))
+        self.assertFalse(any("evenly chosen" in line for line in page.lines()))
+
+    def test_thin_more_heads_than_a_quarter_of_a_million_and_say_so(self):
+        document = write_large_replay(self.path("replay"), self.folder / "large.json", layers=36, heads=64, policies=12, budgets=10)
+        page = self.report("large.json")
+        cube = page.cube_of("Perturbation")
+        self.assertEqual(keys(cube, "layer"), list(range(0, 36, 2)))
+        self.assert_same(cube, "relative", [layer["relative"] for run in document["traces"][0]["runs"] for layer in run["layers"][::2]])
+        self.assertTrue(any("figures of 18 of these layers, evenly chosen" in line for line in page.lines()))
+
+
+class Safety(ReportTest):
+    HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>'\"&\u2028\x07"
+
+    def test_nothing_that_a_document_says_is_part_of_the_page(self):
+        def spoil(document):
+            document["revision"] = self.HOSTILE
+            document["traces"][0] |= {"model": self.HOSTILE, "source": self.HOSTILE}
+            for run in document["traces"][0]["runs"]:
+                run["policy"] = run["budget"] = self.HOSTILE
+        page = self.report(self.changed("replay", spoil))
+        self.assertEqual(len(re.findall("<script", page.text)), 2)
+        self.assertEqual(len(re.findall("</script", page.text)), 2)
+        self.assertNotIn("<img", page.text)
+        self.assertEqual(keys(page.cube_of("Perturbation"), "policy")[0], self.HOSTILE)
+
+    def test_the_page_s_own_script_and_style_alone_are_allowed(self):
+        text = self.page("replay").text
+        policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
+        rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+        self.assertEqual(rules["default-src"], "'none'")
+        for element, rule in (("script", "script-src"), ("style", "style-src")):
+            content = re.search(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)[1]
+            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+            self.assertEqual(rules[rule], f"'sha256-{digest}'")
+        self.assertEqual(sorted(rules), ["base-uri", "default-src", "form-action", "img-src", "script-src", "style-src"])
+        self.assertEqual(re.findall(r'\b(?:src|href)="[^#]', text.split('<script type="application/json"')[0]), [])
+
+
+class Terminals(ReportTest):
+    """--plot and --markdown of the commands that have them; what figures look like: tests/sim/report/plot_test.cpp."""
+
+    COMMANDS = {
+        "replay": ("replay", "trace.safetensors", "--policy", f"{BASE},{BASE}+critical", "--base", BASE, "--budget", "20%,40%"),
+        "recall": ("recall", "trace.safetensors", "--k", "8", "--recent", "4"),
+        "predict": ("predict", "trace.safetensors", "--budget", "20%", "--policy", BASE),
+        "evaluate": ("evaluate", "model", "tasks.jsonl", "--policy", f"{BASE},{BASE}+critical", "--budget", "20%"),
+    }
+
+    def printed(self, name, *options):
+        return self.passes(*self.COMMANDS[name], *options, "--quiet", cwd=self.maker.folder)
+
+    def test_figures_follow_the_tables(self):
+        titles = {"replay": ["Relative L by budget", f"Change of L against {BASE} by layer and query head: {BASE}+critical, reference, budget 40%"],
+                  "recall": ["recall@8 by window, all decode steps"],
+                  "predict": ["Median relative error by predictor", "Attention on the entries that are paid most"],
+                  "evaluate": ["KL by budget, needle", "KL by budget, prose"]}
+        for name, expected in titles.items():
+            with self.subTest(name):
+                plain, plotted = self.printed(name), self.printed(name, "--plot")
+                for title in expected:
+                    self.assertNotIn(f"\n{title}\n", plain)
+                    self.assertIn(f"\n{title}\n\n", plotted)
+                self.assertIn(" " + 40 * "#" + " ", plotted)
+                self.assertTrue(plotted.isascii())
+
+    def test_bars_are_as_long_as_their_numbers_say(self):
+        document = self.document("replay")
+        plotted = self.passes("replay", "trace.safetensors", "--policy", document["base"], "--budget", "20%,40%", "--plot", "--quiet",
+                              cwd=self.maker.folder)
+        means = {run["budget"]: run["relative"]["mean"] for run in document["traces"][0]["runs"] if run["policy"] == document["base"]}
+        bars = re.findall(r"(\d+%)  (#+) ([\d.]+)$", plotted, re.MULTILINE)
+        self.assertEqual([(budget, len(bar), float(number)) for budget, bar, number in bars],
+                         [(budget, round(40 * means[budget] / max(means.values())), float(f"{means[budget]:.4g}"))
+                          for budget in ("20%", "40%")])
+
+    def test_tables_of_markdown_have_the_same_cells(self):
+        for name in self.COMMANDS:
+            with self.subTest(name):
+                plain = [line.split() for line in self.printed(name).splitlines()]
+                rows = [line.strip("|").split("|") for line in self.printed(name, "--markdown").splitlines() if line.startswith("|")]
+                cells = [" ".join(cell.strip() for cell in row).replace("\\", "").split() for row in rows if set("".join(row)) - set("-: ")]
+                self.assertGreater(len(cells), 2)
+                for row in cells:
+                    self.assertIn(row, plain)
+
+
+class Refusals(ReportTest):
+    def refuses_document(self, pattern, name, change, code=INVALID):
+        path = self.changed(name, change)
+        self.refuses(code, pattern, "report", path, "-o", "page.html", silent=True)
+
+    def test_of_files_that_are_no_documents(self):
+        for text, pattern in (("", r"is not valid JSON"), ("[1, 2]", r"is an array; expected an object"),
+                              ('{"a": 1}', r"schema: is missing"), ('{"schema": 1}', r"schema: is 1; expected kvbound-replay-1 or"),
+                              ('{"schema": "kvbound-replay-2"}', r'schema: is "kvbound-replay-2"; expected'),
+                              ('{"schema": "kvbound-replay-1", "a": NaN}', r"is not valid JSON"),
+                              ('{"schema": "kvbound-inspect-1"}', r'schema: is "kvbound-inspect-1"; expected'),
+                              (self.path("replay").read_text("utf-8")[:5000], r"at byte 5000: is not valid JSON")):
+            with self.subTest(text[:40]):
+                (self.folder / "bad.json").write_text(text, "utf-8")
+                self.refuses(INVALID, r"bad\.json: (at byte \d+: )?" + pattern, "report", "bad.json", "-o", "page.html", silent=True)
+
+    def test_of_documents_that_lack_something(self):
+        run = lambda document: document["traces"][0]["runs"][1]
+
+        def many_numbers(document):
+            document["traces"][0].update(query_heads=60_000, runs=document["traces"][0]["runs"] * 20)
+        for pattern, name, change in (
+                (r"traces\[0\]\.runs\[1\]\.policy: is missing", "replay", lambda d: run(d).pop("policy")),
+                (r"traces\[0\]\.runs: is an array; expected a list that is not empty", "replay",
+                 lambda d: d["traces"][0].update(runs=[])),
+                (r"runs\[1\]\.layers\[0\]\.perturbation: has 3 numbers; expected 4", "replay",
+                 lambda d: run(d)["layers"][0]["perturbation"].pop()),
+                (r'runs\[1\]\.layers\[0\]\.perturbation\[2\]: is "x"; expected a number or null', "replay",
+                 lambda d: run(d)["layers"][0]["perturbation"].__setitem__(2, "x")),
+                (r"runs\[1\]\.layers: has 2 layers; expected the 3 replayed ones", "replay", lambda d: run(d)["layers"].pop()),
+                (r"query_heads: is 0; expected an integer from 1 to 65536", "replay", lambda d: d["traces"][0].update(query_heads=0)),
+                (r"kv_heads: is 1000000000000; expected", "replay", lambda d: d["traces"][0].update(kv_heads=10**12)),
+                (r"head_dim: is 99999999; expected", "replay", lambda d: d["traces"][0].update(head_dim=99999999)),
+                (r"runs\[0\]: stands for more than the 20000000 numbers that a page has room for", "replay", many_numbers),
+                (r"layers\[1\]\.scores\[0\]\.query_heads: has 3 heads; expected 4", "recall",
+                 lambda d: d["layers"][1]["scores"][0]["query_heads"].pop()),
+                (r"layers\[1\]\.scores: has \d+ scores; expected \d+", "recall", lambda d: d["layers"][1]["scores"].pop()),
+                (r"layers\[2\]\.query_heads\[1\]\.mass: has \d items; expected \d", "predict",
+                 lambda d: d["layers"][2]["query_heads"][1]["mass"].pop()),
+                (r"layers\[0\]\.query_heads\[0\]\.mass\[0\]\.share: expected a count or a share of entries", "predict",
+                 lambda d: d["layers"][0]["query_heads"][0]["mass"][0].update(share="few")),
+                (r"summaries\[0\]\.run: is 9; expected an integer from 0 to 3", "evaluate", lambda d: d["summaries"][0].update(run=9)),
+                (r"tasks\[0\]\.runs\[0\]\.top1: has 2 numbers; expected 3", "evaluate", lambda d: d["tasks"][0]["runs"][0]["top1"].pop()),
+                (r"tensors\[0\]\.verdict: is missing", "diff", lambda d: d["tensors"][0].pop("verdict")),
+                (r"theorems\[0\]\.properties\[0\]\.cases: is missing", "prove", lambda d: d["theorems"][0]["properties"][0].pop("cases")),
+                (r"operations\[0\]\.times: is an array; expected a list that is not empty", "bench",
+                 lambda d: d["operations"][0].update(times=[])),
+                (r"operations\[0\]\.predicted_seconds: is 0; expected a number > 0", "model",
+                 lambda d: d["operations"][0].update(predicted_seconds=0))):
+            with self.subTest(pattern):
+                self.refuses_document(pattern, name, change)
+
+    def test_of_no_documents_of_very_many_runs(self):
+        def many(document):
+            document["base"] = "h2o"
+            document["traces"][0]["runs"] *= 2000
+        path = self.changed("replay", many)
+        self.report(path)  # soon: each run's base is looked up, not searched
+
+    def test_of_a_million_runs(self):
+        text = json.dumps(self.document("replay") | {"traces": [{"runs": 0}]})
+        (self.folder / "many.json").write_text(text.replace('"runs": 0', '"runs": [' + ", ".join(["{}"] * 1_000_000) + "]"), "utf-8")
+        self.refuses(INVALID, r"an array has more than 200000 items", "report", "many.json", "-o", "page.html", silent=True)
+
+    def test_of_paths(self):
+        document = self.path("recall")
+        self.refuses(USAGE, "FILE.json is missing", "report", "-o", "page.html")
+        self.refuses(USAGE, "--out is missing", "report", document)
+        self.refuses(WORLD, "cannot open no.json: No such file", "report", "no.json", "-o", "page.html", silent=True)
+        self.refuses(WORLD, "cannot create no/page.html", "report", document, "-o", "no/page.html", silent=True)
+        own = self.folder / "own.json"
+        own.write_bytes(document.read_bytes())
+        self.refuses(USAGE, "--out: 'own.json' is an input", "report", "own.json", "-o", "own.json")
+
+    def test_leave_the_page_that_was_there(self):
+        (self.folder / "page.html").write_text("before", "utf-8")
+        (self.folder / "bad.json").write_text("{", "utf-8")
+        self.refuses(INVALID, "bad.json", "report", self.path("recall"), "bad.json", "-o", "page.html", silent=True)
+        self.refuses(WORLD, "page.html", "report", self.path("recall"), "-o", "page.html", file_size_limit=1000, silent=False)
+
+    def test_help_has_examples(self):
+        text = self.passes("report", "--help", code=PASS)
+        self.assertIn("Examples:\n", text)
+        self.assertIn("kvbound report replay.json recall.json -o report.html", text)
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()

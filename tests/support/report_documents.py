@@ -1,0 +1,69 @@
+"""JSON of all subcommands that `kvbound report` reads, of small problems; and of a large replay, made up."""
+import json
+
+import numpy as np
+
+from support.kvbound_cli import TraceFile
+from support.tiny_model import TinyModel
+
+BASE = "snapkv:window=4"
+POLICIES = f"{BASE},{BASE}+critical,{BASE}+adakv,{BASE}+keepkv"
+
+
+def write_documents(test):
+    """Runs the subcommands in the folder of `test`, a CommandLineTest; returns {what: the document's name}."""
+    TraceFile(layers=3, prompt_tokens=60).write(test.folder / "trace.safetensors")
+    trace = "trace.safetensors"
+    test.passes("replay", trace, "--policy", POLICIES, "--base", BASE, "--budget", "40%,20%", "--json", "replay.json", "--quiet")
+    test.passes("replay", trace, "--policy", BASE, "--budget", "40%", "--backend", "reference,emulated", "--json", "backends.json",
+                "--quiet")
+    test.passes("recall", trace, "--k", "8", "--recent", "4", "--json", "recall.json", "--quiet")
+    test.passes("predict", trace, "--budget", "20%", "--policy", BASE, "--json", "predict.json", "--quiet")
+    test.passes("replay", trace, "--policy", f"{BASE}+critical", "--budget", "40%", "--backend", "emulated", "--dump", "dump.safetensors",
+                "--quiet")
+    test.passes("diff", trace, "dump.safetensors", "--json", "diff.json", "--quiet")
+    test.passes("prove", "ckv-3.3", "kkv-8", "--cases", "20", "--json", "prove.json", "--quiet", code=5)
+    test.passes("bench", "selection", "projected-value-norms", "--shape", "pocket", "--json", "bench.json", "--quiet")
+    test.passes("bench", "attention", "select-top", "--backend", "emulated", "--model", "h100", "--shape", "pocket", "--json", "model.json",
+                "--quiet")
+    write_evaluation(test)
+    names = ("replay", "backends", "recall", "predict", "diff", "prove", "bench", "model", "evaluate")
+    return {name: f"{name}.json" for name in names}
+
+
+def write_evaluation(test):
+    TinyModel().write_folder(test.folder / "model")
+    random = np.random.default_rng(3)
+    tasks = [{"id": f"task {i}", "kind": "needle", "depth": depth, "prompt": random.integers(0, 64, length).tolist(),
+              "answer": random.integers(0, 64, 3).tolist()}
+             for i, (depth, length) in enumerate((depth, length) for depth in (0.1, 0.5, 0.9) for length in (40, 60))]
+    tasks += [{"id": f"prose {i}", "kind": "prose", "prompt": random.integers(0, 64, 40).tolist(),
+               "continuation": random.integers(0, 64, 6).tolist()} for i in range(3)]
+    (test.folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks), "utf-8")
+    test.passes("evaluate", "model", "tasks.jsonl", "--policy", f"{BASE},{BASE}+critical", "--base", BASE, "--budget", "20%,40%", "--json",
+                "evaluate.json", "--quiet")
+
+
+def write_large_replay(small, path, layers, heads, policies, budgets):
+    """Writes a replay of so many layers, query heads, policies and budgets, like the document `small` but of random numbers."""
+    random = np.random.default_rng(1)
+    document = json.loads(small.read_text("utf-8"))
+    trace = document["traces"][0]
+    trace |= {"layers": layers, "replayed_layers": list(range(layers)), "query_heads": heads, "kv_heads": heads // 8}
+    like = next(run for run in trace["runs"] if "critical" in run["policy"])
+    texts = [document["base"], *(like["policy"].replace("window=4", f"window={w}") for w in range(5, 4 + policies))]
+    trace["runs"] = []
+    for budget in range(1, budgets + 1):
+        for text in texts:
+            trace["runs"].append({**like, "policy": text, "budget": f"{5 * budget}%", "entries": 100 * budget, "layers": [
+                layer_of(random, like["layers"][0], layer, heads, 100 * budget) for layer in range(layers)]})
+    path.write_text(json.dumps(document), "utf-8")
+    return document
+
+
+def layer_of(random, like, layer, heads, entries):
+    bound = random.lognormal(4, 1, heads)
+    return {**like, "layer": layer, "entries": entries, "kept": random.integers(entries // 2, entries, heads // 8).tolist(),
+            "bound": bound.tolist(), "perturbation": (0.8 * bound * random.random(heads)).tolist(),
+            **{name: random.random(heads).tolist()
+               for name in ("relative", "tightness", "kept_mass", "stage_one_mass", "stage_one_at_most_half")}}
