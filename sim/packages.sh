@@ -6,6 +6,7 @@ build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-d
 test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema)
 long_packages=(python3-venv)  # of the tests labelled long, in addition
 ci_packages=(ccache)  # of .ci/run, in addition
+browser_packages=(chromium chromium-driver fonts-dejavu-core)  # of the tests labelled browser
 slurm_packages=(slurmctld slurmd slurm-client munge)  # of the tests labelled slurm
 
 jobs=$(($(nproc) + 1))  # side by side: compilers and tests wait for files now and then

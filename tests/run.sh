@@ -2,8 +2,8 @@
 # Installs missing packages on Debian 12 or Ubuntu 24.04, builds, and runs the test suite.
 #
 #   tests/run.sh             the tests that every change must pass; code for a GPU only if this machine has one
-#   tests/run.sh --all       also the long tests: mutants, searches for the tightest instances, wide sweeps; and those
-#                            on a cluster of Slurm, which is installed for them
+#   tests/run.sh --all       also the long tests: mutants, searches for the tightest instances, wide sweeps; those on a
+#                            cluster of Slurm and those in a browser, which are installed for them
 #   tests/run.sh -L unit     other arguments go to ctest and select from all tests
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
@@ -12,13 +12,16 @@ source sim/packages.sh
 
 everything=(-D KVBOUND_MUTANTS=ON -D KVBOUND_CUDA=ON -U KVBOUND_CUDA_ARCHITECTURES -D CMAKE_CUDA_FLAGS=-Werror=all-warnings)
 case "$*" in
-  "") chosen=(-LE 'long|slurm') built=(-D KVBOUND_MUTANTS=OFF -D KVBOUND_CUDA=OFF) ;;
+  "") chosen=(-LE 'long|slurm|browser') built=(-D KVBOUND_MUTANTS=OFF -D KVBOUND_CUDA=OFF) ;;
   --all) chosen=() built=("${everything[@]}") ;;
   *) chosen=("$@") built=("${everything[@]}") ;;
 esac
 more_packages=()
 if [[ "$*" == --all || "$*" == *slurm* ]]; then
   more_packages+=("${slurm_packages[@]}")
+fi
+if [[ "$*" == --all || "$*" == *browser* ]]; then
+  more_packages+=("${browser_packages[@]}")
 fi
 if [[ "$*" == --all || "$*" == *long* ]]; then
   more_packages+=("${long_packages[@]}")
