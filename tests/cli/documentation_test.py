@@ -13,14 +13,14 @@ from pathlib import Path
 
 from support import kvbound_cli
 from support.flashinfer_dumps import Batch, Dumps, record_decode
-from support.kvbound_cli import INCONCLUSIVE, PASS, SAMPLES, CommandLineTest
+from support.kvbound_cli import INCONCLUSIVE, PASS, SAMPLES, CommandLineTest, TraceFile
 from support.peer_file import write_peer
 from support.tiny_model import TinyModel
 
 ROOT = kvbound_cli.REPOSITORY
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
-READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "sim/evaluate/README.md", "sim/sweep/README.md",
+READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "sim/evaluate/README.md", "sim/report/README.md", "sim/sweep/README.md",
            "proofs/README.md",
            "traces/README.md", "cuda/README.md")
 MOST_WORDS = 1500  # words in the root README, tables and code included
@@ -296,12 +296,19 @@ class DocumentedCommands(CommandLineTest):
         """What documented calls of `import` read."""
         record_decode(Dumps(self.folder / "flashinfer_dumps"), Batch())
 
+    def write_results(self):
+        """What documented calls of `report` read."""
+        trace = TraceFile().write(self.folder / "small.safetensors")
+        self.passes("replay", trace, "--policy", "snapkv:window=4", "--budget", "50%", "--json", "replay.json")
+        self.passes("recall", trace, "--k", "4", "--recent", "4", "--json", "recall.json")
+
     def test_commands_in_documents_run(self):
         (self.folder / "traces").symlink_to(ROOT / "traces")
         self.write_models()
         self.write_tasks()
         self.write_plan()
         self.write_flashinfer_dumps()
+        self.write_results()
         for name in ("torch.json", "torch-fp32.json"):
             write_peer(self.folder / name)  # what documented calls of `bench` read
         sample = SAMPLES / "pocket-gqa.safetensors"
@@ -339,7 +346,8 @@ class DocumentedCommands(CommandLineTest):
         self.assertEqual(len(replays), 2)
         readme = [line.strip() for line in (ROOT / "README.md").read_text("utf-8").splitlines()]
         for command in replays:
-            printed = [line.strip() for line in self.passes(*command.replace("$host", host).split(), cwd=ROOT).splitlines()]
+            command = re.sub(r" --json \S+", "", command).replace("$host", host)
+            printed = [line.strip() for line in self.passes(*command.split(), cwd=ROOT).splitlines()]
             table = [line for line in printed if re.match(r"policy  |\S+ +[\d.]+%  ", line)]
             self.assertGreater(len(table), 8)
             missing = [line for line in table if line not in readme]
