@@ -1,7 +1,6 @@
-// The table that the page opens with: what each policy did at each budget, best first.
-//
-// A subject of page.answer is one trace or model: {subject, heads, outcomes}: the cubes of what policies did to its heads, and of
-// what the model then said; either may be null. A line of the table is a run: {keys, place} say which, the rest is what is known.
+// The table that the page opens with: what each policy did at each budget, best first. A subject of page.answer is one trace or
+// model: {subject, heads, outcomes}: the cubes of what policies did to its heads, and of what the model then said; either may be
+// null. A line of the table is a run: {keys, place} say which, the rest is what is known.
 
 const named = (line, key) => line.keys[key]?.[line.place] ?? null;
 
