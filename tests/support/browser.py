@@ -68,7 +68,7 @@ class Browser:
         return self.call(self.session + "/execute/sync", {"script": script, "args": list(arguments)})
 
     def tools(self, command, **parameters):
-        """A command of the developers' tools."""
+        """A command of the Chrome DevTools Protocol."""
         return self.call(self.session + "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def look(self, width=1100, height=900, scheme="light", media="screen"):
