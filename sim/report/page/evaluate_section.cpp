@@ -88,30 +88,22 @@ Cube retrieval_cube(const JsonField& root) {
 }
 
 void add_outcomes(Section& section, const std::string& cube) {
-  section.add(
-      cube,
-      {.kind = "lines",
-       .title = "Divergence against entries",
-       .how =
-           "KL(full || compressed) of the next token's distribution in nats, mean over tasks; the band is the bootstrap's "
-           "95 % interval. Lower is better.",
-       .x = {"entries", "entries that a step attends to, per KV head", false, true},
-       .y = {"kl", "KL, nats", false, true},
-       .series = "policy",
-       .pick = {{"kind"}},
-       .more = {{"band", {"kl from", "kl to"}}}});
-  section.add(
-      cube,
-      {.kind = "lines",
-       .title = "Loss of likelihood against entries",
-       .how =
-           "-ln p of the given tokens less the full cache's, mean over tasks; the band is the bootstrap's 95 % interval. "
-           "Below 0 the compressed cache predicts better.",
-       .x = {"entries", "entries that a step attends to, per KV head", false, true},
-       .y = {"delta_nll", "ΔNLL, nats"},
-       .series = "policy",
-       .pick = {{"kind"}},
-       .more = {{"band", {"delta_nll from", "delta_nll to"}}}});
+  const auto add = [&](const std::string& outcome, const char* title, const char* of, const char* good,
+                       const FigureAxis& axis) {
+    section.add(cube, {.kind = "lines",
+                       .title = title,
+                       .how = fmt::format(
+                           "{}, mean over tasks; the band is the bootstrap's 95 % interval. {}", of, good),
+                       .x = {"entries", "entries that a step attends to, per KV head", false, true},
+                       .y = axis,
+                       .series = "policy",
+                       .pick = {{"kind"}},
+                       .more = {{"band", {outcome + " from", outcome + " to"}}}});
+  };
+  add("kl", "Divergence against entries", "KL(full || compressed) of the next token's distribution in nats",
+      "Lower is better.", {"kl", "KL, nats", false, true});
+  add("delta_nll", "Loss of likelihood against entries", "-ln p of the given tokens less the full cache's",
+      "Below 0 the compressed cache predicts better.", {"delta_nll", "ΔNLL, nats"});
 }
 
 void add_predictions(Section& section, const std::string& cube, const Cube& numbers) {

@@ -105,12 +105,18 @@ Json layer_keys(const ReplayedTrace& replayed, const std::vector<size_t>& shown)
   return keys;
 }
 
+// A cube with the axes of runs and of the layers that the page has; an axis of heads is to follow.
+Cube runs_and_layers(const ReplayedTrace& replayed) {
+  Cube cube;
+  cube.add_axis(replayed.run_keys());
+  cube.add_axis(layer_keys(replayed, replayed.shown_layers()));
+  return cube;
+}
+
 // L and the like, of each run, layer and query head.
 Cube heads_cube(const ReplayedTrace& replayed) {
   const std::vector<size_t> shown = replayed.shown_layers();
-  Cube cube;
-  cube.add_axis(replayed.run_keys());
-  cube.add_axis(layer_keys(replayed, shown));
+  Cube cube = runs_and_layers(replayed);
   cube.add_counted_axis("head", replayed.query_heads);
   const std::vector<double> none(static_cast<size_t>(replayed.query_heads), kUndefined);
   for (const auto& layers : replayed.layers_of) {
@@ -126,13 +132,11 @@ Cube heads_cube(const ReplayedTrace& replayed) {
 
 // Entries that each KV head has, of each run and layer.
 Cube budgets_cube(const ReplayedTrace& replayed) {
-  const std::vector<size_t> shown = replayed.shown_layers();
-  Cube cube;
-  cube.add_axis(replayed.run_keys());
-  cube.add_axis(layer_keys(replayed, shown));
+  Cube cube = runs_and_layers(replayed);
   cube.add_counted_axis("KV head", replayed.kv_heads);
   for (const auto& layers : replayed.layers_of) {
-    for (const size_t l : shown) cube.append("kept", layers[l].member("kept").numbers(replayed.kv_heads));
+    for (const size_t l : replayed.shown_layers())
+      cube.append("kept", layers[l].member("kept").numbers(replayed.kv_heads));
   }
   return cube;
 }
