@@ -163,6 +163,11 @@ class Figures(BrowserTest):
         self.assertEqual(self.drawn("L against its bound")["marks"], np.isfinite(bounds).sum())
         self.assertEqual(self.drawn("Retrieval")["marks"], 3 * 2)
 
+    def test_of_one_budget_have_more_than_one_tick(self):
+        texts = self.browser.run("return [...document.querySelectorAll(`#${arguments[0]} .axis`)][0].textContent",
+                                 self.page.data["sections"][1]["figures"][0]["id"])
+        self.assertGreater(len(texts), 3, "only 0 is labelled")
+
     def test_of_lines_go_from_left_to_right(self):
         paths = self.browser.run("return [...document.querySelectorAll('figure path[fill=none][stroke-width]')].map(path => path.getAttribute('d'))")
         self.assertGreater(len(paths), 10)

@@ -92,8 +92,8 @@ function ticks(axis, count) {
 function axes(frame, figure, xs, ys) {
   const plot = plotOf(frame, 56, Math.min(320, Math.max(200, frame.width * 0.5))), {width, height} = plot.datum();
   const x = scaleOf(figure.x, xs, [0, width]), y = scaleOf(figure.y, ys, [height, 0]);
-  const [least, most] = d3.extent(xs), between = xs.every(Number.isInteger) ? Math.max(1, most - least) : Infinity;
-  drawAxes(figure, plot, ticks(d3.axisBottom(x), Math.min(between, Math.max(2, width / 80))), ticks(d3.axisLeft(y), 6));
+  const steps = figure.x.from_zero || !xs.every(Number.isInteger) ? Infinity : Math.max(1, d3.max(xs) - d3.min(xs));
+  drawAxes(figure, plot, ticks(d3.axisBottom(x), Math.min(steps, Math.max(2, width / 80))), ticks(d3.axisLeft(y), 6));
   return {x, y, plot};
 }
 
