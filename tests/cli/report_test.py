@@ -232,6 +232,25 @@ class Pages(ReportTest):
         tensor = self.document("diff")["tensors"][0]["tensor"]
         self.assertIn(f"Layer 0, {tensor}, {BASE}+critical at 40% on emulated: 3 of 20 elements are outside their bounds.", page.lines())
 
+    def test_name_so_many_tensors_outside_their_bounds_as_can_be_read(self):
+        def spoil(document):
+            document["tensors"] = [document["tensors"][0] | {"layer": layer, "outside": 3} for layer in range(25)]
+        lines = self.report(self.changed("diff", spoil)).lines()
+        self.assertEqual(sum(line.startswith("Layer ") for line in lines), 20)
+        self.assertIn("5 more tensors have elements outside their bounds: the JSON names them.", lines)
+
+    def test_tell_documents_and_traces_of_one_model_apart(self):
+        def titles(*documents):
+            return [section["title"] for section in self.report(*documents).data["sections"]]
+        model = self.page("replay").data["sections"][0]["title"]
+        other = self.changed("replay", lambda document: None)
+        names = {name: str(path) for name, path in (("first", self.path("replay")), ("second", other))}
+        self.assertEqual(titles(*names.values()), [f"{model} ({names['first']})", f"{model} ({names['second']})"])
+        def again(document):
+            document["traces"].append(document["traces"][0] | {"path": "again.safetensors"})
+        first = self.document("replay")["traces"][0]["path"]
+        self.assertEqual(titles(self.changed("replay", again)), [f"{model}, {first}", f"{model}, again.safetensors"])
+
     def test_name_theorems_that_fail(self):
         def spoil(document):
             document["theorems"][0]["properties"][0]["verdict"] = "violated"

@@ -1,9 +1,15 @@
 #include "agreement_section.hpp"
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <fmt/format.h>
 
 namespace kvbound::sim {
 namespace {
+
+constexpr size_t kMostNamed = 20;  // tensors with outsiders
 
 // "Layer 3, score, snapkv at 5% on emulated: 2 of 500 elements are outside their bounds."
 std::string outsiders(const JudgedTensors& judged, const JsonField& tensor) {
@@ -11,6 +17,22 @@ std::string outsiders(const JudgedTensors& judged, const JsonField& tensor) {
                      tensor.member("layer").integer(), tensor.member("tensor").text(), judged.policy,
                      judged.budget, judged.backend, tensor.member("outside").integer(),
                      tensor.member("judged").integer());
+}
+
+// A line for each of the first tensors that have outsiders, and one for all the others.
+std::vector<std::string> named_outsiders(const std::vector<JudgedTensors>& all) {
+  std::vector<std::string> lines;
+  size_t tensors = 0;
+  for (const JudgedTensors& judged : all) {
+    for (const JsonField& tensor : judged.tensors) {
+      if (tensor.member("outside").integer() > 0 && ++tensors <= kMostNamed)
+        lines.push_back(outsiders(judged, tensor));
+    }
+  }
+  if (tensors > kMostNamed)
+    lines.push_back(fmt::format("{} more tensors have elements outside their bounds: the JSON names them.",
+                                tensors - kMostNamed));
+  return lines;
 }
 
 Cube agreement_cube(const std::vector<JudgedTensors>& all) {
@@ -39,11 +61,7 @@ Cube agreement_cube(const std::vector<JudgedTensors>& all) {
 void add_agreement(Section& section, const std::vector<JudgedTensors>& judged) {
   const Cube cube = agreement_cube(judged);
   if (!cube.says_something("share")) return;
-  for (const JudgedTensors& one : judged) {
-    for (const JsonField& tensor : one.tensors) {
-      if (tensor.member("outside").integer() > 0) section.lines.push_back(outsiders(one, tensor));
-    }
-  }
+  for (std::string& line : named_outsiders(judged)) section.lines.push_back(std::move(line));
   const std::string id = section.add(cube);
   section.add(
       id,

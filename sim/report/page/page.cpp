@@ -1,7 +1,10 @@
 #include "page.hpp"
 
 #include <map>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <openssl/evp.h>
@@ -126,17 +129,49 @@ std::string filled(std::string_view page, const std::map<std::string_view, std::
   return result;
 }
 
+// A name of the page, and what is added to it where another is the same.
+using Name = std::pair<std::string*, std::string>;
+
+void tell_apart(const std::vector<Name>& names) {
+  std::map<std::string, int> uses;
+  for (const auto& [name, addition] : names) ++uses[*name];
+  for (const auto& [name, addition] : names) {
+    if (uses[*name] > 1) *name += addition;
+  }
+}
+
+// Of each document, with sections and subjects that have names of their own.
+std::vector<Contribution> contributions(std::span<const std::unique_ptr<const Document>> documents) {
+  std::vector<Contribution> parts;
+  for (const auto& document : documents)
+    parts.push_back(contribution(*document, fmt::format("part-{}", parts.size() + 1)));
+  std::vector<Name> sections, subjects;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string file = fmt::format(" ({})", documents[i]->path);
+    std::vector<Name> in_file;
+    for (Section& section : parts[i].sections) {
+      in_file.emplace_back(&section.title, fmt::format(", {}", section.source));
+      sections.emplace_back(&section.title, file);
+    }
+    for (Subject& subject : parts[i].subjects) subjects.emplace_back(&subject.name, file);
+    tell_apart(in_file);
+  }
+  tell_apart(sections);
+  tell_apart(subjects);
+  return parts;
+}
+
 }  // namespace
 
 std::string html_page(std::span<const std::unique_ptr<const Document>> documents,
                       const std::string& command) {
   Json data{{"sections", Json::array()}, {"answer", nullptr}, {"provenance", Json::array()}};
   std::vector<Subject> subjects;
-  for (const auto& document : documents) {
-    Contribution part = contribution(*document, fmt::format("part-{}", data["provenance"].size() + 1));
-    for (const Section& section : part.sections) data["sections"].push_back(section.json());
-    subjects.insert(subjects.end(), part.subjects.begin(), part.subjects.end());
-    data["provenance"].push_back(provenance_of(*document, part.facts));
+  const std::vector<Contribution> parts = contributions(documents);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    for (const Section& section : parts[i].sections) data["sections"].push_back(section.json());
+    subjects.insert(subjects.end(), parts[i].subjects.begin(), parts[i].subjects.end());
+    data["provenance"].push_back(provenance_of(*documents[i], parts[i].facts));
   }
   data["answer"] = answer(subjects);
   data["provenance"].push_back(own_provenance(command));

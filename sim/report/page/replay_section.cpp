@@ -258,7 +258,8 @@ void add_budgets(Section& section, const ReplayedTrace& replayed) {
       {.kind = "heatmap",
        .title = "Budgets of KV heads",
        .how =
-           "Entries that each KV head has at the prompt's end, where an allocation or merging makes them differ. The filter by query head does not act on them.",
+           "Entries that each KV head has at the prompt's end, where an allocation or merging makes them differ. The "
+           "filter by query head does not act on them.",
        .x = {"KV head", "KV head"},
        .y = {"layer", "layer"},
        .pick = {{"run", replayed.label(replayed.runs[*run])}, {"budget"}},
@@ -268,6 +269,7 @@ void add_budgets(Section& section, const ReplayedTrace& replayed) {
 Section trace_section(const ReplayedTrace& replayed, const std::string& id) {
   const JsonField& trace = replayed.trace;
   Section section(id, fmt::format("Replay of {}", model_name(trace.member("model"))));
+  section.source = trace.member("path").text();
   section.lines.push_back(fmt::format(
       "{}. {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} of {} decode steps, {}.",
       trace.member("model").any_text(), replayed.layers, trace.member("layers").integer(),

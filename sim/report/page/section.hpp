@@ -48,6 +48,7 @@ struct Section {
   Json json() const;
 
   std::string id, title;
+  std::string source;              ///< what tells it from others of its document: a trace's path
   std::vector<std::string> lines;  ///< sentences below the title
   Json cubes = Json::array(), figures = Json::array();
 };
