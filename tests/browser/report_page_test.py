@@ -33,7 +33,7 @@ return [...document.querySelectorAll('figure')].map(figure => ({
 }));
 """
 
-# Texts that overlap each other or leave their drawing, and boxes that are wider than the page; with an argument also those in boxes
+# Texts that overlap each other or their lines, or leave their drawing, and boxes that are wider than the page; with an argument also those in boxes
 # that scroll.
 COLLISIONS = """
 const found = [], box = element => element.getBoundingClientRect();
@@ -44,6 +44,10 @@ for (const svg of document.querySelectorAll('svg')) {
     const own = box(text), room = box(svg);
     if (own.left < room.left - 1 || own.right > room.right + 1 || own.top < room.top - 1 || own.bottom > room.bottom + 1)
       found.push(`outside: ${text.textContent} in ${svg.closest('figure').id}`);
+    const rule = text.matches('.rule') ? text.previousElementSibling : null, ends = rule && box(rule), parts = [...Array(201).keys()];
+    const on = part => ({x: ends.left + part * ends.width / 200, y: ends.bottom - part * ends.height / 200});  // rules do not fall
+    if (rule && parts.map(on).some(({x, y}) => own.left < x && x < own.right && own.top < y && y < own.bottom))
+      found.push(`${text.textContent} on its line in ${svg.closest('figure').id}`);
     for (const other of texts.slice(i + 1))
       if (turned(text) === turned(other) && !turned(text) && meet(own, box(other))) found.push(`${text.textContent} | ${other.textContent} in ${svg.closest('figure').id}`);
   }
@@ -295,20 +299,31 @@ class Answers(BrowserTest):
         self.assertEqual(len(rows), len(replayed))
         for row in rows:
             self.assertEqual(row[headings.index("bytes at the prompt's end")], f"{replayed[row[0], row[1]]:g}")
-        for kind in ("needle, answers", "prose"):
-            means = {}
-            for summary in evaluated["summaries"]:
-                if summary["kind"] == kind.split(",")[0]:
-                    run = evaluated["runs"][summary["run"]]
-                    means["critical" in run["policy"], run["budget"]] = summary["kl"]["mean"], summary["bytes"]
-            for row in rows:
-                KL = row[headings.index(f"KL, {kind}")]
-                if row[0] in (BASE, f"{BASE}+critical"):
-                    kl, size = means["critical" in row[0], row[1]]
-                    self.assertEqual(float(KL.split()[0]), float(f"{kl:.4g}"))
-                    self.assertEqual(float(row[headings.index(f"bytes, {kind}")]), float(f"{size:.4g}" if size % 1 else size))
-                else:
-                    self.assertEqual(KL, "–")
+        kinds = ("needle, answers", "prose")
+        summaries = {(one["kind"], one["run"]): one for one in evaluated["summaries"]}
+        runs = {("critical" in run["policy"], run["budget"]): r for r, run in enumerate(evaluated["runs"])}
+        for row in rows:
+            outcomes = [row[headings.index(name)] for name in (*(f"KL, {kind}" for kind in kinds), "bytes in tasks")]
+            if row[0] not in (BASE, f"{BASE}+critical"):
+                self.assertEqual(outcomes, ["–"] * 3)
+                continue
+            own = [summaries[kind.split(",")[0], runs["critical" in row[0], row[1]]] for kind in kinds]
+            self.assertEqual([float(text.split()[0]) for text in outcomes[:2]], [float(f"{one['kl']['mean']:.4g}") for one in own])
+            self.assertAlmostEqual(int(outcomes[2]), np.mean([one["bytes"] for one in own]), delta=0.51)
+
+    def test_of_many_kinds_of_tasks_fit_on_paper(self):
+        documents = {name: json.loads((self.maker.folder / f"{name}.json").read_text("utf-8")) for name in ("replay", "evaluate")}
+        documents["replay"]["traces"][0]["model"] = documents["evaluate"]["model"]["name"]
+        for name in ("kinds", "summaries"):
+            documents["evaluate"][name] = [one | {"kind": f"{one['kind']}-{i}"} for one in documents["evaluate"][name] for i in range(3)]
+        documents["evaluate"]["correlations"] = []
+        for name, document in documents.items():
+            (self.maker.folder / f"many-{name}.json").write_text(json.dumps(document), "utf-8")
+        path = self.make_page("many.html", "many-replay.json", "many-evaluate.json")
+        self.browser.look(**LOOKS["print"])
+        self.browser.open(path)
+        self.assertEqual(len(self.answer()[0]), 7 + 6 + 1)
+        self.assertEqual(self.browser.run(COLLISIONS, True), [])
 
     def answer(self):
         return self.browser.run("""
@@ -364,11 +379,27 @@ class Controls(BrowserTest):
         self.browser.run("[...document.querySelectorAll('#filters button')].at(-1).click()")
         self.assertEqual(self.drawn("Perturbation against budget")["marks"], 8)
 
+    def test_links_within_the_page_keep_the_view(self):
+        self.filter("budget", "20%")
+        before = self.drawn(), self.browser.run("return location.hash")
+        titles = [section["title"] for section in self.page.data["sections"]]
+        self.assertEqual(self.browser.run("return [...document.querySelectorAll('#contents a')].map(link => link.textContent)"), titles)
+        self.browser.run("[...document.querySelectorAll('#contents a')].at(-1).click()")
+        self.eventually(lambda: self.browser.run("return location.hash") == before[1], "the address is another one")
+        self.assertEqual((self.drawn(), self.browser.run("return location.hash")), before)
+        self.assertLess(abs(self.browser.run("return [...document.querySelectorAll('#sections section')].at(-1).getBoundingClientRect().top")), 60)
+
+    def test_budgets_are_in_their_order(self):
+        self.assertEqual(list(dict.fromkeys(keys(self.page.cube_of("Perturbation"), "budget"))), ["40%", "20%"])
+        boxes = self.browser.run("return [...document.querySelectorAll('[name=budget]')].map(box => box.value)")
+        self.assertEqual(boxes, sorted(boxes, key=lambda budget: int(budget[:-1])))
+        self.assertEqual([row[1] for row in Answers.answer(self)[1]], 4 * ["20%"] + 4 * ["40%"])
+
     def test_a_list_that_is_none_is_marked_and_does_nothing(self):
         before = self.drawn()
         for text in ("2-x", "5-3", ",", "1," * 200 + "1"):
             self.filter("layer", text)
-            self.assertEqual(self.browser.run("return document.querySelector('[name=layer]').getAttribute('aria-invalid')"), "true")
+            self.assertTrue(self.browser.run("return document.querySelector('[name=layer]').matches(':invalid')"))
             self.assertEqual(self.drawn(), before)
 
     def test_where_nothing_passes_figures_say_so(self):
@@ -448,6 +479,14 @@ class Looks(BrowserTest):
             self.browser.look(scheme=scheme)
             papers.append(self.browser.run("return getComputedStyle(document.body).backgroundColor"))
         self.assertEqual(papers, ["rgb(255, 255, 255)", "rgb(21, 23, 25)"])
+
+    def test_lines_through_their_names_are_found(self):
+        self.browser.run("""
+            const rule = document.querySelector('.rule'), end = name => Number(rule.previousElementSibling.getAttribute(name));
+            rule.setAttribute('x', (end('x1') + end('x2')) / 2);
+            rule.setAttribute('y', (end('y1') + end('y2')) / 2 + 4);
+        """)
+        self.assertRegex("\n".join(self.browser.run(COLLISIONS)), "on its line")
 
     def test_collisions_are_found(self):
         self.browser.run("document.querySelector('svg .x-label').setAttribute('y', 5); document.querySelector('svg .x-label').setAttribute('x', 0)")

@@ -62,8 +62,8 @@ function columnsOf(lines) {
     ['improved heads', line => line.improved === undefined ? null : `${(100 * line.improved).toFixed(1)} %`],
     [`violations${whole}`, line => named(line, 'violations')],
     [`bytes at the prompt's end${whole}`, line => named(line, 'bytes')],
-    ...tasks.flatMap(task => [[`KL, ${task}${whole}`, line => line.outcomes?.get(task)?.kl],
-                              [`bytes, ${task}${whole}`, line => line.outcomes?.get(task)?.bytes]])];
+    ...tasks.map(task => [`KL, ${task}${whole}`, line => line.outcomes?.get(task)?.kl]),
+    [`bytes in tasks${whole}`, line => line.outcomes && Math.round(d3.mean([...line.outcomes.values()], one => one.bytes))]];
 }
 
 const estimateText = ({mean, low, high}) =>
@@ -74,7 +74,7 @@ function rowsOf(lines, columns) {
   const kl = line => d3.mean([...(line.outcomes?.values() ?? [])], outcome => outcome.kl.mean);
   const ranks = line => [line.relative?.mean, line.L, kl(line)].map(value => value ?? Infinity);
   const order = (a, b) => d3.range(3).map(i => d3.ascending(ranks(a)[i], ranks(b)[i])).find(Boolean) ?? 0;
-  return [...new Set(lines.map(line => named(line, 'budget')))].flatMap(budget => {
+  return [...new Set(lines.map(line => named(line, 'budget')))].sort(byNumber).flatMap(budget => {
     const own = lines.filter(line => named(line, 'budget') === budget).sort(order);
     return own.map(line => columns.map(([, value]) => {
       const cell = value(line);

@@ -33,9 +33,8 @@ const stroke = style => ({stroke: style.colour, 'stroke-width': 1.8, 'stroke-das
 
 // The rows of each series: {name, style, rows}. A figure without series has one that has no name.
 function bySeries(figure, rows) {
-  const [key] = figure.series, named = row => key ? row[0] : '';
-  const names = [...new Set(rows.map(named))];
-  return names.map(name => ({name, style: styleOf(key, name), rows: rows.filter(row => named(row) === name)}));
+  const [key] = figure.series, named = row => key ? row[0] : '', of = name => rows.filter(row => named(row) === name);
+  return [...new Set(rows.map(named))].map(name => ({name, style: styleOf(key, name), rows: of(name)}));
 }
 
 // A mark's title: all that its row says.
@@ -46,21 +45,21 @@ function point(plot, x, y, style, frame, row) {
   titled(add(plot, 'path', {d: style.symbol, transform: `translate(${x},${y})`, fill: style.colour}), frame, row);
 }
 
-// A straight line with its name. Without y it is vertical, over the whole height.
-function rule(plot, x, y, [[x0, y0], [x1, y1]], name) {
-  const down = value => y ? y(value) : value * plot.datum().height;
-  add(plot, 'line', {x1: x(x0), y1: down(y0), x2: x(x1), y2: down(y1), stroke: 'var(--ink)', 'stroke-dasharray': '4 3'});
-  const [shift, anchor] = x(x1) > 120 ? [-5, 'end'] : [5, 'start'];
-  label(plot, name, x(x1) + shift, Math.max(10, (y ? down(y1) : 0) - 5), anchor, 'rule');
+// A straight line that does not fall to the right, with its name left above `at` of it, or right below where there is no room.
+function rule(plot, [x0, y0], [x1, y1], name, at) {
+  add(plot, 'line', {x1: x0, y1: y0, x2: x1, y2: y1, stroke: 'var(--ink)', 'stroke-dasharray': '4 3'});
+  const x = x0 + at * (x1 - x0), y = y0 + at * (y1 - y0), isLeft = x > 120;
+  label(plot, name, x + (isLeft ? -6 : 6), isLeft ? Math.max(10, y - 6) : y + 13, isLeft ? 'end' : 'start', 'rule');
 }
 
 const label = (parent, text, x, y, anchor, name) =>
     add(parent, 'text', {class: name, x, y, 'text-anchor': anchor, fill: 'var(--ink)'}).text(text);
 
-// A scale over numbers: of a logarithmic one, those above 0.
+// A scale over numbers: of a logarithmic one, those above 0, with room for marks at its ends.
 function scaleOf(axis, numbers, range) {
   const log = axis.scale === 'log', [least, most] = d3.extent(numbers.filter(number => !log || number > 0));
-  if (log) return d3.scaleLog(least === most ? [least / 2, most * 2] : [least, most], range);
+  const room = least === most ? 2 : (most / least) ** 0.03;
+  if (log) return d3.scaleLog([least / room, most * room], range);
   const from = axis.from_zero ? Math.min(0, least) : least;
   return d3.scaleLinear(from === most ? [from - 0.5, most + 0.5] : [from, most], range).nice();
 }
@@ -121,7 +120,7 @@ function bands(frame, figure, columns, lines) {
 function dotAxes(frame, figure, ids, text, numbers) {
   const left = Math.min(frame.width * 0.45, 16 + widest(ids.map(text)));
   const plot = plotOf(frame, left, ids.length * 20 + 8), {width, height} = plot.datum();
-  const x = scaleOf(figure.x, numbers, [0, width]).nice(), y = d3.scaleBand(ids, [0, height]);
+  const x = scaleOf(figure.x, numbers, [0, width]), y = d3.scaleBand(ids, [0, height]);
   drawAxes(figure, plot, ticks(d3.axisBottom(x), Math.max(2, width / 90)),
            d3.axisLeft(y).tickFormat(id => shortened(text(id), left)));
   return {x, y, plot};

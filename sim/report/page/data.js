@@ -13,6 +13,8 @@ const cubes = new Map(sections.flatMap(section => section.cubes.map(cube => [cub
 // What is shown: for each key a test that its values pass (none: all do), and for each figure's picks the value chosen.
 const view = {filters: new Map(), picks: new Map()};
 
+// Budgets by their numbers; what does not begin with a number stays where it is.
+const byNumber = (a, b) => parseFloat(a) - parseFloat(b);
 const axisOf = (cube, key) => cube.axes.findIndex(axis => key in axis.keys);
 // x / y; 0 / 0 is 0, and what is no number remains none.
 const ratio = (x, y) => x === null || y === null || (y === 0 && x !== 0) ? null : x === 0 ? 0 : x / y;

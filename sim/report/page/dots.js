@@ -16,11 +16,11 @@ kinds.dots = {
     const shown = drawable.filter(row => largest.has(row)), left = drawable.length - shown.length;
     const id = row => row.slice(0, V).join('\n'), text = one => one.split('\n').slice(figure.series.length).join(', ');
     const numbers = [...shown.map(row => row[V]), figure.limit?.at ?? shown[0][V]];
-    const {x, y, plot} = dotAxes(frame, figure, shown.map(id), text, numbers);
+    const {x, y, plot} = dotAxes(frame, figure, shown.map(id), text, numbers), limit = figure.limit && x(figure.limit.at);
     const series = bySeries(figure, shown), down = row => y(id(row)) + y.bandwidth() / 2;
     for (const row of shown) add(plot, 'line', {x2: plot.datum().width, y1: down(row), y2: down(row), stroke: 'var(--edge)'});
     for (const {style, rows} of series) for (const row of rows) point(plot, x(row[V]), down(row), style, frame, row);
-    if (figure.limit) rule(plot, x, null, [[figure.limit.at, 0], [figure.limit.at, 1]], figure.limit.name);
+    if (figure.limit) rule(plot, [limit, 0], [limit, plot.datum().height], figure.limit.name, 0);
     return {legend: series, note: [counted(left, 'smaller ones are not drawn; the table has all.'), unplaced(rows, drawable)]};
   },
 };

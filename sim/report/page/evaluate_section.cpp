@@ -177,7 +177,9 @@ void add_retrieval(Section& section, const JsonField& root) {
        .x = {"tokens", "prompt tokens"},
        .y = {"depth", "depth"},
        .pick = {{"policy", policy}, {"budget"}},
-       .more = {{"value", {{"value", "exact"}, {"label", "exact answers"}}}, {"scale", "sequential"}}});
+       .more = {{"value", {{"value", "exact"}, {"label", "exact answers"}}},
+                {"scale", "sequential"},
+                {"domain", {0, 1}}}});
 }
 
 }  // namespace

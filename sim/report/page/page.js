@@ -23,14 +23,10 @@ const filtersText = () => fieldsOf().map(({key, value}) => `only ${key} ${value.
 
 // Takes the filters from the form, and draws.
 function readForm() {
-  view.filters.clear();
-  for (const {key, value} of fieldsOf()) {
-    const test = LISTS.includes(key) ? listed(value[0]) : name => value.includes(String(name));
-    if (test) view.filters.set(key, test);
-  }
-  form.selectAll('input[type=text]').attr('aria-invalid', function() {
-    return this.value.trim() && !listed(this.value) ? 'true' : null;
-  });
+  const testOf = (key, values) => LISTS.includes(key) ? listed(values[0]) : name => values.includes(String(name));
+  view.filters = new Map(fieldsOf().map(({key, value}) => [key, testOf(key, value)]).filter(([, test]) => test));
+  for (const input of form.selectAll('input[type=text]').nodes())
+    input.setCustomValidity(input.value.trim() && !listed(input.value) ? 'A list such as 0,3-5 is expected.' : '');
   drawAnswer(d3.select('#answer'));
   for (const draw of draws) draw();
 }
@@ -53,7 +49,7 @@ function keepView() {
 
 function drawFilters() {
   for (const name of ['policy', 'backend', 'budget', ...LISTS]) {
-    const values = known(name);
+    const values = known(name).sort(byNumber);
     if (values.length < (name === 'backend' ? 2 : 1)) continue;
     if (LISTS.includes(name)) {
       add(form.append('label').text(`${name}s `), 'input', {type: 'text', name, placeholder: 'all, or 0,3-5'});
@@ -72,7 +68,8 @@ function drawFilters() {
 }
 
 function drawSection(section) {
-  const box = d3.select('#sections').append('section').attr('id', section.id);
+  const box = add(d3.select('#sections'), 'section', {id: section.id});
+  add(d3.select('#contents').append('li'), 'a', {href: `#${section.id}`}).text(section.title);
   box.append('h2').text(section.title);
   box.selectAll('p').data(section.lines).enter().append('p').text(line => line);
   for (const figure of section.figures) draws.push(mount(figure, box));
@@ -89,6 +86,7 @@ drawFilters();
 sections.forEach(drawSection);
 page.provenance.forEach(drawProvenance);
 readView();
-window.addEventListener('hashchange', readView);
+// A link to a part of the page leaves the view as it is.
+window.addEventListener('hashchange', () => document.getElementById(location.hash.slice(1)) ? keepView() : readView());
 let width = innerWidth;
 window.addEventListener('resize', () => { if (innerWidth !== width) readForm(width = innerWidth); });

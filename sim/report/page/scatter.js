@@ -26,9 +26,9 @@ kinds.scatter = {
     const {x, y, plot} = axes(frame, figure, points.map(row => row[X]), ys);
     const [x0, x1] = x.domain(), [y0, y1] = y.domain();
     for (const {name, slope, level} of lines) {
-      if (level !== undefined) rule(plot, x, y, [[x1, level], [x0, level]], name);
-      const [from, to] = [Math.max(x0, y0 / slope), Math.min(x1, y1 / slope)];
-      if (from < to) rule(plot, x, y, [[from, slope * from], [to, slope * to]], name);
+      const at = value => [x(value), y(level ?? slope * value)];
+      const [from, to] = slope ? [Math.max(x0, y0 / slope), Math.min(x1, y1 / slope)] : [x0, x1];
+      if (from < to) rule(plot, at(from), at(to), name, slope ? 0.7 : 0);
     }
     for (const {style, rows} of bySeries(figure, points))
       for (const row of rows) point(plot, x(row[X]), y(row[Y]), style, frame, row);
