@@ -191,6 +191,19 @@ class Figures(BrowserTest):
         properties = len(keys(self.page.cube_of("Cases"), "property"))
         self.assertEqual(self.drawn("Cases")["marks"], properties)
 
+    def test_of_dots_have_their_intervals(self):
+        ends = self.browser.run("""
+            const figure = document.querySelector(`#${arguments[0]}`), dots = [...figure.querySelectorAll('.mark')];
+            return dots.map(dot => ['x1', 'x2'].map(name => Number(dot.previousElementSibling?.getAttribute(name))));
+        """, self.page.figure("Rank correlation")["id"])
+        rows = [[float(cell) for cell in row[1:4]] for row in self.rows("Rank correlation")]
+        self.assertEqual(len(rows), self.drawn("Rank correlation")["marks"])
+        self.assertTrue(any(low < high for _, low, high in rows))
+        self.assertTrue(any(left < right for left, right in ends))
+        for mean, low, high in rows:
+            self.assertLessEqual(low - 1e-6, mean)
+            self.assertLessEqual(mean, high + 1e-6)
+
     def test_show_means_and_quartiles_of_what_their_data_have(self):
         cube = self.page.cube_of("Perturbation against budget")
         relative = column(cube, "relative")

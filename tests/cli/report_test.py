@@ -110,6 +110,9 @@ class Numbers(ReportTest):
         correlations = [one for one in document["correlations"] if one["indicator"] == "perturbation"]
         cube = page.cube_of("Rank correlation")
         self.assert_same(cube, "correlation", [one["of_means"] for one in correlations])
+        for end, name in (("from", "low"), ("to", "high")):
+            interval = [(one["of_means_interval"] or {name: one["of_means"]})[name] for one in correlations]
+            self.assert_same(cube, f"correlation {end}", interval)
         self.assertEqual(set(keys(cube, "of")), {f"{outcome}, {budget}" for outcome in ("KL", "ΔNLL")
                                                  for budget in ("budget 20%", "budget 40%", "all budgets together")})
 

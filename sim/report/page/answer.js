@@ -6,16 +6,11 @@ const named = (line, key) => line.keys[key]?.[line.place] ?? null;
 
 // L of each run over the heads that pass, its ratio to the base's, and how many heads improve.
 function openLoop(cube) {
-  const axis = axisOf(cube, 'run'), {keys, size} = cube.axes[axis];
-  const pairOf = reader(cube, {column: 'perturbation', beside: true});
-  const own = d3.range(size).map(() => []), pairs = d3.range(size).map(() => []);
-  eachRow(cube, {}, (row, places) => {
-    const L = cube.columns.perturbation[row], pair = pairOf(row, places);
-    if (L !== null) own[places[axis]].push(L);
-    if (pair !== null) pairs[places[axis]].push(pair);
-  });
-  const lines = own.map((all, place) => ({keys, place, L: d3.mean(all)})).filter(line => line.L !== undefined);
-  return lines.map(line => ({...line, ...againstBase(pairs[line.place], keys.base[line.place] === line.place)}));
+  const {keys} = cube.axes[axisOf(cube, 'place')];
+  const ofRuns = value => grouped(cube, {}, ['place'], value).groups.map(({names: [place], values}) => [place, values]);
+  const pairs = new Map(ofRuns({column: 'perturbation', beside: true}));
+  return ofRuns('perturbation').map(([place, values]) =>
+      ({keys, place, L: d3.mean(values), ...againstBase(pairs.get(place) ?? [], keys.base[place] === place)}));
 }
 
 function againstBase(pairs, isBase) {

@@ -45,11 +45,11 @@ function point(plot, x, y, style, frame, row) {
   titled(add(plot, 'path', {d: style.symbol, transform: `translate(${x},${y})`, fill: style.colour}), frame, row);
 }
 
-// A straight line that does not fall to the right, with its name left above `at` of it, or right below where there is no room.
+// A straight line that does not fall, with its name left above `at` of it, or right below; above the drawing if it is upright.
 function rule(plot, [x0, y0], [x1, y1], name, at) {
   add(plot, 'line', {x1: x0, y1: y0, x2: x1, y2: y1, stroke: 'var(--ink)', 'stroke-dasharray': '4 3'});
   const x = x0 + at * (x1 - x0), y = y0 + at * (y1 - y0), isLeft = x > 120;
-  label(plot, name, x + (isLeft ? -6 : 6), isLeft ? Math.max(10, y - 6) : y + 13, isLeft ? 'end' : 'start', 'rule');
+  label(plot, name, x + (isLeft ? -6 : 6), y + (isLeft || x0 === x1 ? -6 : 13), isLeft ? 'end' : 'start', 'rule');
 }
 
 const label = (parent, text, x, y, anchor, name) =>

@@ -71,10 +71,10 @@ function grouped(cube, picked, keys, value) {
   return {groups: [...groups.values()], without};
 }
 
-// A figure's statistic for each group, behind the group's names.
-function summarised(figure, ...of) {
-  const {groups, without} = grouped(...of);
-  return {rows: groups.map(({names, values}) => [...names, statistics[figure.statistic](values)]), without};
+// A figure's summary of each group, behind the group's names.
+function summarised(figure, cube, ...of) {
+  const {groups, without} = grouped(cube, ...of);
+  return {rows: groups.map(group => [...group.names, ...summary(figure, cube, group)]), without};
 }
 
 const FEWEST_PAIRS = 10;  // that have an interval
@@ -93,7 +93,7 @@ const statistics = {
   'change of the mean': pairs => ratioOfMeans(pairs).mean - 1,
 };
 
-// Bands of lines.
+// Bands.
 const bandsOf = {
   quartiles: values => {
     const sorted = Float64Array.from(values).sort();
@@ -101,3 +101,10 @@ const bandsOf = {
   },
   'interval of the change': pairs => [ratioOfMeans(pairs).low - 1, ratioOfMeans(pairs).high - 1],
 };
+
+// A group's statistic, and the ends of its band if the figure has one: by one of bandsOf, or from two columns.
+function summary({statistic, band}, cube, {values, row}) {
+  const ends = Array.isArray(band) ? band.map(column => cube.columns[column][row]) : band ? bandsOf[band](values) : [];
+  return [statistics[statistic](values), ...ends];
+}
+const bandNames = figure => figure.band ? ['band from', 'band to'] : [];

@@ -1,12 +1,12 @@
-// Dots in rows: a statistic of a column for each value of some keys. {x, labels, series, statistic, limit}: `limit` is a line
-// that dots are held against; `series` tells them apart.
+// Dots in rows: a statistic of a column for each value of some keys. {x, labels, series, statistic, band, limit}: `limit` is
+// a line that dots are held against; `series` tells them apart.
 
 const MOST_DOTS = 60;
 
 kinds.dots = {
   numbers(figure, cube, picked) {
     const keys = [...figure.series, ...figure.labels];
-    return {headings: [...keys, figure.x.label], ...summarised(figure, cube, picked, keys, figure.x.value)};
+    return {headings: [...keys, figure.x.label, ...bandNames(figure)], ...summarised(figure, cube, picked, keys, figure.x.value)};
   },
 
   draw(frame, figure, rows) {
@@ -15,11 +15,15 @@ kinds.dots = {
     const largest = new Set([...drawable].sort((a, b) => b[V] - a[V]).slice(0, MOST_DOTS));
     const shown = drawable.filter(row => largest.has(row)), left = drawable.length - shown.length;
     const id = row => row.slice(0, V).join('\n'), text = one => one.split('\n').slice(figure.series.length).join(', ');
-    const numbers = [...shown.map(row => row[V]), figure.limit?.at ?? shown[0][V]];
+    const numbers = [...shown.flatMap(row => row.slice(V)), figure.limit?.at ?? shown[0][V]];
     const {x, y, plot} = dotAxes(frame, figure, shown.map(id), text, numbers), limit = figure.limit && x(figure.limit.at);
     const series = bySeries(figure, shown), down = row => y(id(row)) + y.bandwidth() / 2;
     for (const row of shown) add(plot, 'line', {x2: plot.datum().width, y1: down(row), y2: down(row), stroke: 'var(--edge)'});
-    for (const {style, rows} of series) for (const row of rows) point(plot, x(row[V]), down(row), style, frame, row);
+    for (const {style, rows} of series) {
+      for (const row of figure.band ? rows : [])
+        add(plot, 'line', {x1: x(row[V + 1]), x2: x(row[V + 2]), y1: down(row), y2: down(row), ...stroke(style)});
+      for (const row of rows) point(plot, x(row[V]), down(row), style, frame, row);
+    }
     if (figure.limit) rule(plot, [limit, 0], [limit, plot.datum().height], figure.limit.name, 0);
     return {legend: series, note: [counted(left, 'smaller ones are not drawn; the table has all.'), unplaced(rows, drawable)]};
   },

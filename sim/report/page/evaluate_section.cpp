@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -29,13 +30,18 @@ Json run_keys(const JsonField& root, bool full_cache) {
   return keys;
 }
 
-void append_estimate(Cube& cube, const std::string& name, const JsonField* summary, const char* member) {
-  const auto estimate = summary ? summary->optional_member(member) : std::nullopt;
-  const auto interval = estimate ? estimate->optional_member("interval") : std::nullopt;
-  const double mean = estimate ? estimate->member("mean").number() : kUndefined;
+// A number and its interval, in columns `name`, `name from` and `name to`: without an interval, the number itself.
+void append_interval(Cube& cube, const std::string& name, double mean,
+                     const std::optional<JsonField>& interval) {
   cube.append(name, mean);
   cube.append(name + " from", interval ? interval->member("low").number() : mean);
   cube.append(name + " to", interval ? interval->member("high").number() : mean);
+}
+
+void append_estimate(Cube& cube, const std::string& name, const JsonField* summary, const char* member) {
+  const auto estimate = summary ? summary->optional_member(member) : std::nullopt;
+  append_interval(cube, name, estimate ? estimate->member("mean").number() : kUndefined,
+                  estimate ? estimate->optional_member("interval") : std::nullopt);
 }
 
 // Outcomes of each kind of task and run.
@@ -141,7 +147,8 @@ Cube correlations_cube(const JsonField& root) {
     if (one.member("indicator").text() != "perturbation") continue;
     keys["kind"].push_back(kind_of(one));
     keys["of"].push_back(correlated(one));
-    cube.append("correlation", one.member("of_means").number_or_nan());
+    append_interval(cube, "correlation", one.member("of_means").number_or_nan(),
+                    one.optional_member("of_means_interval"));
   }
   if (!keys.empty()) cube.add_axis(std::move(keys));
   return cube;
@@ -155,12 +162,15 @@ void add_correlations(Section& section, const JsonField& root) {
       {.kind = "dots",
        .title = "Rank correlation of L with what the model says",
        .how =
-           "Spearman's correlation of the runs' means over tasks: 1 if L orders the policies as the outcome does, 0 by chance. "
-           "With all budgets together it is mostly the budget that orders them. Filters by policy do not act on it.",
+           "Spearman's correlation of the runs' means over tasks: 1 if L orders the policies as the outcome does, 0 by chance; "
+           "with the bootstrap's 95 % interval. With all budgets together it is mostly the budget that orders them. "
+           "Filters by policy do not act on it.",
        .x = {"correlation", "rank correlation", false, true},
        .y = {"", "outcome"},
        .pick = {{"kind"}},
-       .more = {{"labels", {"of"}}, {"limit", {{"at", 1}, {"name", "the same order"}}}}});
+       .more = {{"labels", {"of"}},
+                {"band", {"correlation from", "correlation to"}},
+                {"limit", {{"at", 1}, {"name", "the same order"}}}}});
 }
 
 void add_retrieval(Section& section, const JsonField& root) {

@@ -1,16 +1,10 @@
-// Lines: a statistic of a column along a key, a line for each series, with a band. {x, y, series, statistic, band}: the band is
-// the name of one of bandsOf, or those of two columns.
+// Lines: a statistic of a column along a key, a line for each series, with a band. {x, y, series, statistic, band}.
 
 kinds.lines = {
   numbers(figure, cube, picked) {
     const {groups, without} = grouped(cube, picked, [...figure.series, figure.x.value], figure.y.value);
-    const rows = groups.map(({names, values, row}) => {
-      const band = Array.isArray(figure.band) ? figure.band.map(column => cube.columns[column][row])
-                   : figure.band ? bandsOf[figure.band](values) : [];
-      return [...names, statistics[figure.statistic](values), ...band, values.length];
-    });
-    const band = figure.band ? ['band from', 'band to'] : [];
-    return {headings: [...figure.series, figure.x.label, figure.y.label, ...band, 'numbers'], rows, without};
+    const rows = groups.map(group => [...group.names, ...summary(figure, cube, group), group.values.length]);
+    return {headings: [...figure.series, figure.x.label, figure.y.label, ...bandNames(figure), 'numbers'], rows, without};
   },
 
   draw(frame, figure, rows) {

@@ -77,6 +77,7 @@ Json ReplayedTrace::run_keys() const {
   for (const JsonField& run : runs) {
     const auto found = bases.find({run.member("budget").text(), run.member("backend").text()});
     const auto violations = run.optional_member("violations");
+    keys["place"].push_back(keys["place"].size());
     keys["run"].push_back(label(run));
     keys["policy"].push_back(brief(run.member("policy").text()));
     keys["canonical"].push_back(run.member("policy").text());
