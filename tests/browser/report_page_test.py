@@ -466,6 +466,17 @@ class Looks(BrowserTest):
                     (Path(PICTURES) / f"{name}.png").write_bytes(self.browser.picture())
                 self.assertEqual(self.browser.run(COLLISIONS, name == "print"), [])  # paper cannot be scrolled
 
+    def test_axes_of_numbers_have_two_labels(self):
+        kinds = {figure["id"]: figure["kind"] for figure in self.page.figures()}
+        for name, look in LOOKS.items():
+            self.browser.look(**look)
+            self.browser.open(self.path)
+            labels = self.browser.run("""
+                const axis = figure => [...figure.querySelector('.axis').querySelectorAll('text')].filter(text => text.textContent);
+                return [...document.querySelectorAll('figure')].map(figure => [figure.id, axis(figure).length]);
+            """)
+            self.assertEqual([(name, id) for id, count in labels if kinds[id] != "heatmap" and count < 2], [])
+
     def test_paper_says_what_is_picked_and_filtered(self):
         self.browser.open(self.path, "#layer=0-1")
         self.browser.look(**LOOKS["print"])

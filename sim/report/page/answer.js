@@ -61,8 +61,7 @@ function columnsOf(lines) {
     [`bytes in tasks${whole}`, line => line.outcomes && Math.round(d3.mean([...line.outcomes.values()], one => one.bytes))]];
 }
 
-const estimateText = ({mean, low, high}) =>
-    shortNumber(mean) + (low < high ? ` [${shortNumber(low)}, ${shortNumber(high)}]` : '');
+const estimated = ({mean, low, high}) => shortNumber(mean) + (low < high ? ` [${shortNumber(low)}, ${shortNumber(high)}]` : '');
 
 // The lines of each budget by L / base, then those that have L alone, then those that have KL alone.
 function rowsOf(lines, columns) {
@@ -74,7 +73,7 @@ function rowsOf(lines, columns) {
     return own.map(line => columns.map(([, value]) => {
       const cell = value(line);
       if (typeof cell !== 'object' || cell === null) return {text: shortNumber(cell), title: named(line, 'canonical')};
-      return {text: estimateText(cell), best: isBest(cell, [...new Set(own.map(value).filter(Boolean))])};
+      return {text: estimated(cell), best: isBest(cell, [...new Set(own.map(value).filter(Boolean))])};
     }));
   });
 }

@@ -80,11 +80,13 @@ function drawAxes(figure, plot, bottomAxis, leftAxis) {
   label(plot, figure.y.label, 4 - left, -12, 'start', 'y-label');
 }
 
-// About so many ticks of an axis. A logarithmic one of less than a decade has those of a linear one.
+// About so many ticks of an axis. A logarithmic one of less than a decade has those of a linear one, of less than two 1, 2 and 5.
 function ticks(axis, count) {
   const [least, most] = axis.scale().domain(), short = value => d3.format(value < 1e-3 || value >= 1e5 ? '~e' : '~g')(value);
   if (!axis.scale().base) return axis.ticks(count);
-  return most / least < 10 ? axis.tickValues(d3.ticks(least, most, count / 2)).tickFormat(short) : axis.ticks(count * 0.8, short);
+  if (most / least < 10) return axis.tickValues(d3.ticks(least, most, Math.max(3, count / 2))).tickFormat(short);
+  const labels = value => '125'.includes(value.toExponential()[0]) ? short(value) : '';
+  return most / least < 100 ? axis.tickFormat(labels) : axis.ticks(count * 0.8, short);
 }
 
 // Two axes of numbers.
