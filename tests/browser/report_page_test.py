@@ -192,17 +192,32 @@ class Figures(BrowserTest):
         self.assertEqual(self.drawn("Cases")["marks"], properties)
 
     def test_of_dots_have_their_intervals(self):
-        ends = self.browser.run("""
-            const figure = document.querySelector(`#${arguments[0]}`), dots = [...figure.querySelectorAll('.mark')];
-            return dots.map(dot => ['x1', 'x2'].map(name => Number(dot.previousElementSibling?.getAttribute(name))));
+        drawn = self.browser.run("""
+            const all = selector => [...document.querySelectorAll(`#${arguments[0]} ${selector}`)];
+            const dots = all('.mark').map(mark => Number(/translate\\(([^,]+),/.exec(mark.getAttribute('transform'))[1]));
+            return [dots, ...['x1', 'x2'].map(name => all('.interval').map(line => Number(line.getAttribute(name))))];
         """, self.page.figure("Rank correlation")["id"])
-        rows = [[float(cell) for cell in row[1:4]] for row in self.rows("Rank correlation")]
-        self.assertEqual(len(rows), self.drawn("Rank correlation")["marks"])
-        self.assertTrue(any(low < high for _, low, high in rows))
-        self.assertTrue(any(left < right for left, right in ends))
-        for mean, low, high in rows:
-            self.assertLessEqual(low - 1e-6, mean)
-            self.assertLessEqual(mean, high + 1e-6)
+        numbers = np.array([[float(cell) for cell in row[1:4]] for row in self.rows("Rank correlation")]).T  # means, lows, highs
+        places = np.array(drawn)
+        self.assertEqual(places.shape, numbers.shape)
+        self.assertTrue((numbers[1] < numbers[2]).any())
+        slope, origin = np.polyfit(numbers.ravel(), places.ravel(), 1)
+        np.testing.assert_allclose(places, slope * numbers + origin, atol=0.01)
+
+    def test_of_points_have_their_diagonal_whatever_the_filters(self):
+        for layer in range(3):
+            for head in range(4):
+                self.browser.open(self.path, f"#layer={layer}&head={head}")
+                self.assertTrue(self.browser.run("return document.querySelector(`#${arguments[0]} .rule`) !== null",
+                                                 self.page.figure("L against its bound")["id"]))
+
+    def test_of_one_budget_have_bands_that_are_seen(self):
+        self.browser.open(self.path, "#budget=20%25")
+        boxes = self.browser.run("""
+            return [...document.querySelectorAll(`#${arguments[0]} .band`)].map(band => [band.getAttribute('stroke'), band.getBBox().height]);
+        """, self.page.figure("Perturbation against budget")["id"])
+        self.assertEqual(len(boxes), 4)
+        self.assertTrue(all(stroke and height > 0 for stroke, height in boxes))
 
     def test_show_means_and_quartiles_of_what_their_data_have(self):
         cube = self.page.cube_of("Perturbation against budget")
@@ -245,7 +260,7 @@ class Figures(BrowserTest):
                                        relative if len(relative) == 3 else 3 * relative, rtol=1e-3)
 
     def test_say_how_many_places_have_no_number(self):
-        self.assertEqual(self.drawn("L against its bound")["note"], "24 places have no number.")
+        self.assertEqual(self.drawn("L against its bound")["note"], "Places without a number: 24.")
 
     def test_say_in_marks_what_they_show(self):
         titles = self.drawn("L against its bound")["titles"]
@@ -255,7 +270,7 @@ class Figures(BrowserTest):
 class Answers(BrowserTest):
     def test_begin_the_page_and_are_what_the_figures_say(self):
         headings, rows = self.answer()
-        self.assertEqual(headings, ["policy", "budget", "L", "L / base", "improved heads", "violations", "bytes at the prompt's end"])
+        self.assertEqual(headings, ["policy", "budget", "L", "L / base", "improved heads", "violations", "MB at the prompt's end"])
         cube = self.page.cube_of("Perturbation against budget")
         numbers, places = column(cube, "perturbation"), list(zip(keys(cube, "policy"), keys(cube, "budget")))
         self.assertEqual(len(rows), len(places))
@@ -296,7 +311,7 @@ class Answers(BrowserTest):
     def test_have_no_interval_of_few_heads(self):
         Controls.filter(self, "layer", "0-1")
         headings, rows = self.answer()
-        self.assertEqual(headings[-2:], ["violations, whole run", "bytes at the prompt's end, whole run"])
+        self.assertEqual(headings[-2:], ["violations, whole run", "MB at the prompt's end, whole run"])
         self.assertTrue(all("[" not in row[3] for row in rows))
         self.assertEqual(self.browser.run("return document.querySelector('#answer table').querySelectorAll('.best').length"), 0)
 
@@ -311,18 +326,18 @@ class Answers(BrowserTest):
                             keys(self.page.cube_of("Perturbation"), "bytes")))
         self.assertEqual(len(rows), len(replayed))
         for row in rows:
-            self.assertEqual(row[headings.index("bytes at the prompt's end")], f"{replayed[row[0], row[1]]:g}")
+            self.assertAlmostEqual(float(row[headings.index("MB at the prompt's end")]), replayed[row[0], row[1]] / 1e6, delta=1e-6)
         kinds = ("needle, answers", "prose")
         summaries = {(one["kind"], one["run"]): one for one in evaluated["summaries"]}
         runs = {("critical" in run["policy"], run["budget"]): r for r, run in enumerate(evaluated["runs"])}
         for row in rows:
-            outcomes = [row[headings.index(name)] for name in (*(f"KL, {kind}" for kind in kinds), "bytes in tasks")]
+            outcomes = [row[headings.index(name)] for name in (*(f"KL, {kind}" for kind in kinds), "MB in tasks")]
             if row[0] not in (BASE, f"{BASE}+critical"):
                 self.assertEqual(outcomes, ["–"] * 3)
                 continue
             own = [summaries[kind.split(",")[0], runs["critical" in row[0], row[1]]] for kind in kinds]
             self.assertEqual([float(text.split()[0]) for text in outcomes[:2]], [float(f"{one['kl']['mean']:.4g}") for one in own])
-            self.assertAlmostEqual(int(outcomes[2]), np.mean([one["bytes"] for one in own]), delta=0.51)
+            self.assertAlmostEqual(1e6 * float(outcomes[2]) / np.mean([one["bytes"] for one in own]), 1, delta=1e-3)
 
     def test_of_many_kinds_of_tasks_fit_on_paper(self):
         documents = {name: json.loads((self.maker.folder / f"{name}.json").read_text("utf-8")) for name in ("replay", "evaluate")}
@@ -378,7 +393,7 @@ class Controls(BrowserTest):
         self.assertIn("Nothing passes the filters", self.drawn(title)["note"])
 
     def test_enter_in_a_field_sends_nothing(self):
-        self.browser.run("document.querySelector('[name=layer]').focus()")
+        self.browser.run("document.querySelector('#filtering').open = true; document.querySelector('[name=layer]').focus()")
         self.browser.press(ENTER)
         self.assertEqual(self.browser.run("return location.protocol"), "file:")
 
@@ -444,6 +459,7 @@ class Controls(BrowserTest):
         return path.read_bytes()
 
     def test_all_are_reached_by_the_keyboard(self):
+        self.browser.run("for (const box of document.querySelectorAll('nav details, #filtering')) box.open = true")
         wanted = self.browser.run("return document.querySelectorAll('input, select, button, summary, a[href], .scroll').length")
         self.browser.run("window.reached = new Set(); document.addEventListener('focusin', event => reached.add(event.target))")
         for _ in range(wanted + 5):
@@ -451,7 +467,7 @@ class Controls(BrowserTest):
         self.assertEqual(self.browser.run("return reached.size"), wanted)
 
     def test_numbers_open_by_the_keyboard(self):
-        self.browser.run("document.querySelector('summary').focus()")
+        self.browser.run("document.querySelector('.numbers summary').focus()")
         self.browser.press(ENTER)
         self.eventually(lambda: self.browser.run("return document.querySelectorAll('details tbody tr').length") > 0, "no numbers")
 
@@ -467,15 +483,15 @@ class Looks(BrowserTest):
                 self.assertEqual(self.browser.run(COLLISIONS, name == "print"), [])  # paper cannot be scrolled
 
     def test_axes_of_numbers_have_two_labels(self):
-        kinds = {figure["id"]: figure["kind"] for figure in self.page.figures()}
+        numbered = {figure["id"]: {"lines": 2, "scatter": 2, "dots": 1}.get(figure["kind"], 0) for figure in self.page.figures()}
         for name, look in LOOKS.items():
             self.browser.look(**look)
             self.browser.open(self.path)
             labels = self.browser.run("""
-                const axis = figure => [...figure.querySelector('.axis').querySelectorAll('text')].filter(text => text.textContent);
-                return [...document.querySelectorAll('figure')].map(figure => [figure.id, axis(figure).length]);
+                const count = axis => [...axis.querySelectorAll('text')].filter(text => text.textContent).length;
+                return [...document.querySelectorAll('figure')].map(figure => [figure.id, [...figure.querySelectorAll('.axis')].map(count)]);
             """)
-            self.assertEqual([(name, id) for id, count in labels if kinds[id] != "heatmap" and count < 2], [])
+            self.assertEqual([(name, id) for id, counts in labels if any(count < 2 for count in counts[:numbered[id]])], [])
 
     def test_paper_says_what_is_picked_and_filtered(self):
         self.browser.open(self.path, "#layer=0-1")
@@ -486,7 +502,17 @@ class Looks(BrowserTest):
         """)
         self.assertEqual(shown[1:], [False, False])
         self.assertIn("budget 40%; only layer 0-1", shown[0])
-        self.assertIn("only layer 0-1", shown[0])
+
+    def test_say_only_of_filters_that_act_what_is_shown(self):
+        def texts():
+            return self.browser.run("return [...document.querySelectorAll('.shown, #answer .note')].map(text => text.textContent)")
+        self.browser.open(self.path, "#layer=2-x")
+        self.assertFalse(any("only" in text for text in texts()))
+        self.browser.open(self.path, "#policy=snapkv:window=4%2Bcritical")
+        said = texts()
+        self.assertTrue(said[0].startswith("only policy"))
+        acts = [any("policy" in axis["keys"] for axis in self.page.cubes[figure["cube"]]["axes"]) for figure in self.page.figures()]
+        self.assertEqual(["only policy" in text for text in said[-len(acts):]], acts)
 
     def test_texts_have_contrast(self):
         for name, look in LOOKS.items():

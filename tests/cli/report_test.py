@@ -235,12 +235,22 @@ class Pages(ReportTest):
         tensor = self.document("diff")["tensors"][0]["tensor"]
         self.assertIn(f"Layer 0, {tensor}, {BASE}+critical at 40% on emulated: 3 of 20 elements are outside their bounds.", page.lines())
 
-    def test_name_so_many_tensors_outside_their_bounds_as_can_be_read(self):
+    def test_name_tensors_without_a_number(self):
+        def spoil(document):
+            for tensor in document["tensors"]:
+                if tensor["worst"]:
+                    tensor["worst"] |= {"error": None, "share": None}
+                    tensor["outside"] = tensor["judged"]
+        page = self.report(self.changed("diff", spoil))
+        self.assertEqual(sum("are outside their bounds" in line for line in page.lines()),
+                         min(20, sum(bool(tensor["worst"]) for tensor in self.document("diff")["tensors"])))
+
+    def test_name_the_first_of_many_tensors_outside_their_bounds(self):
         def spoil(document):
             document["tensors"] = [document["tensors"][0] | {"layer": layer, "outside": 3} for layer in range(25)]
         lines = self.report(self.changed("diff", spoil)).lines()
         self.assertEqual(sum(line.startswith("Layer ") for line in lines), 20)
-        self.assertIn("5 more tensors have elements outside their bounds: the JSON names them.", lines)
+        self.assertIn("Tensors with elements outside their bounds that only the JSON names: 5.", lines)
 
     def test_tell_documents_and_traces_of_one_model_apart(self):
         def titles(*documents):
@@ -253,6 +263,8 @@ class Pages(ReportTest):
             document["traces"].append(document["traces"][0] | {"path": "again.safetensors"})
         first = self.document("replay")["traces"][0]["path"]
         self.assertEqual(titles(self.changed("replay", again)), [f"{model}, {first}", f"{model}, again.safetensors"])
+        prove = self.path("prove")
+        self.assertEqual(titles(prove, prove), [f"Theorems ({prove})", f"Theorems ({prove}), 2"])
 
     def test_name_theorems_that_fail(self):
         def spoil(document):

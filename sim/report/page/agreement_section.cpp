@@ -30,7 +30,7 @@ std::vector<std::string> named_outsiders(const std::vector<JudgedTensors>& all) 
     }
   }
   if (tensors > kMostNamed)
-    lines.push_back(fmt::format("{} more tensors have elements outside their bounds: the JSON names them.",
+    lines.push_back(fmt::format("Tensors with elements outside their bounds that only the JSON names: {}.",
                                 tensors - kMostNamed));
   return lines;
 }
@@ -60,8 +60,8 @@ Cube agreement_cube(const std::vector<JudgedTensors>& all) {
 
 void add_agreement(Section& section, const std::vector<JudgedTensors>& judged) {
   const Cube cube = agreement_cube(judged);
-  if (!cube.says_something("share")) return;
   for (std::string& line : named_outsiders(judged)) section.lines.push_back(std::move(line));
+  if (!cube.says_something("share")) return;
   const std::string id = section.add(cube);
   section.add(
       id,
@@ -69,7 +69,7 @@ void add_agreement(Section& section, const std::vector<JudgedTensors>& judged) {
        .title = "Agreement with the reference: errors beside their bounds",
        .how =
            "Each point is the element of a tensor that uses most of its bound, in units of the tensor. Above the diagonal it "
-           "would be wrong. Choices without fault have no number.",
+           "would be wrong. Choices without fault have no number, nor has what is not finite.",
        .x = {"bound", "derived bound of the error", true},
        .y = {"error", "error", true},
        .series = "tensor",

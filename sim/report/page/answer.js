@@ -47,6 +47,9 @@ function linesOf(subject) {
 const isBest = (estimate, all) => all.length > 1 && all.every(one => one.has_interval) &&
                                   all.every(other => other === estimate || estimate.high < other.low);
 
+const megabytes = bytes => bytes === null ? null : bytes / 1e6;
+const meanBytes = outcomes => megabytes(d3.mean([...outcomes.values()], outcome => outcome.bytes) ?? null);
+
 // The columns: a name, and what it says of a line; null: nothing.
 function columnsOf(lines) {
   const tasks = [...new Set(lines.flatMap(line => [...(line.outcomes?.keys() ?? [])]))];
@@ -56,9 +59,9 @@ function columnsOf(lines) {
     ['L', line => line.L], ['L / base', line => line.relative],
     ['improved heads', line => line.improved === undefined ? null : `${(100 * line.improved).toFixed(1)} %`],
     [`violations${whole}`, line => named(line, 'violations')],
-    [`bytes at the prompt's end${whole}`, line => named(line, 'bytes')],
+    [`MB at the prompt's end${whole}`, line => megabytes(named(line, 'bytes'))],
     ...tasks.map(task => [`KL, ${task}${whole}`, line => line.outcomes?.get(task)?.kl]),
-    [`bytes in tasks${whole}`, line => line.outcomes && Math.round(d3.mean([...line.outcomes.values()], one => one.bytes))]];
+    [`MB in tasks${whole}`, line => line.outcomes?.size === tasks.length ? meanBytes(line.outcomes) : null]];
 }
 
 const estimated = ({mean, low, high}) => shortNumber(mean) + (low < high ? ` [${shortNumber(low)}, ${shortNumber(high)}]` : '');
@@ -68,7 +71,7 @@ function rowsOf(lines, columns) {
   const kl = line => d3.mean([...(line.outcomes?.values() ?? [])], outcome => outcome.kl.mean);
   const ranks = line => [line.relative?.mean, line.L, kl(line)].map(value => value ?? Infinity);
   const order = (a, b) => d3.range(3).map(i => d3.ascending(ranks(a)[i], ranks(b)[i])).find(Boolean) ?? 0;
-  return [...new Set(lines.map(line => named(line, 'budget')))].sort(byNumber).flatMap(budget => {
+  return [...new Set(lines.map(line => named(line, 'budget')))].sort(byBudget).flatMap(budget => {
     const own = lines.filter(line => named(line, 'budget') === budget).sort(order);
     return own.map(line => columns.map(([, value]) => {
       const cell = value(line);
@@ -81,11 +84,11 @@ function rowsOf(lines, columns) {
 function drawAnswer(parent) {
   parent.selectAll('*').remove();
   d3.select('#policies').attr('hidden', page.answer.length > 0 ? null : '');
-  parent.append('p').attr('class', 'shown').text(filtersText());
   for (const subject of page.answer) {
     const lines = linesOf(subject);
     const columns = columnsOf(lines).filter(([, value]) => lines.some(line => (value(line) ?? null) !== null));
     parent.append('h3').text(subject.subject);
+    parent.append('p').attr('class', 'note').text(filtersText(cubes.get(subject.heads ?? subject.outcomes)));
     tableOf(add(parent, 'div', {class: 'scroll', tabindex: 0}), columns.map(([name]) => name), rowsOf(lines, columns));
   }
 }

@@ -11,14 +11,12 @@ const add = (parent, name, attributes) =>
 // The rows that have places on the axes of a figure: on a logarithmic one only numbers above 0 have.
 const fits = (axis, number) => Number.isFinite(number) && (axis.scale !== 'log' || number > 0);
 const placed = (figure, rows, X, Y) => rows.filter(row => fits(figure.x, row[X]) && (!Y || fits(figure.y, row[Y])));
-const counted = (count, text) => count > 0 ? `${count} ${text}` : '';
-const unplaced = (rows, drawable) =>
-    counted(rows.length - drawable.length, 'have no place on the axes, such as 0 on a logarithmic one.');
-const leftOut = (all, shown) => counted(all.length - shown.length, 'more series are not drawn: filter, or see the table.');
+const counted = (text, count) => count > 0 ? `${text}: ${count}.` : '';
+const unplaced = (rows, shown) => counted('Without a place on the axes (0 on a logarithmic one)', rows.length - shown.length);
+const leftOut = (all, shown) => counted('Series that are not drawn (filter, or see the table)', all.length - shown.length);
 
 // A number in four significant digits; other values as they are.
-const shortNumber = value => typeof value !== 'number' ? String(value ?? '–')
-                             : Number.isInteger(value) ? String(value)
+const shortNumber = value => typeof value !== 'number' || Number.isInteger(value) ? String(value ?? '–')
                              : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(3)
                              : String(Number(value.toPrecision(4)));
 
@@ -45,7 +43,8 @@ function point(plot, x, y, style, frame, row) {
   titled(add(plot, 'path', {d: style.symbol, transform: `translate(${x},${y})`, fill: style.colour}), frame, row);
 }
 
-// A straight line that does not fall, with its name left above `at` of it, or right below; above the drawing if it is upright.
+// A straight line that does not fall, with its name beside the point `at` of the way along it: left above, or right below where
+// there is no room; that of an upright line stands above the drawing.
 function rule(plot, [x0, y0], [x1, y1], name, at) {
   add(plot, 'line', {x1: x0, y1: y0, x2: x1, y2: y1, stroke: 'var(--ink)', 'stroke-dasharray': '4 3'});
   const x = x0 + at * (x1 - x0), y = y0 + at * (y1 - y0), isLeft = x > 120;
@@ -58,7 +57,7 @@ const label = (parent, text, x, y, anchor, name) =>
 // A scale over numbers: of a logarithmic one, those above 0, with room for marks at its ends.
 function scaleOf(axis, numbers, range) {
   const log = axis.scale === 'log', [least, most] = d3.extent(numbers.filter(number => !log || number > 0));
-  const room = least === most ? 2 : (most / least) ** 0.03;
+  const room = least === most ? 2 : Math.exp(0.03 * (Math.log(most) - Math.log(least)));
   if (log) return d3.scaleLog([least / room, most * room], range);
   const from = axis.from_zero ? Math.min(0, least) : least;
   return d3.scaleLinear(from === most ? [from - 0.5, most + 0.5] : [from, most], range).nice();
@@ -80,11 +79,12 @@ function drawAxes(figure, plot, bottomAxis, leftAxis) {
   label(plot, figure.y.label, 4 - left, -12, 'start', 'y-label');
 }
 
-// About so many ticks of an axis. A logarithmic one of less than a decade has those of a linear one, of less than two 1, 2 and 5.
+// About so many ticks of an axis: of a logarithmic one of less than a decade at round numbers, of less than two at 1, 2 and 5.
 function ticks(axis, count) {
   const [least, most] = axis.scale().domain(), short = value => d3.format(value < 1e-3 || value >= 1e5 ? '~e' : '~g')(value);
-  if (!axis.scale().base) return axis.ticks(count);
-  if (most / least < 10) return axis.tickValues(d3.ticks(least, most, Math.max(3, count / 2))).tickFormat(short);
+  const enough = from => d3.range(from, from + 9).find(many => d3.ticks(least, most, many).length > 1);  // for two ticks
+  if (!axis.scale().base) return axis.ticks(count < 2 ? count : enough(count));
+  if (most / least < 10) return axis.tickValues(d3.ticks(least, most, enough(Math.max(3, count / 2)))).tickFormat(short);
   const labels = value => '125'.includes(value.toExponential()[0]) ? short(value) : '';
   return most / least < 100 ? axis.tickFormat(labels) : axis.ticks(count * 0.8, short);
 }

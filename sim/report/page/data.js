@@ -13,8 +13,8 @@ const cubes = new Map(sections.flatMap(section => section.cubes.map(cube => [cub
 // What is shown: for each key a test that its values pass (none: all do), and for each figure's picks the value chosen.
 const view = {filters: new Map(), picks: new Map()};
 
-// Budgets by their numbers; what does not begin with a number stays where it is.
-const byNumber = (a, b) => parseFloat(a) - parseFloat(b);
+// Budgets in their order: shares, then counts.
+const byBudget = (a, b) => String(b).endsWith('%') - String(a).endsWith('%') || parseFloat(a) - parseFloat(b);
 const axisOf = (cube, key) => cube.axes.findIndex(axis => key in axis.keys);
 // x / y; 0 / 0 is 0, and what is no number remains none.
 const ratio = (x, y) => x === null || y === null || (y === 0 && x !== 0) ? null : x === 0 ? 0 : x / y;
@@ -93,12 +93,8 @@ const statistics = {
   'change of the mean': pairs => ratioOfMeans(pairs).mean - 1,
 };
 
-// Bands.
 const bandsOf = {
-  quartiles: values => {
-    const sorted = Float64Array.from(values).sort();
-    return [d3.quantile(sorted, 0.25), d3.quantile(sorted, 0.75)];
-  },
+  quartiles: values => [0.25, 0.75].map(share => d3.quantile(Float64Array.from(values).sort(), share)),
   'interval of the change': pairs => [ratioOfMeans(pairs).low - 1, ratioOfMeans(pairs).high - 1],
 };
 

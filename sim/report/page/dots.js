@@ -20,10 +20,11 @@ kinds.dots = {
     const series = bySeries(figure, shown), down = row => y(id(row)) + y.bandwidth() / 2;
     for (const row of shown) add(plot, 'line', {x2: plot.datum().width, y1: down(row), y2: down(row), stroke: 'var(--edge)'});
     for (const {style, rows} of series) for (const row of rows) {
-      if (figure.band) add(plot, 'line', {x1: x(row[V + 1]), x2: x(row[V + 2]), y1: down(row), y2: down(row), ...stroke(style)});
+      const band = figure.band ? {class: 'interval', x1: x(row[V + 1]), x2: x(row[V + 2]), y1: down(row), y2: down(row)} : null;
+      if (band) add(plot, 'line', {...band, ...stroke(style)});
       point(plot, x(row[V]), down(row), style, frame, row);
     }
     if (figure.limit) rule(plot, [limit, 0], [limit, plot.datum().height], figure.limit.name, 0);
-    return {legend: series, note: [counted(left, 'smaller ones are not drawn; the table has all.'), unplaced(rows, drawable)]};
+    return {legend: series, note: [counted('Smaller ones, which only the table has', left), unplaced(rows, drawable)]};
   },
 };

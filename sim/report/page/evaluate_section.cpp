@@ -162,9 +162,9 @@ void add_correlations(Section& section, const JsonField& root) {
       {.kind = "dots",
        .title = "Rank correlation of L with what the model says",
        .how =
-           "Spearman's correlation of the runs' means over tasks: 1 if L orders the policies as the outcome does, 0 by chance; "
-           "with the bootstrap's 95 % interval. With all budgets together it is mostly the budget that orders them. "
-           "Filters by policy do not act on it.",
+           "Spearman's correlation of the runs' means over tasks: 1 if L orders the policies as the outcome does, about 0 by chance; "
+           "with the bootstrap's 95 % interval. With all budgets together, the budgets order them, too. "
+           "Filters do not act on it.",
        .x = {"correlation", "rank correlation", false, true},
        .y = {"", "outcome"},
        .pick = {{"kind"}},
@@ -212,7 +212,8 @@ Contribution evaluate_contribution(const Document& document, const std::string& 
   facts.emplace_back("tasks", root.member("tasks_file").member("path").text());
   facts.emplace_back("SHA-256 of the tasks", root.member("tasks_file").member("sha256").text());
   facts.emplace_back("seed of the bootstrap", std::to_string(root.member("seed").integer()));
-  return {{std::move(section)}, {{name, name, cube, true}}, std::move(facts)};
+  const std::string origin = fmt::format("{}, backend {}", document.path, root.member("backend").text());
+  return {{std::move(section)}, {{name, name, cube, true, origin}}, std::move(facts)};
 }
 
 }  // namespace kvbound::sim

@@ -11,8 +11,7 @@ function mount(figure, parent) {
   const controls = box.append('p').attr('class', 'controls'), shown = box.append('p').attr('class', 'shown');
   const drawing = box.append('div').attr('class', 'drawing'), note = box.append('p').attr('class', 'note').attr('role', 'status');
   const details = box.append('details').attr('class', 'numbers');
-  details.append('summary').text('Numbers');
-  details.on('toggle', () => fillTable(details, current));
+  details.on('toggle', () => fillTable(details, current)).append('summary').text('Numbers');
   const files = box.append('p').attr('class', 'files');
   let current = {headings: [], rows: []};
   for (const [name, save] of Object.entries(savers)) {
@@ -24,13 +23,13 @@ function mount(figure, parent) {
     const picked = {};
     for (const pick of figure.pick) picked[pick.key] = pickOne(controls, figure, cube, pick, picked, draw);
     current = {picked, ...kind.numbers(figure, cube, picked)};
-    current.shown = [...Object.entries(picked).map(pair => pair.join(' ')), filtersText()].filter(Boolean).join('; ');
+    current.shown = [...Object.entries(picked).map(pair => pair.join(' ')), filtersText(cube)].filter(Boolean).join('; ');
     shown.text(current.shown);
     drawing.selectAll('*').remove();
     fillTable(details, current);
     const notes = current.rows.length > 0 ? drawOn(drawing, figure, kind, current)
                                           : ['Nothing passes the filters, or no number is defined.'];
-    note.text([...notes, counted(current.without, 'places have no number.')].filter(Boolean).join(' '));
+    note.text([...notes, counted('Places without a number', current.without)].filter(Boolean).join(' '));
   };
 }
 

@@ -13,11 +13,13 @@ kinds.lines = {
     const drawable = placed(figure, rows, X, Y).filter(row => ends(row).every(Number.isFinite));
     if (drawable.length === 0) return {note: NO_PLACE};
     const {x, y, plot} = axes(frame, figure, drawable.map(row => row[X]), drawable.flatMap(ends));
-    const lines = bySeries(figure, drawable), shown = lines.slice(0, MOST_SERIES), opacity = 0.3 / (1 + shown.length);
+    const lines = bySeries(figure, drawable), shown = lines.slice(0, MOST_SERIES);
     const at = row => x(row[X]), line = d3.line().x(at).y(row => y(row[Y]));
     const area = d3.area().x(at).y0(row => y(row[LOW])).y1(row => y(row[HIGH]));
     for (const {rows} of shown) rows.sort((a, b) => a[X] - b[X]);
-    for (const {style, rows} of figure.band ? shown : []) add(plot, 'path', {d: area(rows), fill: style.colour, opacity});
+    const faint = {class: 'band', 'fill-opacity': 0.3 / (1 + shown.length), 'stroke-opacity': 0.4};  // of one number: its stroke
+    for (const {style: {colour}, rows} of figure.band ? shown : [])
+      add(plot, 'path', {d: area(rows), fill: colour, stroke: colour, ...faint});
     for (const {style, rows} of shown) {
       add(plot, 'path', {d: line(rows), fill: 'none', ...stroke(style)});
       for (const row of rows) point(plot, at(row), y(row[Y]), style, frame, row);

@@ -77,7 +77,9 @@ Json answer(const std::vector<Subject>& subjects) {
     if (subject.is_outcome) continue;
     const auto outcome = outcomes.find(subject.model);
     joined[subject.model] = true;
-    all.push_back({{"subject", subject.name},
+    all.push_back({{"subject", outcome == outcomes.end()
+                                   ? subject.name
+                                   : fmt::format("{}; KL from {}", subject.name, outcome->second->origin)},
                    {"heads", subject.cube},
                    {"outcomes", outcome == outcomes.end() ? Json() : Json(outcome->second->cube)}});
   }
@@ -140,6 +142,15 @@ void tell_apart(const std::vector<Name>& names) {
   }
 }
 
+// The second of the same names gets a 2, and so on.
+void number_the_same(const std::vector<Name>& names) {
+  std::map<std::string, int> uses;
+  for (const auto& [name, addition] : names) {
+    const int use = ++uses[*name];
+    if (use > 1) *name += fmt::format(", {}", use);
+  }
+}
+
 // Of each document, with sections and subjects that have names of their own.
 std::vector<Contribution> contributions(std::span<const std::unique_ptr<const Document>> documents) {
   std::vector<Contribution> parts;
@@ -158,6 +169,8 @@ std::vector<Contribution> contributions(std::span<const std::unique_ptr<const Do
   }
   tell_apart(sections);
   tell_apart(subjects);
+  number_the_same(sections);
+  number_the_same(subjects);
   return parts;
 }
 

@@ -19,7 +19,9 @@ function listed(text) {
 // The filters, {name: values as the form has them}.
 const fieldsOf = () => d3.nest().key(([name]) => name).rollup(pairs => pairs.map(pair => pair[1]))
     .entries([...new FormData(form.node())].filter(([, value]) => value.trim() !== ''));
-const filtersText = () => fieldsOf().map(({key, value}) => `only ${key} ${value.join(', ')}`).join('; ');
+// Those that act on a cube.
+const filtersText = cube => fieldsOf().filter(({key}) => view.filters.has(key) && axisOf(cube, key) >= 0)
+    .map(({key, value}) => `only ${key} ${value.join(', ')}`).join('; ');
 
 // Takes the filters from the form, and draws.
 function readForm() {
@@ -49,7 +51,7 @@ function keepView() {
 
 function drawFilters() {
   for (const name of ['policy', 'backend', 'budget', ...LISTS]) {
-    const values = known(name).sort(byNumber);
+    const values = name === 'budget' ? known(name).sort(byBudget) : known(name);
     if (values.length < (name === 'backend' ? 2 : 1)) continue;
     if (LISTS.includes(name)) {
       add(form.append('label').text(`${name}s `), 'input', {type: 'text', name, placeholder: 'all, or 0,3-5'});

@@ -5,15 +5,11 @@ const MOST_POINTS = 2000;
 
 kinds.scatter = {
   numbers(figure, cube, picked) {
-    const keys = [...figure.series, ...figure.labels], rows = [];
+    const keys = [...figure.series, ...figure.labels], all = [];
     const readers = [...keys, figure.x.value, figure.y.value].map(value => reader(cube, value));
-    let without = 0;
-    eachRow(cube, picked, (row, places) => {
-      const numbers = readers.map(read => read(row, places));
-      if (numbers.includes(null)) ++without;
-      else rows.push(numbers);
-    });
-    return {headings: [...keys, figure.x.label, figure.y.label], rows, without};
+    eachRow(cube, picked, (row, places) => all.push(readers.map(read => read(row, places))));
+    const rows = all.filter(row => !row.includes(null));
+    return {headings: [...keys, figure.x.label, figure.y.label], rows, without: all.length - rows.length};
   },
 
   draw(frame, figure, rows) {
@@ -22,8 +18,8 @@ kinds.scatter = {
     const all = shown.flatMap(one => one.rows), points = thinned(all, figure.diagonal ? row => row[Y] / row[X] : null);
     if (points.length === 0) return {note: NO_PLACE};
     const lines = figure.diagonal ? [{name: figure.diagonal, slope: 1}] : figure.ceilings || [];
-    const ys = [...points.map(row => row[Y]), ...lines.flatMap(line => line.level ?? [])];
-    const {x, y, plot} = axes(frame, figure, points.map(row => row[X]), ys);
+    const xs = points.map(row => row[X]), others = figure.diagonal ? xs : lines.flatMap(line => line.level ?? []);
+    const {x, y, plot} = axes(frame, figure, xs, [...points.map(row => row[Y]), ...others]);
     const [x0, x1] = x.domain(), [y0, y1] = y.domain();
     for (const {name, slope, level} of lines) {
       const at = value => [x(value), y(level ?? slope * value)];

@@ -13,7 +13,7 @@ namespace kvbound::sim {
 
 /// An axis of a figure, or what its colours mean.
 struct FigureAxis {
-  Json value;         ///< a key, a column, {column, over} or {column, against} (data.js)
+  Json value;         ///< a key, a column, {column, against} or {column, beside} (data.js)
   std::string label;  ///< with its unit
   bool logarithmic = false;
   bool from_zero = false;
@@ -62,6 +62,7 @@ struct Subject {
   std::string model;        ///< as the document says; outcomes of the same model are joined
   std::string cube;         ///< the cube's id
   bool is_outcome = false;  ///< of `evaluate`
+  std::string origin = {};  ///< of outcomes: the document, and the backend that computed them
 };
 
 /// What a document gives to the page.

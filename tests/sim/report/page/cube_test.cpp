@@ -24,8 +24,17 @@ TEST(Cube, HasAxesWithKeysAndColumnsOfNumbers) {
 TEST(Cube, HasNumbersInSixDigits) {
   Cube cube;
   cube.add_counted_axis("i", 6);
-  cube.append("x", std::array{123456.7, 1234567.0, 1.23456789e-12, -2.0, 1e300, 0.0});
-  EXPECT_EQ(cube.json("c")["columns"]["x"].dump(), "[123457,1234570,1.23457e-12,-2,1e+300,0]");
+  cube.append("x", std::array{123456.7, 1234567.0, 1.23456789e-12, -2.0, 1e60, 0.0});
+  EXPECT_EQ(cube.json("c")["columns"]["x"].dump(), "[123457,1234570,1.23457e-12,-2,1e+60,0]");
+}
+
+TEST(Cube, HasNoNumbersWhoseSquaresDoublesDoNotHave) {
+  Cube cube;
+  cube.add_counted_axis("i", 4);
+  cube.append("x", std::array{1e80, -1e300, 1e-80, -1e-300});
+  EXPECT_EQ(cube.json("c")["columns"]["x"].dump(), "[null,null,0,0]");
+  cube.append("large", 1e300);
+  EXPECT_FALSE(cube.says_something("large"));
 }
 
 TEST(Cube, SaysSomethingIfAColumnHasANumber) {
