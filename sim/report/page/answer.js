@@ -8,9 +8,11 @@ const named = (line, key) => line.keys[key]?.[line.place] ?? null;
 function openLoop(cube) {
   const {keys} = cube.axes[axisOf(cube, 'place')];
   const ofRuns = value => grouped(cube, {}, ['place'], value).groups.map(({names: [place], values}) => [place, values]);
-  const pairs = new Map(ofRuns({column: 'perturbation', beside: true}));
-  return ofRuns('perturbation').map(([place, values]) =>
-      ({keys, place, L: d3.mean(values), ...againstBase(pairs.get(place) ?? [], keys.base[place] === place)}));
+  const [own, pairs] = ['perturbation', {column: 'perturbation', beside: true}].map(value => new Map(ofRuns(value)));
+  return ofRuns('place').map(([place, heads]) => {
+    const ofAll = values => values?.length === heads.length ? values : [];  // without a number of some head there is no mean
+    return {keys, place, L: d3.mean(ofAll(own.get(place))), ...againstBase(ofAll(pairs.get(place)), keys.base[place] === place)};
+  });
 }
 
 function againstBase(pairs, isBase) {
@@ -88,7 +90,8 @@ function drawAnswer(parent) {
     const lines = linesOf(subject);
     const columns = columnsOf(lines).filter(([, value]) => lines.some(line => (value(line) ?? null) !== null));
     parent.append('h3').text(subject.subject);
-    parent.append('p').attr('class', 'note').text(filtersText(cubes.get(subject.heads ?? subject.outcomes)));
+    const note = lines.length > 0 ? filtersText(cubes.get(subject.heads ?? subject.outcomes)) : 'Nothing passes the filters.';
+    parent.append('p').attr('class', 'note').text(note);
     tableOf(add(parent, 'div', {class: 'scroll', tabindex: 0}), columns.map(([name]) => name), rowsOf(lines, columns));
   }
 }

@@ -9,12 +9,13 @@
 namespace kvbound::sim {
 namespace {
 
-// In a page: sums of squares and ratios of such numbers have exponents that doubles have.
+// In a page: the square of the ratio of two such numbers is one that doubles have.
 constexpr double kLargest = 1e75;
 
-// The number in six significant digits; null if it is not finite or too large to be drawn, 0 if it is too small.
+// The number in six significant digits; null if it is not finite. One that is too large to be drawn is kLargest, 0 if too small.
 Json rounded(double number) {
-  if (!std::isfinite(number) || std::abs(number) > kLargest) return nullptr;
+  if (!std::isfinite(number)) return nullptr;
+  number = std::clamp(number, -kLargest, kLargest);
   if (std::abs(number) < 1 / kLargest) return 0;
   char buffer[32];
   const auto written = std::to_chars(buffer, buffer + sizeof buffer, number, std::chars_format::general, 6);
@@ -46,7 +47,7 @@ void Cube::append(const std::string& column, std::span<const double> numbers) {
 bool Cube::says_something(const std::string& column) const {
   const auto found = columns_.find(column);
   return found != columns_.end() &&
-         std::ranges::any_of(found->second, [](double number) { return !rounded(number).is_null(); });
+         std::ranges::any_of(found->second, [](double number) { return std::isfinite(number); });
 }
 
 int64_t Cube::rows() const {

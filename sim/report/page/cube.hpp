@@ -31,7 +31,7 @@ class Cube {
   /// Whether a column has a number at all.
   bool says_something(const std::string& column) const;
   int64_t rows() const;
-  /// As data.js reads it: numbers in six significant digits, none beyond 1e75, and 0 below 1e-75.
+  /// As data.js reads it: numbers in six significant digits, of a size of at most 1e75, and 0 if below 1e-75.
   Json json(const std::string& id) const;
 
  private:
