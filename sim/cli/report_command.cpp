@@ -20,7 +20,7 @@ constexpr const char* kReportDetails =
     "FILE is what replay, recall, predict, evaluate, bench, diff or prove wrote with --json: any number of them,\n"
     "in any mixture. The page is one file that needs no network. It begins with a table of all policies; figures\n"
     "follow, each with the numbers behind it, which can be saved as CSV, SVG and PNG. Filters by policy, backend,\n"
-    "budget, layer and query head act on the whole page, whose address keeps them.\n"
+    "budget, layer and query head act on all figures that have these; the page's address keeps them.\n"
     "\nA trace's runs and what `evaluate` says of the same model, policy and budget stand in one line of the table.\n"
     "\nExamples:\n"
     "  kvbound replay trace.safetensors --policy snapkv,snapkv+critical --base snapkv --budget 5%,10%,20% \\\n"

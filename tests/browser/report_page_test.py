@@ -214,10 +214,13 @@ class Figures(BrowserTest):
     def test_of_one_budget_have_bands_that_are_seen(self):
         self.browser.open(self.path, "#budget=20%25")
         boxes = self.browser.run("""
-            return [...document.querySelectorAll(`#${arguments[0]} .band`)].map(band => [band.getAttribute('stroke'), band.getBBox().height]);
+            return [...document.querySelectorAll(`#${arguments[0]} .band`)].map(band => [
+              band.getBoundingClientRect().left, band.getBBox().height, getComputedStyle(band).strokeOpacity, band.getAttribute('stroke')]);
         """, self.page.figure("Perturbation against budget")["id"])
-        self.assertEqual(len(boxes), 4)
-        self.assertTrue(all(stroke and height > 0 for stroke, height in boxes))
+        places, heights, opacities, colours = zip(*boxes)
+        self.assertEqual(np.diff(places).tolist(), [4, 4, 4])
+        self.assertGreater(min(heights), 10)
+        self.assertEqual((set(opacities), len(set(colours))), ({"1"}, 4))
 
     def test_show_means_and_quartiles_of_what_their_data_have(self):
         cube = self.page.cube_of("Perturbation against budget")
@@ -307,6 +310,22 @@ class Answers(BrowserTest):
                 (self.maker.folder / "spread.json").write_text(json.dumps(document), "utf-8")
                 self.browser.open(self.make_page("spread.html", "spread.json"))
                 self.assertEqual(self.browser.run("return document.querySelectorAll('#answer .best').length"), best)
+
+    def test_have_no_mean_where_a_head_has_no_number(self):
+        document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
+        for run in document["traces"][0]["runs"]:
+            if "critical" in run["policy"]:
+                run["layers"][0]["perturbation"][1] = None
+                run["violations"] = 7
+        (self.maker.folder / "hole.json").write_text(json.dumps(document), "utf-8")
+        self.browser.open(self.make_page("hole.html", "hole.json"))
+        headings, rows = self.answer()
+        self.assertEqual(len(rows), 8)
+        for row in rows:
+            if "critical" in row[0]:
+                self.assertEqual(row[2:5] + [row[headings.index("violations")]], ["–", "–", "–", "7"])
+            else:
+                self.assertNotEqual(row[2], "–")
 
     def test_have_no_interval_of_few_heads(self):
         Controls.filter(self, "layer", "0-1")
@@ -430,8 +449,21 @@ class Controls(BrowserTest):
             self.assertTrue(self.browser.run("return document.querySelector('[name=layer]').matches(':invalid')"))
             self.assertEqual(self.drawn(), before)
 
+    def test_filters_of_the_address_are_unfolded(self):
+        def is_open():
+            return self.browser.run("return document.querySelector('#filtering').open")
+        self.assertFalse(is_open())
+        for view in ("#layer=0-1", "#layer=2-x", "#budget=20%25"):
+            self.browser.open(self.path, view)
+            self.assertTrue(is_open(), view)
+
+    def test_without_anything_to_filter_there_are_no_filters(self):
+        self.browser.open(self.make_page("prove.html", "prove.json"))
+        self.assertFalse(self.browser.run("return document.querySelector('#filtering').checkVisibility()"))
+
     def test_where_nothing_passes_figures_say_so(self):
         self.filter("layer", "77")
+        self.assertEqual(self.browser.run("return document.querySelector('#answer .note').textContent"), "Nothing passes the filters.")
         self.assertIn("Nothing passes the filters", self.drawn("Perturbation against budget")["note"])
 
     def test_numbers_and_drawings_are_saved(self):
@@ -482,16 +514,30 @@ class Looks(BrowserTest):
                     (Path(PICTURES) / f"{name}.png").write_bytes(self.browser.picture())
                 self.assertEqual(self.browser.run(COLLISIONS, name == "print"), [])  # paper cannot be scrolled
 
+    def test_labels_tell_numbers_apart_that_are_nearly_the_same(self):
+        document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
+        for run in document["traces"][0]["runs"]:
+            for layer in run["layers"]:
+                layer["bound"] = layer["bound"] and [12345.6 + 0.1 * head for head in range(4)]
+        (self.maker.folder / "near.json").write_text(json.dumps(document), "utf-8")
+        self.browser.open(self.make_page("near.html", "near.json"))
+        labels = self.browser.run("""
+            const axis = document.querySelector(`#${arguments[0]} .axis`);
+            return [...axis.querySelectorAll('text')].map(text => text.textContent).filter(Boolean);
+        """, self.page.figure("L against its bound")["id"])
+        self.assertGreater(len(labels), 1)
+        self.assertEqual(len(set(labels)), len(labels))
+
     def test_axes_of_numbers_have_two_labels(self):
         numbered = {figure["id"]: {"lines": 2, "scatter": 2, "dots": 1}.get(figure["kind"], 0) for figure in self.page.figures()}
         for name, look in LOOKS.items():
             self.browser.look(**look)
             self.browser.open(self.path)
             labels = self.browser.run("""
-                const count = axis => [...axis.querySelectorAll('text')].filter(text => text.textContent).length;
+                const count = axis => new Set([...axis.querySelectorAll('text')].map(text => text.textContent).filter(Boolean)).size;
                 return [...document.querySelectorAll('figure')].map(figure => [figure.id, [...figure.querySelectorAll('.axis')].map(count)]);
             """)
-            self.assertEqual([(name, id) for id, counts in labels if any(count < 2 for count in counts[:numbered[id]])], [])
+            self.assertEqual([(name, id) for id, counts in labels if sum(count > 1 for count in counts[:numbered[id]]) < numbered[id]], [])
 
     def test_paper_says_what_is_picked_and_filtered(self):
         self.browser.open(self.path, "#layer=0-1")

@@ -202,6 +202,10 @@ class Pages(ReportTest):
         self.assertTrue(page.data["answer"][0]["heads"] and page.data["answer"][0]["outcomes"])
         apart = self.page("replay", "evaluate")
         self.assertEqual([(bool(one["heads"]), bool(one["outcomes"])) for one in apart.data["answer"]], [(True, False), (False, True)])
+        origin = f"; KL from {self.path('evaluate')}, backend reference"
+        for one in (page.data["answer"][0], apart.data["answer"][1]):
+            self.assertTrue(one["subject"].endswith(origin), one["subject"])
+        self.assertNotIn("KL from", apart.data["answer"][0]["subject"])
 
     def test_are_made_of_texts_that_are_empty(self):
         page = self.report(self.changed("replay", lambda document: document["traces"][0].update(model="", source="")))
@@ -250,7 +254,7 @@ class Pages(ReportTest):
             document["tensors"] = [document["tensors"][0] | {"layer": layer, "outside": 3} for layer in range(25)]
         lines = self.report(self.changed("diff", spoil)).lines()
         self.assertEqual(sum(line.startswith("Layer ") for line in lines), 20)
-        self.assertIn("Tensors with elements outside their bounds that only the JSON names: 5.", lines)
+        self.assertIn("Further tensors with elements outside their bounds, which the JSON names: 5.", lines)
 
     def test_tell_documents_and_traces_of_one_model_apart(self):
         def titles(*documents):

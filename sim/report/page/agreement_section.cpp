@@ -30,8 +30,9 @@ std::vector<std::string> named_outsiders(const std::vector<JudgedTensors>& all) 
     }
   }
   if (tensors > kMostNamed)
-    lines.push_back(fmt::format("Tensors with elements outside their bounds that only the JSON names: {}.",
-                                tensors - kMostNamed));
+    lines.push_back(
+        fmt::format("Further tensors with elements outside their bounds, which the JSON names: {}.",
+                    tensors - kMostNamed));
   return lines;
 }
 

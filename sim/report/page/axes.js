@@ -1,7 +1,7 @@
 // Scales, axes and the marks that all kinds of figures share. Colours are CSS variables, so that figures follow the theme.
 
 const kinds = {};  // by name: {numbers(figure, cube, picked), draw(frame, figure, rows)}
-const MOST_SERIES = 24;
+const MOST_SERIES = 24, MOST_POINTS = 2000, MOST_DOTS = 60, MOST_TABLE_ROWS = 1000;
 const NO_PLACE = ['No number has a place on the axes: on a logarithmic one 0 has none.'];
 
 // Appends an element with these attributes.
@@ -81,7 +81,7 @@ function drawAxes(figure, plot, bottomAxis, leftAxis) {
 
 // About so many ticks of an axis: of a logarithmic one of less than a decade at round numbers, of less than two at 1, 2 and 5.
 function ticks(axis, count) {
-  const [least, most] = axis.scale().domain(), short = value => d3.format(value < 1e-3 || value >= 1e5 ? '~e' : '~g')(value);
+  const [least, most] = axis.scale().domain(), short = value => d3.format(value < 1e-3 || value >= 1e5 ? '~e' : '.12~g')(value);
   const enough = from => d3.range(from, from + 9).find(many => d3.ticks(least, most, many).length > 1);  // for two ticks
   if (!axis.scale().base) return axis.ticks(count < 2 ? count : enough(count));
   if (most / least < 10) return axis.tickValues(d3.ticks(least, most, enough(Math.max(3, count / 2)))).tickFormat(short);

@@ -1,8 +1,6 @@
 // Dots in rows: a statistic of a column for each value of some keys. {x, labels, series, statistic, band, limit}: `limit` is
 // a line that dots are held against; `series` tells them apart.
 
-const MOST_DOTS = 60;
-
 kinds.dots = {
   numbers(figure, cube, picked) {
     const keys = [...figure.series, ...figure.labels];

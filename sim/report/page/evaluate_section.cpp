@@ -213,7 +213,7 @@ Contribution evaluate_contribution(const Document& document, const std::string& 
   facts.emplace_back("SHA-256 of the tasks", root.member("tasks_file").member("sha256").text());
   facts.emplace_back("seed of the bootstrap", std::to_string(root.member("seed").integer()));
   const std::string origin = fmt::format("{}, backend {}", document.path, root.member("backend").text());
-  return {{std::move(section)}, {{name, name, cube, true, origin}}, std::move(facts)};
+  return {{std::move(section)}, {{origin, name, cube, true}}, std::move(facts)};
 }
 
 }  // namespace kvbound::sim

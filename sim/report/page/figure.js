@@ -1,7 +1,5 @@
 // A figure's frame: its title, how to read it, what is picked, the drawing, and its numbers as a table and as files.
 
-const MOST_TABLE_ROWS = 1000;
-
 // Adds the figure to the page; returns the function that draws it anew.
 function mount(figure, parent) {
   const cube = cubes.get(figure.cube), kind = kinds[figure.kind];

@@ -17,9 +17,12 @@ kinds.lines = {
     const at = row => x(row[X]), line = d3.line().x(at).y(row => y(row[Y]));
     const area = d3.area().x(at).y0(row => y(row[LOW])).y1(row => y(row[HIGH]));
     for (const {rows} of shown) rows.sort((a, b) => a[X] - b[X]);
-    const faint = {class: 'band', 'fill-opacity': 0.3 / (1 + shown.length), 'stroke-opacity': 0.4};  // of one number: its stroke
-    for (const {style: {colour}, rows} of figure.band ? shown : [])
-      add(plot, 'path', {d: area(rows), fill: colour, stroke: colour, ...faint});
+    const band = ({colour}, opacity) => ({class: 'band', fill: colour, 'fill-opacity': 0.3 / (1 + shown.length), stroke: colour,
+                                          'stroke-opacity': opacity});
+    for (const [i, {style, rows}] of (figure.band ? shown : []).entries()) {
+      const beside = rows.length > 1 ? null : `translate(${4 * i - 2 * shown.length + 2})`;  // bands of one place are lines
+      add(plot, 'path', {d: area(rows), ...band(style, beside ? 1 : 0.4), transform: beside});
+    }
     for (const {style, rows} of shown) {
       add(plot, 'path', {d: line(rows), fill: 'none', ...stroke(style)});
       for (const row of rows) point(plot, at(row), y(row[Y]), style, frame, row);

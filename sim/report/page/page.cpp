@@ -79,13 +79,15 @@ Json answer(const std::vector<Subject>& subjects) {
     joined[subject.model] = true;
     all.push_back({{"subject", outcome == outcomes.end()
                                    ? subject.name
-                                   : fmt::format("{}; KL from {}", subject.name, outcome->second->origin)},
+                                   : fmt::format("{}; KL from {}", subject.name, outcome->second->name)},
                    {"heads", subject.cube},
                    {"outcomes", outcome == outcomes.end() ? Json() : Json(outcome->second->cube)}});
   }
   for (const Subject& subject : subjects) {
     if (subject.is_outcome && (!joined[subject.model] || outcomes.at(subject.model) != &subject))
-      all.push_back({{"subject", subject.name}, {"heads", nullptr}, {"outcomes", subject.cube}});
+      all.push_back({{"subject", fmt::format("{}; KL from {}", subject.model, subject.name)},
+                     {"heads", nullptr},
+                     {"outcomes", subject.cube}});
   }
   return all;
 }

@@ -41,6 +41,7 @@ function readView() {
     if (this.type === 'checkbox') this.checked = fields.getAll(this.name).includes(this.value);
     else this.value = fields.get(this.name) ?? '';
   });
+  if (fieldsOf().length > 0) d3.select('#filtering').attr('open', '');
   readForm();
 }
 
@@ -63,7 +64,7 @@ function drawFilters() {
     boxes.append('input').attr('type', 'checkbox').attr('name', name).attr('value', value => value);
     boxes.append('span').text(value => ` ${value}`);
   }
-  form.attr('hidden', form.selectAll('input').empty() ? '' : null);
+  d3.select('#filtering').attr('hidden', form.selectAll('input').empty() ? '' : null);
   add(form, 'button', {type: 'button'}).text('Show all').on('click', () => { history.replaceState(null, '', '#'); readView(); });
   form.on('change', () => { readForm(); keepView(); });
   form.on('submit', () => d3.event.preventDefault());

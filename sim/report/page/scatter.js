@@ -1,8 +1,6 @@
 // Points: one column against another, a series by symbol and colour. {x, y, series, labels, diagonal, ceilings}: `diagonal`
 // names y = x; ceilings are {name, slope} or {name, level}, lines y = slope x and y = level.
 
-const MOST_POINTS = 2000;
-
 kinds.scatter = {
   numbers(figure, cube, picked) {
     const keys = [...figure.series, ...figure.labels], all = [];

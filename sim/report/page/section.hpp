@@ -58,11 +58,10 @@ using Fact = std::pair<std::string, std::string>;
 
 /// What the page's first table joins: a trace's runs, and what a model said by the same policies.
 struct Subject {
-  std::string name;         ///< for people
+  std::string name;         ///< for people: model and trace; of outcomes their document and backend
   std::string model;        ///< as the document says; outcomes of the same model are joined
   std::string cube;         ///< the cube's id
   bool is_outcome = false;  ///< of `evaluate`
-  std::string origin = {};  ///< of outcomes: the document, and the backend that computed them
 };
 
 /// What a document gives to the page.
