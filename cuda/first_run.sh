@@ -304,7 +304,8 @@ bench_operations() {
 }
 
 stage_bench() {
-  local operation all limit status
+  local operation all limit status longest=40
+  [[ $backend == cuda ]] || longest=120  # processors take longer, the more so beside other work
   mapfile -t all < <(bench_operations)
   : >"$out/bench.jsonl"
   for operation in "${all[@]}"; do
@@ -313,7 +314,7 @@ stage_bench() {
       printf 'error: no time for %s\n' "$operation"
       continue
     fi
-    timeout $((limit < 40 ? limit : 40)) "$folder/kvbound" bench "$operation" --backend "$backend" --shape "$(bench_shape)" \
+    timeout $((limit < longest ? limit : longest)) "$folder/kvbound" bench "$operation" --backend "$backend" --shape "$(bench_shape)" \
       ${tiny:+--repeats 1} --json "$work/bench.json" --quiet >"$work/bench.txt" 2>&1
     status=$?
     if ((status == 0)); then
