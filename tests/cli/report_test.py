@@ -1,6 +1,6 @@
 """kvbound report: the page has the numbers of its documents, keeps what they say from being run, and refuses what is none.
 
-How a browser draws it: browser/report_page_test.py.
+How a browser draws it: browser/report_page_test.py and report_page_view_test.py.
 
 usage: report_test.py KVBOUND      KVBOUND: the program's path
 """
