@@ -7,12 +7,11 @@ const named = (line, key) => line.keys[key]?.[line.place] ?? null;
 // L of each run over the heads that pass, its ratio to the base's, and how many heads improve.
 function openLoop(cube) {
   const {keys} = cube.axes[axisOf(cube, 'place')];
-  const ofRuns = value => grouped(cube, {}, ['place'], value).groups.map(({names: [place], values}) => [place, values]);
-  const [own, pairs] = ['perturbation', {column: 'perturbation', beside: true}].map(value => new Map(ofRuns(value)));
-  return ofRuns('place').map(([place, heads]) => {
-    const ofAll = values => values?.length === heads.length ? values : [];  // without a number of some head there is no mean
-    return {keys, place, L: d3.mean(ofAll(own.get(place))), ...againstBase(ofAll(pairs.get(place)), keys.base[place] === place)};
-  });
+  const ofRuns = value => grouped(cube, {}, ['place'], value).all;
+  const own = ofRuns('perturbation'), pairs = ofRuns({column: 'perturbation', beside: true});
+  const ofAll = group => group.without > 0 ? [] : group.values;  // where a head has no number there is no mean
+  return own.map(({names: [place], ...group}, run) =>
+      ({keys, place, L: d3.mean(ofAll(group)), ...againstBase(ofAll(pairs[run]), keys.base[place] === place)}));
 }
 
 function againstBase(pairs, isBase) {

@@ -57,18 +57,19 @@ function valuesOf(cube, key, picked) {
   return [...new Set(open.map(place => String(axis.keys[key][place])))];
 }
 
-// Groups of the rows that pass: {names: their values of `keys`, values: the defined values, row: one of the rows}; `without`
-// counts the rows that have no value.
+// Groups of the rows that pass: {names: their values of `keys`, values: the defined values, without: how many rows have none,
+// row: one of those that have}. `groups` are those that have a value, `all` includes the others; `without` is of all.
 function grouped(cube, picked, keys, value) {
   const readers = keys.map(key => reader(cube, key)), read = reader(cube, value), groups = new Map();
-  let without = 0;
   eachRow(cube, picked, (row, places) => {
-    const number = read(row, places), names = readers.map(one => one(row, places)), id = names.join('\0');
-    if (number === null) return void ++without;
-    if (!groups.has(id)) groups.set(id, {names, values: [], row});
-    groups.get(id).values.push(number);
+    const number = read(row, places), names = readers.map(one => one(row, places)), id = JSON.stringify(names);
+    if (!groups.has(id)) groups.set(id, {names, values: [], without: 0});
+    const group = groups.get(id);
+    if (number === null) ++group.without;
+    else { group.row ??= row; group.values.push(number); }
   });
-  return {groups: [...groups.values()], without};
+  const all = [...groups.values()];
+  return {groups: all.filter(group => group.values.length > 0), all, without: d3.sum(all, group => group.without)};
 }
 
 // A figure's summary of each group, behind the group's names.
