@@ -18,8 +18,8 @@ kinds.dots = {
     const series = bySeries(figure, shown), down = row => y(id(row)) + y.bandwidth() / 2;
     for (const row of shown) add(plot, 'line', {x2: plot.datum().width, y1: down(row), y2: down(row), stroke: 'var(--edge)'});
     for (const {style, rows} of series) for (const row of rows) {
-      const band = figure.band ? {class: 'interval', x1: x(row[V + 1]), x2: x(row[V + 2]), y1: down(row), y2: down(row)} : null;
-      if (band) add(plot, 'line', {...band, ...stroke(style)});
+      const [low, high] = figure.band ? [row[V + 1], row[V + 2]].map(x) : [];
+      if (figure.band) add(plot, 'line', {class: 'interval', x1: low, x2: high, y1: down(row), y2: down(row), ...stroke(style)});
       point(plot, x(row[V]), down(row), style, frame, row);
     }
     if (figure.limit) rule(plot, [limit, 0], [limit, plot.datum().height], figure.limit.name, 0);
