@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIST = ROOT / "tests" / "mutants" / "mutants.json"
 JOBS = 2
-SECONDS = 60  # limit for one test on one mutant, which may have become an endless loop
+SECONDS = 300  # limit for one test on one mutant, which may have become an endless loop
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GTEST_COLOR": "no", "RC_PARAMS": "seed=1"}
 ENVIRONMENT.pop("GTEST_FILTER", None)
 FIELDS = {"name", "file", "original", "mutated", "wrong", "killed_by"}

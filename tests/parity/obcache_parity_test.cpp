@@ -64,6 +64,71 @@ std::string text_of(const Case& c, Change change, Space space) {
 // A layer whose numbers are exact in T, in device memory, too.
 template <cuda::Storage T>
 class Subject {
+  // Device memory for the measures of a layer's queries, which nothing has written yet.
+  struct Measured {
+    Measured(int64_t count, int64_t head_dim)
+        : gram_outputs(count * head_dim),
+          output_norms(count),
+          dominant_scores(count),
+          dominant(std::vector<int64_t>(count, -3)) {}
+    cuda::MeasuredQueries view() {
+      return {gram_outputs.data(), output_norms.data(), dominant.data(), dominant_scores.data()};
+    }
+
+    Output gram_outputs, output_norms, dominant_scores;
+    cuda::Buffer<int64_t> dominant;
+  };
+
+  // Device memory for what the measures of queries follow from.
+  struct Device {
+    Device(const LayerShape& layer, int64_t queries, int64_t capacity)
+        : shape(layer),
+          window(queries),
+          gram(shape.query_heads * shape.head_dim * shape.head_dim),
+          lengths(shape.query_heads * capacity),
+          outputs(count() * shape.head_dim),
+          log_sum_exp(count()),
+          dominant_logits(count()),
+          others(count() * shape.head_dim),
+          others_log_sum_exp(count()),
+          rows(std::vector<int64_t>(count(), -3)) {}
+
+    int64_t count() const { return shape.query_heads * window; }
+    void measure_values(cuda::DeviceTensor<const T> values, cuda::DeviceTensor<const T> projection,
+                        Space space) {
+      if (space == Space::projected) cuda::gram_matrices<T>(projection, gram.data(), nullptr);
+      cuda::squared_norms<T>(values, of(space), shape.query_heads, lengths.data(), nullptr);
+    }
+    void attend(Change change, cuda::DeviceTensor<const T> queries, cuda::CacheView<T> cache, double scale,
+                float* logits) {
+      WorkingMemory memory(cuda::causal_attention_workspace(shape.query_heads, window, shape.kv_heads,
+                                                            shape.head_dim, cache.keys.rows));
+      cuda::causal_attention<T>(queries, cache, scale, {outputs.data(), log_sum_exp.data(), logits},
+                                attended(change, logits).dominants, memory.view(), nullptr);
+      cuda::synchronise(nullptr);
+    }
+    Measured measure_queries(Change change, Space space, cuda::CacheView<T> cache, const float* logits) {
+      Measured measured(count(), shape.head_dim);
+      cuda::measure_queries<T>(change, cache, attended(change, logits), of(space), shape.query_heads,
+                               measured.view(), nullptr);
+      cuda::synchronise(nullptr);
+      return measured;
+    }
+    const float* of(Space space) { return space == Space::projected ? gram.data() : nullptr; }
+    cuda::AttendedQueries attended(Change change, const float* logits) {
+      cuda::AttendedQueries queries{window, outputs.data(), logits, log_sum_exp.data(), {}};
+      if (leaves_out_dominant(change)) {
+        queries.dominants = {rows.data(), dominant_logits.data(), others.data(), others_log_sum_exp.data()};
+      }
+      return queries;
+    }
+
+    LayerShape shape;
+    int64_t window;
+    Output gram, lengths, outputs, log_sum_exp, dominant_logits, others, others_log_sum_exp;
+    cuda::Buffer<int64_t> rows;
+  };
+
  public:
   explicit Subject(const Case& c)
       : case_(c),
@@ -82,25 +147,46 @@ class Subject {
         {projection_.data(), case_.shape().query_heads * case_.head_dim, case_.model_dim, case_.model_dim}};
   }
 
-  // The window's scores; `entries` per query is what it sees.
-  std::vector<float> window_scores(Change change, Space space) const {
-    const Case& c = case_;
-    const int64_t heads = c.shape().query_heads;
-    const Uploaded<T> queries(queries_), keys(keys_), values(values_), projection(projection_);
-    const cuda::WindowView<T> window{queries.view(), keys.view(), c.scale()};
-    Device device(c.shape(), c.window, c.tokens);
-    device.measure_values(values.view(), projection.view(), space);
-    const std::vector<int64_t> all(c.kv_heads, c.tokens);
-    const cuda::Buffer<int64_t> entries{std::span<const int64_t>(all)};
-    device.measure_queries(change, space, queries.view(), {keys.view(), values.view(), entries.data()},
-                           c.scale(), nullptr);
-    Output log_sum_exp(heads * c.window), scores(heads * c.tokens);
-    WorkingMemory memory(cuda::window_log_sum_exp_workspace(heads, c.window, c.tokens));
-    cuda::window_log_sum_exp(window, log_sum_exp.data(), memory.view(), nullptr);
-    cuda::window_change_scores<T>(change, window, values.view(), log_sum_exp.data(), device.measured(),
-                                  device.lengths.data(), scores.data(), nullptr);
-    return scores.numbers();
-  }
+  // The window on the device, whose attention is computed once, as it has tests of its own: what follows from it is asked for
+  // in every schedule.
+  class Window {
+   public:
+    Window(const Subject& subject, Change change, Space space)
+        : case_(subject.case_),
+          change_(change),
+          space_(space),
+          queries_(subject.queries_),
+          keys_(subject.keys_),
+          values_(subject.values_),
+          entries_(std::span<const int64_t>(std::vector(case_.kv_heads, case_.tokens))),
+          device_(case_.shape(), case_.window, case_.tokens) {
+      const Uploaded<T> projection(subject.projection_);
+      device_.measure_values(values_.view(), projection.view(), space);
+      device_.attend(change, queries_.view(), cache(), case_.scale(), nullptr);
+    }
+
+    std::vector<float> scores() {
+      const int64_t heads = case_.shape().query_heads;
+      const cuda::WindowView<T> window{queries_.view(), keys_.view(), case_.scale()};
+      Measured measured = device_.measure_queries(change_, space_, cache(), nullptr);
+      Output log_sum_exp(heads * case_.window), scores(heads * case_.tokens);
+      WorkingMemory memory(cuda::window_log_sum_exp_workspace(heads, case_.window, case_.tokens));
+      cuda::window_log_sum_exp(window, log_sum_exp.data(), memory.view(), nullptr);
+      cuda::window_change_scores<T>(change_, window, values_.view(), log_sum_exp.data(), measured.view(),
+                                    device_.lengths.data(), scores.data(), nullptr);
+      return scores.numbers();
+    }
+
+   private:
+    cuda::CacheView<T> cache() const { return {keys_.view(), values_.view(), entries_.data()}; }
+
+    Case case_;
+    Change change_;
+    Space space_;
+    Uploaded<T> queries_, keys_, values_;
+    cuda::Buffer<int64_t> entries_;
+    Device device_;
+  };
 
   // The last query's scores over a cache of the first entries[g] tokens of each KV head.
   std::vector<float> step_scores(Change change, Space space, const std::vector<int64_t>& entries,
@@ -117,69 +203,17 @@ class Subject {
     const cuda::CacheView<T> cache{keys.view(), values.view(), counts.data(),
                                    log_votes.empty() ? nullptr : votes.data()};
     Output logits(heads * c.tokens), scores(heads * c.tokens);
-    device.measure_queries(
-        change, space,
+    device.attend(
+        change,
         {all.data + (c.window - 1) * all.row_stride, heads, 1, c.head_dim, all.row_stride, all.slice_stride},
         cache, c.scale(), logits.data());
-    cuda::step_change_scores<T>(change, cache, device.attended(change, logits.data()), device.measured(),
+    Measured measured = device.measure_queries(change, space, cache, logits.data());
+    cuda::step_change_scores<T>(change, cache, device.attended(change, logits.data()), measured.view(),
                                 device.lengths.data(), heads, scores.data(), nullptr);
     return scores.numbers();
   }
 
  private:
-  // Device memory for the measures of queries, and what they follow from.
-  struct Device {
-    Device(const LayerShape& layer, int64_t queries, int64_t capacity)
-        : shape(layer),
-          window(queries),
-          gram(shape.query_heads * shape.head_dim * shape.head_dim),
-          lengths(shape.query_heads * capacity),
-          outputs(count() * shape.head_dim),
-          log_sum_exp(count()),
-          dominant_logits(count()),
-          others(count() * shape.head_dim),
-          others_log_sum_exp(count()),
-          gram_outputs(count() * shape.head_dim),
-          output_norms(count()),
-          dominant_scores(count()),
-          rows(std::vector<int64_t>(count(), -3)),
-          dominant(std::vector<int64_t>(count(), -3)) {}
-
-    int64_t count() const { return shape.query_heads * window; }
-    void measure_values(cuda::DeviceTensor<const T> values, cuda::DeviceTensor<const T> projection,
-                        Space space) {
-      if (space == Space::projected) cuda::gram_matrices<T>(projection, gram.data(), nullptr);
-      cuda::squared_norms<T>(values, of(space), shape.query_heads, lengths.data(), nullptr);
-    }
-    void measure_queries(Change change, Space space, cuda::DeviceTensor<const T> queries,
-                         cuda::CacheView<T> cache, double scale, float* logits) {
-      WorkingMemory memory(cuda::causal_attention_workspace(shape.query_heads, window, shape.kv_heads,
-                                                            shape.head_dim, cache.keys.rows));
-      cuda::causal_attention<T>(queries, cache, scale, {outputs.data(), log_sum_exp.data(), logits},
-                                attended(change, logits).dominants, memory.view(), nullptr);
-      cuda::measure_queries<T>(change, cache, attended(change, logits), of(space), shape.query_heads,
-                               measured(), nullptr);
-      cuda::synchronise(nullptr);
-    }
-    const float* of(Space space) { return space == Space::projected ? gram.data() : nullptr; }
-    cuda::AttendedQueries attended(Change change, const float* logits) {
-      cuda::AttendedQueries queries{window, outputs.data(), logits, log_sum_exp.data(), {}};
-      if (leaves_out_dominant(change)) {
-        queries.dominants = {rows.data(), dominant_logits.data(), others.data(), others_log_sum_exp.data()};
-      }
-      return queries;
-    }
-    cuda::MeasuredQueries measured() {
-      return {gram_outputs.data(), output_norms.data(), dominant.data(), dominant_scores.data()};
-    }
-
-    LayerShape shape;
-    int64_t window;
-    Output gram, lengths, outputs, log_sum_exp, dominant_logits, others, others_log_sum_exp, gram_outputs,
-        output_norms, dominant_scores;
-    cuda::Buffer<int64_t> rows, dominant;
-  };
-
   Matrix first_queries() const {
     Matrix first;
     for (int64_t g = 0; g < case_.kv_heads; ++g)
@@ -253,7 +287,8 @@ class ObcacheParity : public DeviceTest {
   void expect_window_parity(const Case& c, Change change, Space space) {
     SCOPED_TRACE(text_of(c, change, space));
     const Subject<T> subject(c);
-    const std::vector<float> scores = in_every_schedule([&] { return subject.window_scores(change, space); });
+    typename Subject<T>::Window window(subject, change, space);
+    const std::vector<float> scores = in_every_schedule([&] { return window.scores(); });
     const Matrix expected = reference::window_scores(subject.layer(), c.window, change, space);
     const Matrix errors = reference::window_score_errors(
         subject.layer(), c.window, change, space,
@@ -381,11 +416,11 @@ TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossHeadDimsAfterW) {
 TYPED_TEST(ObcacheParity, WindowGivesTheSameBitsWithOneTileAtATime) {
   const Subject<TypeParam> subject({.head_dim = 256, .window = 40, .tokens = 70});
   for (const Change change : {Change::value, Change::joint}) {
-    const std::vector<float> results = subject.window_scores(change, Space::head);
+    typename Subject<TypeParam>::Window window(subject, change, Space::head);
+    const std::vector<float> results = window.scores();
     for_each_device([&](const std::string& device) {
       SCOPED_TRACE(device);
-      EXPECT_TRUE(
-          same_bits(in_every_schedule([&] { return subject.window_scores(change, Space::head); }), results));
+      EXPECT_TRUE(same_bits(in_every_schedule([&] { return window.scores(); }), results));
     });
   }
 }
