@@ -21,7 +21,7 @@
 namespace kvbound::parity {
 namespace {
 
-constexpr int64_t kTokens = 48, kWindow = 8, kSteps = 24, kPeriod = 6;
+constexpr int64_t kTokens = 48, kWindow = 8, kSteps = 14, kPeriod = 4;
 constexpr LayerShape kShape{4, 2, 8, 12};
 
 // A layer and its decode steps.
