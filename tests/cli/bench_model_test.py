@@ -98,7 +98,7 @@ class Model(CommandLineTest):
         listed = json.loads(self.measurement_table("bench.jsonl", "model.json", "--json").stdout)
         self.assertEqual([one["operation"].split(",")[0] for one in listed], ["compact", "step"])
         together = next(time for time in lines[1]["operations"][0]["times"] if time["name"] == "queued together")
-        self.assertAlmostEqual(listed[1]["seconds"], together["seconds"]["median"] / 16, delta=0.01 * listed[1]["seconds"])
+        self.assertAlmostEqual(listed[1]["seconds"], together["seconds"]["median"] / 4, delta=0.01 * listed[1]["seconds"])
 
     def test_the_script_takes_no_times_of_the_emulation_and_none_of_another_shape(self):
         self.document("compact")
