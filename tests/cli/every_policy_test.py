@@ -1,11 +1,13 @@
 """Every host, score, selection, allocation and merging method on the reference and on the device kernels' emulation.
 
 usage: every_policy_test.py KVBOUND [unittest's options]     KVBOUND: the program's path
+KVBOUND_SHARE=K/N in the environment: only the K-th of every N policies
 """
 import json
 
 from support import kvbound_cli
 from support.kvbound_cli import SAMPLES, CommandLineTest
+from support.share import share_of
 
 HOSTS = "snapkv", "h2o", "tova"
 SCORES = "", "+obcache-value", "+obcache-key", "+obcache-joint", "+exact"
@@ -22,7 +24,7 @@ class EveryPolicy(CommandLineTest):
     def require_agreement(self, trace, *options):
         """The same entries are kept, evicted and merged at every step but for near ties, no number is outside its bound, and
         the numbers of every run are judged."""
-        for policy in POLICIES:
+        for policy in share_of(POLICIES):
             with self.subTest(policy):
                 self.passes("replay", trace, "--policy", policy, "--backend", "reference,emulated", "--json", "out.json", *options,
                             timeout=MOST_SECONDS)

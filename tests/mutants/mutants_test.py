@@ -3,7 +3,7 @@
 usage: mutants_test.py [CMAKE BUILD [NAME...]]
 CMAKE: the program that builds; BUILD: the build folder; NAME: a mutant to test; all by default
 Without arguments only the list is checked: every mutant changes exactly one place, and every theorem kills a mutant.
-KVBOUND_MUTANTS=K/N in the environment: of all mutants only the K-th of every N, K = 0, 1, ..., N - 1
+KVBOUND_SHARE=K/N in the environment: of all mutants only the K-th of every N, K = 0, 1, ..., N - 1
 """
 import json
 import os
@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from support.share import share_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIST = ROOT / "tests" / "mutants" / "mutants.json"
@@ -74,7 +76,7 @@ def faults_of_the_list(mutants):
 
 
 def build(cmake, folder, names):
-    targets = ["mutants_none", *(f"mutant_{name}" for name in names)] if names else ["mutants"]
+    targets = ["mutants_none", *(f"mutant_{name}" for name in names)]
     run = subprocess.run([cmake, "--build", folder, "--parallel", str(JOBS), "--target", *targets], text=True,
                          errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     if run.returncode != 0:
@@ -97,22 +99,14 @@ def check_list():
     print(f"{len(mutants)} mutants, each of which changes one place")
 
 
-def share(mutants):
-    """The names of those that KVBOUND_MUTANTS chooses; none if it is not set."""
-    chosen = re.fullmatch(r"(\d+)/(\d+)", os.environ.get("KVBOUND_MUTANTS", "0/1"))
-    if not chosen or int(chosen[1]) >= int(chosen[2]):
-        sys.exit("KVBOUND_MUTANTS is not K/N with K < N")
-    return [mutant["name"] for mutant in mutants[int(chosen[1])::int(chosen[2])]] if chosen[2] != "1" else []
-
-
 def main(cmake, folder, *names):
     mutants = json.loads(LIST.read_text("utf-8"))
-    names = names or share(mutants)
+    names = names or [mutant["name"] for mutant in share_of(mutants)]
     faults = faults_of_the_list(mutants)
     unknown = set(names) - {mutant["name"] for mutant in mutants}
     if unknown:
         sys.exit(f"no such mutant: {', '.join(sorted(unknown))}")
-    mutants = [mutant for mutant in mutants if not names or mutant["name"] in names]
+    mutants = [mutant for mutant in mutants if mutant["name"] in names]
     start = time.monotonic()
     build(cmake, folder, names)
     built = time.monotonic()
