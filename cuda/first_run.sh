@@ -114,6 +114,7 @@ check_arguments() {
   [[ -z $counters || -r $counters ]] || usage_error "--counters $counters: cannot be read"
   [[ -z $seconds || $seconds =~ ^[1-9][0-9]{0,3}$ ]] || usage_error "--seconds $seconds: a number of seconds"
   for name in "${stages[@]}"; do
+    [[ $backend == cuda ]] || limits[$name]=$((3 * limits[$name]))  # processors take longer, the more so beside other work
     [[ -z $seconds ]] || ((seconds >= limits[$name])) || limits[$name]=$seconds
   done
   [[ -x $folder/kvbound ]] || usage_error "no program kvbound in $folder"
@@ -305,7 +306,7 @@ bench_operations() {
 
 stage_bench() {
   local operation all limit status longest=40
-  [[ $backend == cuda ]] || longest=120  # processors take longer, the more so beside other work
+  [[ $backend == cuda ]] || longest=120
   mapfile -t all < <(bench_operations)
   : >"$out/bench.jsonl"
   for operation in "${all[@]}"; do

@@ -227,7 +227,7 @@ class Faults(SweepTest):
         processes = [self.start("sweep", "plan.json", "--out", "study", "--jobs", "2") for _ in range(2)]
         computed = []
         for process in processes:
-            said, errors = process.communicate(timeout=120)
+            said, errors = process.communicate(timeout=600)
             self.assertEqual((process.returncode, errors), (PASS, ""))
             computed.append(int(said.split("\n")[1].split()[0]))
         self.assertEqual(sum(computed), 63, "each item once")

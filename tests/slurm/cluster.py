@@ -143,7 +143,7 @@ class Cluster:
         except (subprocess.CalledProcessError, FileNotFoundError):
             return []
 
-    def wait_for(self, condition, what, seconds=60):
+    def wait_for(self, condition, what, seconds=300):
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:

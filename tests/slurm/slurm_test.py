@@ -52,7 +52,7 @@ class Slurm(CommandLineTest):
         return "\n".join(path.read_text() for path in (self.folder / out / "slurm").glob("*.log"))
 
     def wait_for(self, condition, what):
-        self.cluster.wait_for(condition, what, seconds=180)
+        self.cluster.wait_for(condition, what, seconds=600)
 
     def kill_and_resume(self, out, jobs):
         """A sweep by processes whose driver is killed under way, and which is called again."""
@@ -110,7 +110,7 @@ class Slurm(CommandLineTest):
 
     def test_the_controller_may_be_killed_under_way(self):
         process = self.start("sweep", "plan.json", "--out", "study", "--engine", "slurm", "--jobs", "3", env=self.cluster.environment)
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=300)
         self.assertEqual(process.returncode, PASS, said + errors)
         self.wait_for(lambda: self.results("study") >= 1, "results")
         self.cluster.stop("slurmctld", signal.SIGKILL)

@@ -111,7 +111,7 @@ def start(*arguments, file_size_limit=None, **options):
                                "text": True, "errors": "surrogateescape", **options})
 
 
-def run(*arguments, timeout=300, **options):
+def run(*arguments, timeout=900, **options):
     """Runs the program to its end, for at most `timeout` seconds; returns returncode, stdout, stderr."""
     process = start(*arguments, **options)
     stdout, stderr = process.communicate(timeout=timeout)
