@@ -9,4 +9,7 @@ def share_of(items):
     chosen = re.fullmatch(r"(\d+)/(\d+)", os.environ.get("KVBOUND_SHARE", "0/1"))
     if not chosen or int(chosen[1]) >= int(chosen[2]):
         sys.exit("KVBOUND_SHARE is not K/N with K < N")
-    return items[int(chosen[1])::int(chosen[2])]
+    share = items[int(chosen[1])::int(chosen[2])]
+    if not share:
+        sys.exit(f"KVBOUND_SHARE={chosen[0]} takes none of {len(items)}, and would test nothing")
+    return share
