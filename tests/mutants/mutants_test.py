@@ -1,9 +1,10 @@
-"""Mutation tests: each wrong formula must be noticed by the tests that its entry in tests/mutants/mutants.json names.
+"""Mutation tests: each wrong formula must be noticed by the tests that its entry in a mutants.json names.
 
 usage: mutants_test.py [CMAKE BUILD [NAME...]]
 CMAKE: the program that builds; BUILD: the build folder; NAME: a mutant to test; all by default
-Without arguments only the list is checked: every mutant changes exactly one place, and every theorem kills a mutant.
-KVBOUND_SHARE=K/N in the environment: of all mutants only the K-th of every N, K = 0, 1, ..., N - 1
+Without arguments only the lists are checked: every mutant changes exactly one place, and every theorem kills a mutant.
+KVBOUND_MUTANTS=K/N in the environment: only the K-th of N parts of all mutants, K = 0, 1, ..., N - 1, and those of all files that
+have changed in the last four hours before the last commit
 """
 import json
 import os
@@ -15,15 +16,26 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from support.share import share_of
+from mutants.program import Programs, source_of
+from support.share import part_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIST = ROOT / "tests" / "mutants" / "mutants.json"
 JOBS = 2
 SECONDS = 300  # limit for one test on one mutant, which may have become an endless loop
+LATELY = 4 * 3600  # seconds before the last commit
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GTEST_COLOR": "no", "RC_PARAMS": "seed=1"}
 ENVIRONMENT.pop("GTEST_FILTER", None)
 FIELDS = {"name", "file", "original", "mutated", "wrong", "killed_by"}
+
+
+def all_mutants():
+    """The entries of all lists, by folder; `file` is below the top folder."""
+    mutants = []
+    for path in sorted((ROOT / "tests").rglob("mutants.json")):
+        folder = path.parent.relative_to(ROOT / "tests")
+        for mutant in json.loads(path.read_text("utf-8")):
+            mutants.append({**mutant, "file": str(folder / mutant.get("file", ""))})
+    return mutants
 
 
 def theorems():
@@ -57,7 +69,7 @@ def outcome(program, killer):
     return "no such test" if run.returncode == 0 else f"ended with status {run.returncode}"
 
 
-def faults_of_the_list(mutants):
+def faults_of_the_lists(mutants):
     faults = [f"{mutant.get('name')}: fields are {sorted(mutant)}" for mutant in mutants
               if set(mutant) - {"compiled_in"} != FIELDS]
     faults += [f"{mutant.get('name')}: only a header's mutant, and each of them, is compiled in a source"
@@ -67,6 +79,7 @@ def faults_of_the_list(mutants):
     faults += [f"{name}: more than one mutant of this name"
                for name, count in Counter(mutant["name"] for mutant in mutants).items() if count > 1]
     faults += [f"{mutant['name']}: nothing is said to kill it" for mutant in mutants if not mutant["killed_by"]]
+    faults += [f"{mutant['name']}: it changes nothing" for mutant in mutants if mutant["original"] == mutant["mutated"]]
     faults += [f"{mutant['name']}: its original text is not once in {mutant['file']}"
                for mutant in mutants if (ROOT / mutant["file"]).read_text("utf-8").count(mutant["original"]) != 1]
     killers = {killer for mutant in mutants for killer in mutant["killed_by"]}
@@ -75,50 +88,52 @@ def faults_of_the_list(mutants):
     return faults
 
 
-def build(cmake, folder, names):
-    targets = ["mutants_none", *(f"mutant_{name}" for name in names)]
-    run = subprocess.run([cmake, "--build", folder, "--parallel", str(JOBS), "--target", *targets], text=True,
-                         errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    if run.returncode != 0:
-        sys.exit(run.stdout + "\nthe mutants cannot be built")
+def recently_changed():
+    """The files that the latest commits have changed, and that differ from the last one; none without git."""
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    last = git("log", "-1", "--format=%ct")
+    before = last and git("rev-list", "-1", f"--before={int(last[0]) - LATELY}", "HEAD")
+    return set(git("diff", "--name-only", before[0])) if before else set()
 
 
-def program_of(folder, name):
-    """The path of a mutant's program, in the folder of its group."""
-    found = list((Path(folder).resolve() / "tests" / "mutants").glob(f"*/{name}"))
-    if len(found) != 1:
-        sys.exit(f"{name}: {len(found)} programs")
-    return found[0]
+def chosen(mutants):
+    """The part of the mutants that the environment asks for, and those of files that have changed lately."""
+    changed = recently_changed() if "KVBOUND_MUTANTS" in os.environ else set()
+    part = part_of(mutants, "KVBOUND_MUTANTS")
+    return [mutant for mutant in mutants if mutant in part or {mutant["file"], mutant.get("compiled_in")} & changed]
 
 
-def check_list():
-    mutants = json.loads(LIST.read_text("utf-8"))
-    faults = faults_of_the_list(mutants)
+def check_lists():
+    mutants = all_mutants()
+    faults = faults_of_the_lists(mutants)
     if faults:
         sys.exit("\n".join(faults))
     print(f"{len(mutants)} mutants, each of which changes one place")
 
 
 def main(cmake, folder, *names):
-    mutants = json.loads(LIST.read_text("utf-8"))
-    names = names or [mutant["name"] for mutant in share_of(mutants)]
-    faults = faults_of_the_list(mutants)
+    mutants = all_mutants()
+    faults = faults_of_the_lists(mutants)
     unknown = set(names) - {mutant["name"] for mutant in mutants}
     if unknown:
         sys.exit(f"no such mutant: {', '.join(sorted(unknown))}")
-    mutants = [mutant for mutant in mutants if mutant["name"] in names]
+    mutants = [mutant for mutant in mutants if mutant["name"] in names] if names else chosen(mutants)
     start = time.monotonic()
-    build(cmake, folder, names)
-    built = time.monotonic()
+    programs = Programs(cmake, Path(folder).resolve())
+    with ThreadPoolExecutor(JOBS) as pool:
+        list(pool.map(programs.compile_unmutated, programs.beside_any(map(source_of, mutants))))
+        built = dict(zip((mutant["name"] for mutant in mutants), pool.map(programs.build, mutants)))
+    seconds = time.monotonic() - start
 
-    programs = {name: program_of(folder, name) for name in (mutant["name"] for mutant in mutants)}
     pairs = [(mutant, killer) for mutant in mutants for killer in mutant["killed_by"]]
-    killers = sorted({(programs[mutant["name"]].with_name("none"), killer) for mutant, killer in pairs})
+    killers = sorted({(programs.unmutated(mutant), killer) for mutant, killer in pairs})
+    start = time.monotonic()
     with ThreadPoolExecutor(JOBS) as pool:
         control = list(pool.map(lambda pair: outcome(*pair), killers))
         faults += [f"{killer}: on the program as it is: {result}"
                    for (_, killer), result in zip(killers, control) if result != "passed"]
-        results = list(pool.map(lambda pair: outcome(programs[pair[0]["name"]], pair[1]), pairs))
+        results = list(pool.map(lambda pair: outcome(built[pair[0]["name"]], pair[1]), pairs))
 
     width = max(len(mutant["name"]) for mutant in mutants)
     print(f"{'mutant':{width}}  {'file':36}  killed by")
@@ -130,7 +145,7 @@ def main(cmake, folder, *names):
             faults.append(f"{mutant['name']} ({mutant['wrong']}): not killed by {killer}: {result}")
     by_theorems = sum(any(killer in theorems() for killer in mutant["killed_by"]) for mutant in mutants)
     print(f"\n{len(mutants)} mutants, {by_theorems} of them killed by theorems, {len(killers)} killers; "
-          f"built in {built - start:.0f} s, run in {time.monotonic() - built:.0f} s")
+          f"built in {seconds:.0f} s, run in {time.monotonic() - start:.0f} s")
     if faults:
         sys.exit("\n" + "\n".join(faults))
 
@@ -139,6 +154,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         sys.exit(__doc__)
     if len(sys.argv) == 1:
-        check_list()
+        check_lists()
     else:
         main(*sys.argv[1:])

@@ -1,15 +1,30 @@
-"""The share of the longest tests that a run takes: KVBOUND_SHARE=K/N in the environment, K = 0, 1, ..., N - 1."""
+"""The share of the longest tests that a run takes: K/N in an environment variable, K = 0, 1, ..., N - 1."""
 import os
 import re
 import sys
 
 
+def asked_for(variable):
+    """K and N of the variable; 0 and 1, all, if it is not set."""
+    asked = re.fullmatch(r"(\d+)/(\d+)", os.environ.get(variable, "0/1"))
+    if not asked or int(asked[1]) >= int(asked[2]):
+        sys.exit(f"{variable} is not K/N with K < N")
+    return int(asked[1]), int(asked[2])
+
+
 def share_of(items):
-    """Of the items, only the K-th of every N; all of them if KVBOUND_SHARE is not set."""
-    chosen = re.fullmatch(r"(\d+)/(\d+)", os.environ.get("KVBOUND_SHARE", "0/1"))
-    if not chosen or int(chosen[1]) >= int(chosen[2]):
-        sys.exit("KVBOUND_SHARE is not K/N with K < N")
-    share = items[int(chosen[1])::int(chosen[2])]
+    """Of the items, only the K-th of every N of KVBOUND_SHARE."""
+    k, n = asked_for("KVBOUND_SHARE")
+    share = items[k::n]
     if not share:
-        sys.exit(f"KVBOUND_SHARE={chosen[0]} takes none of {len(items)}, and would test nothing")
+        sys.exit(f"KVBOUND_SHARE={k}/{n} takes none of {len(items)}, and would test nothing")
     return share
+
+
+def part_of(items, variable):
+    """The K-th of N stretches of the items."""
+    k, n = asked_for(variable)
+    part = items[len(items) * k // n:len(items) * (k + 1) // n]
+    if not part:
+        sys.exit(f"{variable}={k}/{n} takes none of {len(items)}, and would test nothing")
+    return part
