@@ -2,6 +2,8 @@
 // bit-identical for any number of threads.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -15,9 +17,14 @@
 
 namespace kvbound::reference {
 
+/// Seconds of work, all threads together, from which on a loop is divided among threads: waking them takes as long as they would
+/// save of less. (numerics/README.md, "Decisions")
+inline constexpr double kLeastForThreads = 50e-6;
+
 /// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread. Each thread that gets
 /// work has its own state, made by make_state(), such as working memory. When all calls are done, the exception of the first
-/// piece that threw one, by its number, is thrown again.
+/// piece that threw one, by its number, is thrown again. A loop that took less than kLeastForThreads in its latest run, by this
+/// number of pieces, stays on the caller's thread.
 ///
 /// where  the loop's name in ParallelTimes
 template <class MakeState, class Piece>
@@ -28,10 +35,14 @@ void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece
   }
   std::exception_ptr failure;
   int64_t failed = count;
-#pragma omp parallel if (count > 1)
+  static std::atomic<double> seconds_of_piece = kLeastForThreads;  // in the latest run of this loop
+  double seconds = 0;                                              // of all threads together
+#pragma omp parallel if (count > 1 && static_cast<double>(count) * seconds_of_piece >= kLeastForThreads) \
+    reduction(+ : seconds)
   {
+    const auto start = std::chrono::steady_clock::now();
     std::optional<decltype(make_state())> state;
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
     for (int64_t i = 0; i < count; ++i) {
       try {
         if (!state) state.emplace(make_state());
@@ -44,7 +55,9 @@ void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece
         }
       }
     }
+    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
+  if (count > 0) seconds_of_piece = seconds / static_cast<double>(count);
   if (failure) std::rethrow_exception(failure);
 }
 

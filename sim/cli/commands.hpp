@@ -1,9 +1,22 @@
 // The subcommands. Each returns the exit code; main.cpp turns the exceptions that they throw into exit codes.
 #pragma once
 
+#include <span>
+#include <string_view>
+
 #include <kvbound/sim/options/command_line.hpp>
 
 namespace kvbound::sim {
+
+struct Command {
+  std::string_view name;
+  std::string_view arguments;
+  std::string_view meaning;
+  int (*run)(const Arguments&);
+};
+
+/// Those of this program: all (all_commands.cpp), or replay alone (replay_alone.cpp).
+std::span<const Command> commands();
 
 int inspect_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);

@@ -1,11 +1,11 @@
 // The program: runs the subcommand, and turns its exceptions into an exit code and one line on standard error.
 #include <algorithm>
-#include <array>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <new>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +14,7 @@
 #include <fmt/ranges.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/numerics/passive_waiting.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/report/environment.hpp>
@@ -26,36 +27,6 @@ namespace {
 
 using namespace kvbound;
 using namespace kvbound::sim;
-
-struct Command {
-  std::string_view name;
-  std::string_view arguments;
-  std::string_view meaning;
-  int (*run)(const Arguments&);
-};
-
-constexpr std::array kCommands{
-    Command{"inspect", "TRACE [--verify]",
-            "what a trace holds, and whether its recorded outputs can be reproduced", inspect_command},
-    Command{"replay", "TRACE... --policy P[,P] --budget B[,B]",
-            "recorded decode steps through compression policies", replay_command},
-    Command{"recall", "TRACE", "how many of the entries that matter most a score finds", recall_command},
-    Command{"predict", "TRACE", "how well past scores predict the next ones", predict_command},
-    Command{"diff", "TRACE DUMP", "another implementation's results against the reference", diff_command},
-    Command{"record", "MODEL --tokens FILE OUT", "a trace of a Hugging Face or GGUF model", record_command},
-    Command{"evaluate", "MODEL TASKS --policy P[,P] --budget B[,B]",
-            "what a model says when it decodes through compressed caches", evaluate_command},
-    Command{"sweep", "PLAN --out DIR", "a replay of many traces by many processes, here or on a cluster",
-            sweep_command},
-    Command{"gather", "DIR", "the results of a sweep as those of one replay", gather_command},
-    Command{"import", "flashinfer DIR OUT", "a trace and a dump of recorded calls of FlashInfer's kernels",
-            import_command},
-    Command{"generate", "--kind KIND OUT", "a synthetic trace", generate_command},
-    Command{"prove", "[ID...]", "searches for counterexamples to the theorems", prove_command},
-    Command{"bench", "[OPERATION...]", "speed of operations, against rooflines measured in the same run",
-            bench_command},
-    Command{"report", "FILE.json... -o PAGE.html",
-            "one offline page of figures of the JSON that the others write", report_command}};
 
 constexpr const char* kMoreHelp =
     "\n"
@@ -72,7 +43,7 @@ std::string help() {
   constexpr size_t kColumn = 41;  // where the commands' meanings begin
   std::string text =
       "kvbound: KV-cache compression for large language models with its guarantees checked\n\n";
-  for (const Command& command : kCommands) {
+  for (const Command& command : commands()) {
     const std::string call = fmt::format("  kvbound {} {}", command.name, command.arguments);
     const bool fits = call.size() + 2 <= kColumn;
     text += fits ? fmt::format("{:<{}}", call, kColumn) : call + "\n" + std::string(kColumn, ' ');
@@ -88,8 +59,9 @@ int fail(ExitCode code, const std::string& message) {
 
 int dispatch(const Arguments& arguments) {
   const std::string name = arguments.empty() ? "" : arguments.front();
-  const auto command = std::ranges::find(kCommands, name, &Command::name);
-  if (command != kCommands.end()) return command->run(Arguments(arguments.begin() + 1, arguments.end()));
+  const std::span<const Command> known_commands = commands();
+  const auto command = std::ranges::find(known_commands, name, &Command::name);
+  if (command != known_commands.end()) return command->run(Arguments(arguments.begin() + 1, arguments.end()));
   if (arguments.size() > 1 && name.starts_with('-'))
     throw UsageError("unexpected argument '" + arguments[1] + "'");
   if (name == "--help" || name == "-h") {
@@ -102,7 +74,7 @@ int dispatch(const Arguments& arguments) {
   }
   if (name.empty()) throw UsageError("no subcommand; try 'kvbound --help'");
   std::vector<std::string_view> known;
-  for (const Command& one : kCommands) known.push_back(one.name);
+  for (const Command& one : known_commands) known.push_back(one.name);
   throw UsageError(fmt::format("no subcommand '{}'; known: {}", name, fmt::join(known, ", ")));
 }
 
@@ -145,6 +117,7 @@ extern "C" void clean_up_and_die(int signal_number) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  reference::wait_passively(argv);
   for (const int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
     // Signals that the caller ignores, as nohup does, remain ignored.
     if (std::signal(signal_number, clean_up_and_die) == SIG_IGN) std::signal(signal_number, SIG_IGN);

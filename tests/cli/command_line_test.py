@@ -212,6 +212,14 @@ class Reports(CommandLineTest):
         self.assertEqual(heading, ["policy", "budget", "lossy", "found", "target"])
         self.assertEqual(row, ["snapkv:window=4+d2o:threshold=none", "8", "-", "100.0", "%"])
 
+    def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(self):
+        silent = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+        for said, spins in (({}, 0), ({"OMP_WAIT_POLICY": "active"}, 30_000_000_000), ({"GOMP_SPINCOUNT": "7"}, 7)):
+            with self.subTest(said=said):
+                result = self.run_program("--version", env={**silent, **said, "OMP_DISPLAY_ENV": "verbose"})
+                self.assertEqual((result.returncode, len(result.stdout.splitlines())), (PASS, 1))
+                self.assertEqual(int(re.findall(r"GOMP_SPINCOUNT = '(\d+)'", result.stderr)[-1]), spins)
+
     def test_lossless_merges_are_counted_where_they_are_claimed(self):
         TraceFile(query_heads=2).write(self.folder / "one.safetensors")
         TraceFile(query_heads=4).write(self.folder / "two.safetensors")
