@@ -6,21 +6,6 @@
 
 #include <kvbound/cuda/emulation/observer.hpp>
 
-#include "counting.hpp"
-
-namespace kvbound::cuda::counting {
-
-bool accesses_are_counted() {
-#ifdef KVBOUND_COUNTED_ACCESSES
-  return true;
-#else
-  return false;
-#endif
-}
-
-}  // namespace kvbound::cuda::counting
-
-#ifdef KVBOUND_COUNTED_ACCESSES
 namespace {
 
 using kvbound::cuda::emulation::Instruction;
@@ -114,4 +99,3 @@ void __tsan_atomic_signal_fence(int) { __atomic_signal_fence(__ATOMIC_SEQ_CST); 
 void __tsan_init() {}
 }
 // NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming,cppcoreguidelines-macro-usage)
-#endif

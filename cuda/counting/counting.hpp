@@ -9,10 +9,6 @@
 
 namespace kvbound::cuda::counting {
 
-/// Whether kernels of the counted build were compiled so that they say what they access. Otherwise only launches and the
-/// instructions that a whole warp takes together are counted.
-bool accesses_are_counted();
-
 /// Which blocks of a launch run.
 struct Sampling {
   /// A launch of more than 16 clusters that would take more instructions of warps than this runs only a sample, evenly spread

@@ -42,11 +42,11 @@ namespace {
 constexpr size_t kGuardBytes = 4096;
 // Enough for a kernel's locals and the functions it calls; the sanitizers' frames are larger.
 #if defined(KVBOUND_ASAN) || defined(KVBOUND_TSAN)
-constexpr size_t kStackBytes = size_t{256} << 10;
+constexpr size_t kFiberStackBytes = size_t{256} << 10;
 #else
-constexpr size_t kStackBytes = size_t{64} << 10;
+constexpr size_t kFiberStackBytes = size_t{64} << 10;
 #endif
-constexpr size_t kMappedBytes = kGuardBytes + kStackBytes;
+constexpr size_t kMappedBytes = kGuardBytes + kFiberStackBytes;
 constexpr int kColours = 61;
 constexpr size_t kCacheLine = 64;
 

@@ -10,8 +10,8 @@
 namespace kvbound::cuda::emulation {
 namespace {
 
-constexpr const char* kName = "wgmma";
-constexpr int64_t kUnit = 16;  // bytes
+constexpr const char* kProduct = "wgmma";
+constexpr int64_t kUnitBytes = 16;  // bytes
 constexpr int64_t kNumbersOfUnit = 8;
 constexpr int kRowsOfGroup = 8;
 constexpr int kUnitsOfRow = 2;  // 16 numbers of 2 bytes
@@ -24,7 +24,7 @@ struct Matrix {
 
   int64_t unit(int row, int number) const {
     const bool plain = swizzle == Swizzle::kNone;
-    const int64_t along_row = number * (plain ? leading : kUnit);
+    const int64_t along_row = number * (plain ? leading : kUnitBytes);
     const int64_t in_group = row % kRowsOfGroup * swizzle_span(swizzle);
     return swizzled(address + row / kRowsOfGroup * stride + in_group + along_row, swizzle);
   }
@@ -32,15 +32,15 @@ struct Matrix {
   int64_t unit_of_columns(int k, int number) const {
     const bool plain = swizzle == Swizzle::kNone;
     const int64_t span = swizzle_span(swizzle);
-    const int64_t units = span / kUnit;
-    const int64_t along_n = number / units * (plain ? stride : leading) + number % units * kUnit;
+    const int64_t units = span / kUnitBytes;
+    const int64_t along_n = number / units * (plain ? stride : leading) + number % units * kUnitBytes;
     const int64_t along_k = k / kRowsOfGroup * (plain ? leading : stride) + k % kRowsOfGroup * span;
     return swizzled(address + along_n + along_k, swizzle);
   }
 };
 
 int64_t field(uint64_t descriptor, int first_bit) {
-  return static_cast<int64_t>(descriptor >> first_bit & 0x3fff) * kUnit;
+  return static_cast<int64_t>(descriptor >> first_bit & 0x3fff) * kUnitBytes;
 }
 
 Matrix decoded(uint64_t descriptor, CallSite where) {
@@ -61,12 +61,12 @@ Matrix decoded(uint64_t descriptor, CallSite where) {
 const std::byte* unit_at(int64_t address, const char* what, int which, bool check, CallSite where) {
   const SharedArena& arena = shared_arena();
   const std::byte* const unit = arena.place_of(address);
-  if (unit == nullptr || !arena.holds(unit, kUnit)) {
+  if (unit == nullptr || !arena.holds(unit, kUnitBytes)) {
     fail(std::string("wgmma reads ") + what + " " + std::to_string(which) + " of a matrix at address " +
              std::to_string(address) + " of shared memory, in no array",
          where);
   }
-  if (check) require_visible(unit, kUnit, kName, where);
+  if (check) require_visible(unit, kUnitBytes, kProduct, where);
   return unit;
 }
 
@@ -77,7 +77,7 @@ void read_rows(uint64_t descriptor, int first, int count, bool check, uint16_t (
   for (int r = 0; r < count; ++r) {
     for (int i = 0; i < kUnitsOfRow; ++i) {
       const int64_t address = matrix.unit(first + r, i);
-      std::memcpy(rows[r] + kNumbersOfUnit * i, unit_at(address, "row", first + r, check, where), kUnit);
+      std::memcpy(rows[r] + kNumbersOfUnit * i, unit_at(address, "row", first + r, check, where), kUnitBytes);
     }
   }
 }
@@ -87,7 +87,7 @@ void read_columns(uint64_t descriptor, int count, bool check, uint16_t (*rows)[1
   for (int k = 0; k < kUnitsOfRow * kNumbersOfUnit; ++k) {
     for (int i = 0; i < count / kNumbersOfUnit; ++i) {
       uint16_t numbers[kNumbersOfUnit];
-      std::memcpy(numbers, unit_at(matrix.unit_of_columns(k, i), "row", k, check, where), kUnit);
+      std::memcpy(numbers, unit_at(matrix.unit_of_columns(k, i), "row", k, check, where), kUnitBytes);
       for (int n = 0; n < kNumbersOfUnit; ++n) rows[i * kNumbersOfUnit + n][k] = numbers[n];
     }
   }

@@ -14,8 +14,6 @@
 namespace kvbound::cuda::emulation {
 namespace {
 
-constexpr size_t kPage = 4096;
-constexpr size_t kGuard = size_t{64} << 20;  // on either side; takes addresses, but no memory
 constexpr size_t kAlignment = 256;
 using Word [[gnu::may_alias]] = uint64_t;
 constexpr Word kCanaryWord = 0x7fff7fff7fff7fff;

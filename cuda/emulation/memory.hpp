@@ -17,6 +17,10 @@
 
 namespace kvbound::cuda::emulation {
 
+inline constexpr size_t kPage = 4096;
+/// Inaccessible bytes on either side of device memory and of a block's shared memory; they take addresses, but no memory.
+inline constexpr size_t kGuard = size_t{64} << 20;
+
 /// Bytes, all of them 0xff unless fill_new_buffers_with says otherwise. Throws std::bad_alloc.
 void* allocate_device_memory(size_t bytes);
 /// Releases a buffer of allocate_device_memory. Overwritten canaries are recorded for overwritten_canaries().

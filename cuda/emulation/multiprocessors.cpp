@@ -5,11 +5,11 @@
 namespace kvbound::cuda::emulation {
 namespace {
 
-std::atomic<int> current = kMultiprocessors;
+std::atomic<int> current_count = kMultiprocessors;
 
 }  // namespace
 
-int multiprocessors() { return current; }
-void set_multiprocessors(int count) { current = count; }
+int multiprocessors() { return current_count; }
+void set_multiprocessors(int count) { current_count = count; }
 
 }  // namespace kvbound::cuda::emulation

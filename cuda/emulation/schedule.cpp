@@ -1,28 +1,27 @@
 #include "schedule.hpp"
 
 #include <mutex>
+#include <utility>
 
 namespace kvbound::cuda::emulation {
 namespace {
 
 std::mutex mutex;
-Schedule current;
+Schedule current_schedule;
 
-Schedule exchange(Schedule schedule) {
+Schedule put(Schedule schedule) {
   const std::lock_guard lock(mutex);
-  const Schedule before = current;
-  current = schedule;
-  return before;
+  return std::exchange(current_schedule, schedule);
 }
 
 }  // namespace
 
 Schedule schedule() {
   const std::lock_guard lock(mutex);
-  return current;
+  return current_schedule;
 }
 
-ScopedSchedule::ScopedSchedule(Schedule schedule) : before_(exchange(schedule)) {}
-ScopedSchedule::~ScopedSchedule() { exchange(before_); }
+ScopedSchedule::ScopedSchedule(Schedule schedule) : before_(put(schedule)) {}
+ScopedSchedule::~ScopedSchedule() { put(before_); }
 
 }  // namespace kvbound::cuda::emulation

@@ -11,8 +11,6 @@
 namespace kvbound::cuda::emulation {
 namespace {
 
-constexpr size_t kPage = 4096;
-constexpr size_t kGuard = size_t{64} << 20;  // on either side; takes addresses, but no memory
 constexpr size_t kGap = 1024;
 constexpr size_t kMostArrays = 64;
 // An array's alignment may take as many bytes as its gap.

@@ -11,7 +11,7 @@
 namespace kvbound::cuda::emulation {
 namespace {
 
-constexpr const char* kName = "cp.async.bulk.tensor";
+constexpr const char* kTensorCopy = "cp.async.bulk.tensor";
 
 // One copy: `first` are the coordinates of the box's first number.
 struct Box {
@@ -85,25 +85,25 @@ TensorMap encode_tensor_map(const void* data, int64_t bytes_of_number, const Ten
 void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int dimensions, const int (&first)[3],
               CallSite where) {
   if (dimensions != map.dimensions) {
-    fail(std::string(kName) + " of " + std::to_string(dimensions) + " dimensions with a map of " +
+    fail(std::string(kTensorCopy) + " of " + std::to_string(dimensions) + " dimensions with a map of " +
              std::to_string(map.dimensions),
          where);
   }
   if (first[0] * map.bytes_of_number % 16 != 0) {
-    fail(std::string(kName) + " from column " + std::to_string(first[0]) + ", whose " +
+    fail(std::string(kTensorCopy) + " from column " + std::to_string(first[0]) + ", whose " +
              std::to_string(map.bytes_of_number) + "-byte numbers do not begin on 16 bytes: illegal on a GPU",
          where);
   }
   const int64_t bytes = map.box[0] * map.box[1] * map.box[2] * map.bytes_of_number;
   const int64_t period = swizzle_period(map.swizzle);
-  require_shared(shared, bytes, period, kName, where);
+  require_shared(shared, bytes, period, kTensorCopy, where);
   if (shared_arena().address(shared) % period != 0) {
-    fail(std::string(kName) + " writes to an address that is no multiple of " + std::to_string(period) +
+    fail(std::string(kTensorCopy) + " writes to an address that is no multiple of " + std::to_string(period) +
              " on a GPU, where arrays lie behind each other",
          where);
   }
   const Box box{map, {first[0], first[1], first[2]}, static_cast<std::byte*>(shared)};
-  async_proxy().loads.issue(kName, {box.to, bytes, barrier, [box] { box.write(); }, where});
+  async_proxy().loads.issue(kTensorCopy, {box.to, bytes, barrier, [box] { box.write(); }, where});
   if (observer != nullptr) box.observe(*observer);
 }
 
