@@ -2,12 +2,19 @@
 # Sourced by sim/quickstart.sh and tests/run.sh. Package names are those of Debian 12 and Ubuntu 24.04.
 
 build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-dev libfmt-dev libssl-dev
-                libeigen3-dev libmpfr-dev nlohmann-json3-dev librapidcheck-dev node-d3)
+                libeigen3-dev libmpfr-dev nlohmann-json3-dev librapidcheck-dev)
 test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema)
 long_packages=(python3-venv)  # of the tests labelled long, in addition
 ci_packages=(ccache)  # of .ci/run, in addition
 browser_packages=(chromium chromium-driver fonts-dejavu-core)  # of the tests labelled browser
 slurm_packages=(slurmctld slurmd slurm-client munge)  # of the tests labelled slurm
+
+# Kernels are compiled by nvcc for the GPU of this machine, if it has one.
+if nvidia-smi --list-gpus >/dev/null 2>&1; then
+  for_its_gpu=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES=native)
+else
+  for_its_gpu=(-D KVBOUND_CUDA=OFF)
+fi
 
 jobs=$(($(nproc) + 1))  # side by side: compilers and tests wait for files now and then
 
@@ -49,4 +56,16 @@ install_missing() {
   run "${as_root[@]}" apt-get update
   # A fresh machine may still be updating itself, so wait for the lock.
   run "${as_root[@]}" apt-get install --yes --no-install-recommends -o DPkg::Lock::Timeout=300 "${missing[@]}"
+}
+
+# Unpacks D3, a file of Debian's package node-d3, into build/node-d3: installed, it would bring 37 packages of Node.js along.
+fetch_d3() {
+  if [[ -e /usr/share/nodejs/d3/dist/d3.min.js || -e build/node-d3/usr/share/nodejs/d3/dist/d3.min.js ]]; then
+    return
+  fi
+  command -v apt-get >/dev/null || fail "D3 is missing: /usr/share/nodejs/d3/dist/d3.min.js, of Debian's package node-d3"
+  rm -rf build/node-d3.part && mkdir -p build/node-d3.part
+  env --chdir=build/node-d3.part apt-get download node-d3 >&2 || fail "D3 could not be downloaded; as root: apt-get update"
+  run dpkg-deb --extract build/node-d3.part/node-d3_*.deb build/node-d3.part
+  mv build/node-d3.part build/node-d3
 }

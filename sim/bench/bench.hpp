@@ -17,7 +17,7 @@
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/sim/roofline/gpu.hpp>
 
-#include "device_counting.hpp"
+#include "prediction.hpp"
 
 namespace kvbound::sim {
 
@@ -119,11 +119,6 @@ BenchPlan plan(const BenchRounds& rounds, double first_round);
 /// ratio    computes a round's ratio from its times in seconds, in the order of the pieces; optional
 BenchResult measure(const std::vector<BenchPiece>& pieces, const BenchRounds& rounds,
                     const std::function<double(std::span<const double> seconds)>& ratio = nullptr);
-
-/// A duration with three significant digits and a suitable unit: "43.9 ms", "1.29 s".
-std::string duration_text(double seconds);
-/// A rate: "26.7 GFLOP/s", "618 TFLOP/s", "4.21 TB/s", "765 million exponentials/s", "0.0208 layers/s".
-std::string rate_text(double per_second, std::string_view unit);
 
 struct BenchOptions {
   BenchShape shape;

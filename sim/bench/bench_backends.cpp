@@ -1,3 +1,4 @@
+#include <kvbound/cuda/support/build.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 
 #include "bench.hpp"
@@ -7,11 +8,11 @@ namespace kvbound::sim {
 
 std::span<const BenchOperation> bench_operations(std::string_view backend) {
   if (backend == kReference) return reference_bench_operations();
-  return backend == "emulated" ? counted::bench_operations() : native::bench_operations();
+  return backend == "emulated" ? KVBOUND_CUDA_BUILD::bench_operations() : native::bench_operations();
 }
 
 Accelerator accelerator(std::string_view backend) {
-  return backend == "emulated" ? counted::accelerator() : native::accelerator();
+  return backend == "emulated" ? KVBOUND_CUDA_BUILD::accelerator() : native::accelerator();
 }
 
 }  // namespace kvbound::sim

@@ -29,6 +29,12 @@ struct Accelerator {
   std::string norms_kernel;                   ///< cuda::NormsChoice::why, for head_dim 128
 };
 
+// Of the emulated kernels, in a program with KVBOUND_COUNTED of those that count what they do (cuda/support/build.hpp).
+namespace emulated {
+Accelerator accelerator();
+std::span<const BenchOperation> bench_operations();
+}  // namespace emulated
+
 namespace counted {
 Accelerator accelerator();
 std::span<const BenchOperation> bench_operations();

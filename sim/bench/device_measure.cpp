@@ -7,6 +7,9 @@
 #include <kvbound/cuda/roofline/roofline.hpp>
 #include <kvbound/cuda/support/recording.hpp>
 #include <kvbound/cuda/support/timer.hpp>
+#include <kvbound/sim/options/magnitude.hpp>
+
+#include "device_counting.hpp"
 
 namespace kvbound::sim::KVBOUND_CUDA_BUILD {
 namespace {

@@ -15,6 +15,7 @@
 #include <kvbound/sim/measure/stopwatch.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
+#include "device_counting.hpp"
 #include "device_measure.hpp"
 #include "device_operations.hpp"
 

@@ -16,6 +16,7 @@
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/bench/bench.hpp>
 #include <kvbound/sim/bench/device_bench.hpp>
+#include <kvbound/sim/bench/device_counting.hpp>
 #include <kvbound/sim/bench/peer.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>

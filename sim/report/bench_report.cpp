@@ -8,6 +8,7 @@
 
 #include <kvbound/reference/numerics/instruction_set.hpp>
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/sim/options/magnitude.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/traces/messages.hpp>
 

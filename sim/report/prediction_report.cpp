@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/sim/options/magnitude.hpp>
+
 #include "bench_report.hpp"
 #include "environment.hpp"
 #include "json.hpp"

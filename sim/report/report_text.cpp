@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/merge_rules.hpp>
-#include <kvbound/sim/bench/bench.hpp>
 #include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/magnitude.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/summary.hpp>
 #include <kvbound/traces/messages.hpp>

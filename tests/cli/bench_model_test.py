@@ -8,6 +8,7 @@ import sys
 
 from support import kvbound_cli
 from support.kvbound_cli import REPOSITORY, CommandLineTest
+from support.report_documents import BENCH_MODEL
 
 MODEL = "bench", "--backend", "emulated", "--shape", "pocket:256", "--quiet"
 HEADS, HEAD_DIM, KEPT = 2, 64, 51  # of pocket; 20 % of 256 tokens
@@ -28,6 +29,14 @@ class Model(CommandLineTest):
             self.assertEqual(counts["device_loads"]["16"], counts["device_stores"]["16"])
             self.assertGreaterEqual(counts["useful_bytes"], 0.95 * 32 * counts["sectors"])
             self.assertEqual(counts["wavefronts"], 0)
+
+    def test_the_recorded_document_for_tests_of_pages_has_the_fields_of_a_new_one(self):
+        def fields(value):
+            if isinstance(value, dict):
+                return {name: fields(each) for name, each in value.items()}
+            return [fields(each) for each in value[:1]] if isinstance(value, list) else type(value).__name__
+        document, _ = self.document("attention", "select-top")
+        self.assertEqual(fields(document), fields(json.loads(BENCH_MODEL.read_text("utf-8"))))
 
     def test_every_line_says_that_it_is_of_a_model(self):
         _, text = self.document("compact", "step", "--policy", "h2o")

@@ -469,7 +469,7 @@ class UnfitDumps(DiffTest):
 class NumpyExample(DiffTest):
     """traces/scripts/write_dump.py, unchanged and with a bug planted in it."""
 
-    long = True
+    suite = "long"
     SCRIPT = REPOSITORY / "traces" / "scripts" / "write_dump.py"
 
     def write_dump(self, trace, *arguments, planted=None):

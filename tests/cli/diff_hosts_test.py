@@ -303,7 +303,7 @@ class UnfitDumps(DiffTest):
 
 
 class ManyRightDumps(DiffTest):
-    long = True
+    suite = "long"
 
     def test_the_references_dumps_agree_for_every_policy_in_double_and_rounded_to_single_precision(self):
         for dtype in ("F64", "BF16"):

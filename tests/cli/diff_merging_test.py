@@ -101,7 +101,7 @@ class MergingDumps(DiffTest):
 class Recomputations(DiffTest):
     """Dumps of the independent implementation, whose results are rounded differently."""
 
-    long = True
+    suite = "long"
     POLICIES = [f"{host}+{merge}" for host in (STATIC, "h2o:window=8", "tova") for merge in MERGES] + list(SELECTIONS[:-1] + ORDERS)
 
     def test_those_in_double_precision_agree(self):

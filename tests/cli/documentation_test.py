@@ -238,6 +238,7 @@ class Documentation(CommandLineTest):
             rows = table_rows(section(ROOT / readme, heading))
             listed = {re.match(r"\[([\w/]+)\]", row[0])[1] for row in rows if row[0].startswith("[")}
             there = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
+            there.discard("include")  # the link through which sources include <kvbound/...>
             if folder == ROOT:
                 there &= set(FOLDERS)
             self.assertEqual(listed, there, readme)
@@ -249,8 +250,12 @@ class Documentation(CommandLineTest):
         self.assertLessEqual({"CMakeLists.txt", "README.md", "LICENSE", "reference", "traces", "sim", "tests"}, entries)
 
 
-class DocumentedCommands(CommandLineTest):
-    long = True
+def predicts(words):
+    """Whether a command predicts times on a GPU, for which kernels have to count what they do."""
+    return bool({"h100", "h200"} & set(words))
+
+
+class CommandsOfDocuments(CommandLineTest):
     results = {}  # results of documented commands, which several tests use
 
     def run_once(self, *words):
@@ -302,7 +307,8 @@ class DocumentedCommands(CommandLineTest):
         self.passes("replay", trace, "--policy", "snapkv:window=4", "--budget", "50%", "--json", "replay.json")
         self.passes("recall", trace, "--k", "4", "--recent", "4", "--json", "recall.json")
 
-    def test_commands_in_documents_run(self):
+    def run_documented(self, wanted):
+        """Runs the documented commands of which `wanted` is true; returns how many."""
         (self.folder / "traces").symlink_to(ROOT / "traces")
         self.write_models()
         self.write_tasks()
@@ -316,16 +322,14 @@ class DocumentedCommands(CommandLineTest):
                        check=True)
         ran = 0
         for document in documents():
-            for words in commands(document):
-                words = [
-                    str(sample) if word.rstrip(".") == "TRACE" else word for word in words
-                ]
+            for words in filter(wanted, commands(document)):
+                words = [str(sample) if word.rstrip(".") == "TRACE" else word for word in words]
                 if words[0] == "bench":
                     if "--shape" in words:
                         at = words.index("--shape")
                         words[at:at + 2] = []
                     words += "--shape", "pocket:256"  # the shapes measured in documents take minutes
-                    if not {"h100", "h200"} & set(words):  # whose times are only predicted
+                    if not predicts(words):
                         words += "--repeats", "1"
                     if "--blas-core" in words:  # the available cores depend on the machine
                         at = words.index("--blas-core")
@@ -337,12 +341,19 @@ class DocumentedCommands(CommandLineTest):
                     no_device = any("cuda" in word.split(",") for word in words) and result.returncode == INCONCLUSIVE
                     self.assertTrue(result.returncode == PASS or no_device, result.stderr)
                     ran += 1
-        self.assertGreaterEqual(ran, 3, "this test finds no commands any more")
+        return ran
+
+
+class DocumentedCommands(CommandsOfDocuments):
+    suite = "long"
+
+    def test_commands_in_documents_run(self):
+        self.assertGreaterEqual(self.run_documented(lambda words: not predicts(words)), 3, "this test finds no commands any more")
 
     def test_the_tables_in_the_readme_are_what_the_quickstart_prints(self):
         script = (ROOT / "sim" / "quickstart.sh").read_text("utf-8").replace("\\\n", " ")
         host = re.search(r"^host=(\S+)$", script, re.MULTILINE)[1]
-        replays = re.findall(r"run build/\S*kvbound (replay [^>\n]*)", script)
+        replays = re.findall(r"run build/\S*kvbound_replay (replay [^>\n]*)", script)
         self.assertEqual(len(replays), 2)
         readme = [line.strip() for line in (ROOT / "README.md").read_text("utf-8").splitlines()]
         for command in replays:
@@ -369,6 +380,13 @@ class DocumentedCommands(CommandLineTest):
                     self.assertGreater(len(table.splitlines()), 3)
                     tables += 1
         self.assertEqual(tables, 7, "this test does not find the tables of hosts, merging, recall, predict and heads any more")
+
+
+class DocumentedPredictions(CommandsOfDocuments):
+    suite = "counted"
+
+    def test_commands_in_documents_run(self):
+        self.assertGreaterEqual(self.run_documented(predicts), 2, "this test finds no predictions any more")
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class OpenLoop(CommandLineTest):
 
 
 class EvaluateSweeps(EvaluateTest):
-    long = True
+    suite = "long"
 
     def test_every_model_and_policy_agrees(self):
         tasks = tiny_tasks()
@@ -123,7 +123,7 @@ class EvaluateSweeps(EvaluateTest):
 
 if pocket_folder():
     class EvaluatePocket(EvaluateTest):
-        long = True
+        suite = "long"
 
         def test_a_trained_model_agrees_on_prose(self):
             self.require_agreement(pocket_folder(), pocket_tasks(), share_of(POCKET_POLICIES), ["10%", "30%"])

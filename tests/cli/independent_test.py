@@ -198,7 +198,7 @@ class IndependentReplay(IndependentTest):
 
 
 class IndependentSweeps(IndependentTest):
-    long = True
+    suite = "long"
 
     def test_every_host_and_score_agrees_on_generated_traces(self):
         for number, (kind, dtype, query_heads, kv_heads, head_dim, model_dim, tokens, recorded,

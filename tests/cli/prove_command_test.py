@@ -218,7 +218,7 @@ class BadArguments(CommandLineTest):
 
 
 class WholeCatalogue(ProveTest):
-    long = True
+    suite = "long"
 
     def test_every_theorem_holds_and_every_weakened_claim_fails(self):
         text, document = self.prove("--cases", "300", "--seed", "5")

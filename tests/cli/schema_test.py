@@ -287,14 +287,6 @@ class Schemas(SchemaTest):
         self.require_valid(schema, document)
         self.require_tight(schema, document)
 
-    def test_the_schema_of_bench_models_describes_models_of_both_gpus_and_nothing_else(self):
-        schema = validator("sim/schemas/bench_model.schema.json")
-        for gpu in ("h100", "h200"):
-            document = self.document("bench", "compact", "step", "--backend", "emulated", "--model", gpu, "--shape", "pocket:256",
-                                     "--policy", "h2o")
-            self.require_valid(schema, document)
-        self.require_tight(schema, document)
-
     def test_what_the_schema_of_peers_describes_is_read_and_nothing_else(self):
         schema, path = validator("sim/schemas/bench_peer.schema.json"), self.folder / "torch.json"
         self.require_valid(schema, PEER)
@@ -315,8 +307,32 @@ class Schemas(SchemaTest):
                     self.assertEqual(read, schema.is_valid(document), (path_to, name, value))
 
 
+class SchemaOfModels(SchemaTest):
+    suite = "counted"
+
+    def test_the_schema_of_bench_models_describes_models_of_both_gpus_and_nothing_else(self):
+        schema = validator("sim/schemas/bench_model.schema.json")
+        for gpu in ("h100", "h200"):
+            document = self.document("bench", "compact", "step", "--backend", "emulated", "--model", gpu, "--shape", "pocket:256",
+                                     "--policy", "h2o")
+            self.require_valid(schema, document)
+        self.require_tight(schema, document)
+
+    def test_the_schema_of_bench_models_describes_every_device_operation(self):
+        schema = validator("sim/schemas/bench_model.schema.json")
+        document = self.document("bench", "--backend", "emulated", "--model", "h100", "--shape", "pocket:256")
+        self.require_valid(schema, document)
+        known = validator("sim/schemas/bench.schema.json").schema["definitions"]["device_operation"]["enum"]
+        self.assertEqual(list(dict.fromkeys(item["operation"] for item in document["operations"])), known)
+        for item in document["operations"]:
+            self.assertEqual(item["floor_seconds"] is None, item["operation"] == "compress")
+            self.assertEqual(item["attention_seconds"] is not None, item["operation"] == "step")
+            for launch in item["launches"]:
+                self.assertIsNotNone(launch["model"]["registers"], launch["kernel"])
+
+
 class SchemasOfWholeRuns(SchemaTest):
-    long = True
+    suite = "long"
 
     def test_the_prove_schema_describes_proofs_searches_and_replays(self):
         schema = validator("sim/schemas/prove.schema.json")
@@ -345,18 +361,6 @@ class SchemasOfWholeRuns(SchemaTest):
             self.assertEqual([row["name"] for row in item["times"][1:]], [row["name"] for row in document["ceilings"]])
             self.assertIsNotNone(item["shares"])
             self.assertIsNone(item["goal"], "an emulation has no goals")
-
-    def test_the_schema_of_bench_models_describes_every_device_operation(self):
-        schema = validator("sim/schemas/bench_model.schema.json")
-        document = self.document("bench", "--backend", "emulated", "--model", "h100", "--shape", "pocket:256")
-        self.require_valid(schema, document)
-        known = validator("sim/schemas/bench.schema.json").schema["definitions"]["device_operation"]["enum"]
-        self.assertEqual(list(dict.fromkeys(item["operation"] for item in document["operations"])), known)
-        for item in document["operations"]:
-            self.assertEqual(item["floor_seconds"] is None, item["operation"] == "compress")
-            self.assertEqual(item["attention_seconds"] is not None, item["operation"] == "step")
-            for launch in item["launches"]:
-                self.assertIsNotNone(launch["model"]["registers"], launch["kernel"])
 
     def test_the_bench_schema_describes_every_operation_and_nothing_else(self):
         schema = validator("sim/schemas/bench.schema.json")

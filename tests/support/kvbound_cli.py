@@ -165,15 +165,18 @@ class CommandLineTest(unittest.TestCase):
         return self.folder / name
 
 
-class Loader(unittest.TestLoader):
-    """Loads only the test classes of one length, long or short."""
+SUITES = "short", "long", "counted"
 
-    def __init__(self, long):
+
+class Loader(unittest.TestLoader):
+    """Loads only the test classes of one suite."""
+
+    def __init__(self, suite):
         super().__init__()
-        self.long = long
+        self.suite = suite
 
     def loadTestsFromTestCase(self, case):
-        is_wanted = getattr(case, "long", False) == self.long
+        is_wanted = getattr(case, "suite", "short") == self.suite
         return super().loadTestsFromTestCase(case) if is_wanted else self.suiteClass()
 
 
@@ -181,9 +184,10 @@ def main():
     """Runs the calling script's tests on the program named by its first argument. A skipped test fails the run."""
     global program
     if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} KVBOUND [short|long] [unittest's options]      long: the classes that say so")
+        sys.exit(f"usage: {sys.argv[0]} KVBOUND [{'|'.join(SUITES)}] [unittest's options]\n"
+                 'long, counted: the classes that set suite = "long" or "counted"; short: the others')
     program = Path(sys.argv.pop(1)).resolve(strict=True)
-    length = sys.argv.pop(1) if sys.argv[1:] and sys.argv[1] in ("short", "long") else None
-    loader = Loader(length == "long") if length else unittest.defaultTestLoader
+    suite = sys.argv.pop(1) if sys.argv[1:] and sys.argv[1] in SUITES else None
+    loader = Loader(suite) if suite else unittest.defaultTestLoader
     result = unittest.main(exit=False, testLoader=loader).result
     sys.exit(0 if result.wasSuccessful() and result.testsRun and not result.skipped else 1)
