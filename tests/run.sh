@@ -2,35 +2,54 @@
 # Installs missing packages on Debian 12 or Ubuntu 24.04, builds, and runs the test suite.
 #
 #   tests/run.sh             the tests that every change must pass; code for a GPU only if this machine has one
-#   tests/run.sh --all       also the long tests: mutants, searches for the tightest instances, wide sweeps; those on a
-#                            cluster of Slurm and those in a browser, which are installed for them
-#   tests/run.sh -L unit     other arguments go to ctest and select from all tests
+#   tests/run.sh --all       all tests: also the long ones, the mutants, those of --counted and --kernels, those on a cluster of
+#                            Slurm and those in a browser, which are installed for them
+#   tests/run.sh --counted   those of kernels that count what they do: predictions of times on a GPU
+#   tests/run.sh --kernels   those of the kernels as nvcc compiles them, where there is nvcc
+#   tests/run.sh -L unit     other arguments go to ctest and select from the tests that are not of --counted or --kernels
+#
+# tests/README.md says what there is and how long it takes. Each of the three kinds has a build folder of its own.
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
 # shellcheck source=sim/packages.sh
 source sim/packages.sh
 
-everything=(-D KVBOUND_MUTANTS=ON -D KVBOUND_CUDA=ON -U KVBOUND_CUDA_ARCHITECTURES -D CMAKE_CUDA_FLAGS=-Werror=all-warnings)
-case "$*" in
-  "") chosen=(-LE 'long|slurm|browser') built=(-D KVBOUND_MUTANTS=OFF -D KVBOUND_CUDA=OFF) ;;
-  --all) chosen=() built=("${everything[@]}") ;;
-  *) chosen=("$@") built=("${everything[@]}") ;;
-esac
-more_packages=()
-if [[ "$*" == --all || "$*" == *slurm* ]]; then
-  more_packages+=("${slurm_packages[@]}")
-fi
-if [[ "$*" == --all || "$*" == *browser* ]]; then
-  more_packages+=("${browser_packages[@]}")
-fi
-if [[ "$*" == --all || "$*" == *long* ]]; then
-  more_packages+=("${long_packages[@]}")
-fi
-if [[ "$*" == "" ]] && nvidia-smi --list-gpus >/dev/null 2>&1; then
-  built+=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES=native)
-fi
+# build_and_test FOLDER TARGET CONFIGURATION... -- CTEST_ARGUMENTS...
+build_and_test() {
+  local folder=build/$1 target=$2 configuration=()
+  shift 2
+  while [[ $1 != -- ]]; do configuration+=("$1") && shift; done
+  run cmake --preset release -B "$folder" "${configuration[@]}"
+  run cmake --build "$folder" --parallel "$jobs" --target "$target"
+  run ctest --test-dir "$folder" --output-on-failure --no-tests=error --parallel "$jobs" --output-junit times.xml "${@:2}"
+  echo "The slowest, in seconds:"
+  sed -n 's/.*<testcase name="\([^"]*\)".* time="\([0-9.]*\)".*/\2 \1/p' "$folder/times.xml" | sort -rn | head -10
+}
 
-install_missing "${build_packages[@]}" "${test_packages[@]}" "${more_packages[@]}"
-run cmake --preset release -B build/tests "${built[@]}"
-run cmake --build build/tests --parallel "$jobs"
-run ctest --test-dir build/tests --output-on-failure --no-tests=error --parallel "$jobs" "${chosen[@]}"
+run_tests() { build_and_test tests all "${for_its_gpu[@]}" -- "$@"; }
+
+run_counted() { build_and_test counted counted_tests -D KVBOUND_CUDA=OFF -D KVBOUND_COUNTED=ON -- -L counted; }
+
+# Kernels for both generations of GPUs, which needs none.
+run_kernels() {
+  if ! command -v nvcc >/dev/null; then
+    echo "No nvcc: kernels are not compiled for GPUs." >&2
+    return
+  fi
+  build_and_test kernels kernel_tests -D CMAKE_CUDA_FLAGS=-Werror=all-warnings -- -L kernels
+}
+
+packages=("${build_packages[@]}" "${test_packages[@]}")
+[[ "$*" != --all && "$*" != *slurm* ]] || packages+=("${slurm_packages[@]}")
+[[ "$*" != --all && "$*" != *browser* ]] || packages+=("${browser_packages[@]}")
+[[ "$*" != --all && "$*" != --kernels && "$*" != *long* ]] || packages+=("${long_packages[@]}")
+install_missing "${packages[@]}"
+fetch_d3
+
+case "$*" in
+  "") run_tests -LE 'long|mutants|slurm|browser' ;;
+  --all) run_tests && run_counted && run_kernels ;;
+  --counted) run_counted ;;
+  --kernels) run_kernels ;;
+  *) run_tests "$@" ;;
+esac
