@@ -271,8 +271,7 @@ class DocumentedCommands(CommandLineTest):
             (self.folder / name).write_text(" ".join(str(i % 64) for i in range(tokens)), "utf-8")
 
     def write_tasks(self):
-        """What documented calls of `evaluate` read: the shipped task files, each cut to one task that the small models can run,
-        and a text."""
+        """What documented calls of `evaluate` read: the shipped task files, each cut to one task that the small models can run."""
         folder = self.folder / "sim" / "evaluate" / "tasks"
         folder.mkdir(parents=True)
         for name in ("pocket.jsonl", "smollm2-135m.jsonl"):
@@ -280,9 +279,6 @@ class DocumentedCommands(CommandLineTest):
             task = {"id": "a", "prompt": [i % 64 for i in range(760)], "continuation": [1, 2, 3]}
             (folder / name).write_text(json.dumps(task) + "\n", "utf-8")
         (self.folder / "tasks.jsonl").symlink_to(folder / "pocket.jsonl")
-        words = "garden river candle winter mirror anchor basket copper saddle meadow".split()
-        sentences = (f"The {words[i % 10]} by the {words[i // 10 % 10]} was number {i}." for i in range(4000))
-        (self.folder / "prose.txt").write_text(" ".join(sentences), "utf-8")
 
     def write_plan(self):
         """What documented calls of `sweep` read: the plan of the README, and an sbatch that takes all jobs."""
