@@ -122,10 +122,10 @@ class Documentation(CommandLineTest):
         for command in ("inspect", "replay", "recall", "predict", "diff", "record", "import", "generate", "prove", "bench", "evaluate",
                         "sweep", "gather"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
-        for script in ("record_hf", "tokenize", "make_tasks", "bench_torch"):
+        for script in ("traces/scripts/record_hf", "traces/scripts/tokenize", "traces/scripts/make_tasks",
+                       "sim/bench/peers/bench_torch"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
-                [sys.executable, ROOT / "traces" / "scripts" / f"{script}.py", "--help"], check=True, capture_output=True,
-                text=True).stdout))
+                [sys.executable, ROOT / f"{script}.py", "--help"], check=True, capture_output=True, text=True).stdout))
         known |= set(re.findall(r"--[a-z][a-z-]+", (ROOT / "cuda" / "first_run.sh").read_text("utf-8").split("set -uo")[0]))
         for document in documents():
             text = re.sub(r"(cmake|ctest|git|apt-get|pip \w+|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
