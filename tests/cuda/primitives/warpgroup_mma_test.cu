@@ -249,7 +249,7 @@ __device__ void load_boxes(const Boxes& shared, const TensorMap& queries, const 
   mbarrier_fence_init();
   mbarrier_arrive_expect(shared.loaded, (2 * kRows + kKeys) * kHeadDim * 2);
   for (int part = 0; part < kHeadDim / kColumns; ++part) {
-    load_box(shared.keys + part * kKeys * kColumns, keys, shared.loaded, part * kColumns, 0);
+    load_box(shared.keys + part * kKeys * kColumns, keys, shared.loaded, part * kColumns, 0, 0);
     for (int head = 0; head < 2; ++head) {
       load_box(shared.queries + (2 * head + part) * kRows * kColumns, queries, shared.loaded, part * kColumns,
                0, head);
@@ -316,8 +316,9 @@ TEST_F(WarpgroupMma, MultipliesBoxesOfTensorsInGroupsOfSteps) {
   const TensorMap of_queries = tensor_map(
       left.data(),
       {{kHeadDim, kRows, 2}, {kHeadDim * 2, kHeadDim * 2 * kRows}, {kColumns, kRows, 1}, Swizzle::k128Bytes});
-  const TensorMap of_keys =
-      tensor_map(right.data(), {{kHeadDim, kKeys}, {kHeadDim * 2}, {kColumns, kKeys}, Swizzle::k128Bytes});
+  const TensorMap of_keys = tensor_map(
+      right.data(),
+      {{kHeadDim, kKeys, 1}, {kHeadDim * 2, kHeadDim * 2 * kKeys}, {kColumns, kKeys, 1}, Swizzle::k128Bytes});
   under_every_schedule([&] {
     Buffer<float> scores(2 * kRows * kKeys);
     launch<scores_kernel>(LaunchShape(extent(1), extent(kThreads), shared_bytes<Boxes>(), nullptr),
