@@ -37,8 +37,7 @@ INSTRUCTIONS = {
                  "mbarrier.try_wait.parity"],
     "bulk_copy": ["cp.async.bulk.shared::cluster.global", "cp.async.bulk.tensor.3d"],
     "warpgroup_mma": ["fence.proxy.async", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group",
-                      *(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name}"
-                        for n, name in ((64, "bf16"), (128, "bf16"), (256, "bf16"), (64, "f16"), (256, "f16")))],
+                      *(f"wgmma.mma_async.sync.aligned.m64n128k16.f32.{name}.{name}" for name in ("bf16", "f16"))],
     "cluster": ["%cluster_ctarank", "%cluster_nctarank", "mapa.u64", "mapa.shared::cluster", "barrier.cluster.arrive.release",
                 "barrier.cluster.wait.acquire", "mbarrier.arrive.release.cluster", "mbarrier.try_wait.parity.acquire.cluster",
                 "setmaxnreg.inc", "setmaxnreg.dec"],
