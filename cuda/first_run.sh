@@ -398,7 +398,7 @@ stage_torch() {
   env LD_LIBRARY_PATH="$library_path" python3 -c 'import torch' 2>"$work/torch" || skip "no PyTorch: $(tail -1 "$work/torch")"
   mapfile -t names < <(torch_names)
   # PyTorch has libraries of its own.
-  shown env LD_LIBRARY_PATH="$library_path" python3 "$source_folder/traces/scripts/bench_torch.py" "${names[@]}" --device $device --of device \
+  shown env LD_LIBRARY_PATH="$library_path" python3 "$source_folder/sim/bench/peers/bench_torch.py" "${names[@]}" --device $device --of device \
     --shape "$(bench_shape)" --policy "$policies" "${more[@]}" --quiet --json "$out/torch.json" || return
   (($(time_left) > 5)) || { echo "error: no time is left for the device's own times" && return 1; }
   shown timeout "$(time_left)" "$folder/kvbound" bench "${names[@]}" --backend "$backend" --shape "$(bench_shape)" --repeats \

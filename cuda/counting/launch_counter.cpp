@@ -156,9 +156,9 @@ void ThreadCounter::shared_bytes(Instruction what, int64_t bytes) {
   counts_.least_wavefronts += wavefronts;
 }
 
-void ThreadCounter::device_bytes(uintptr_t address, int64_t bytes, bool writes) {
+void ThreadCounter::device_bytes(uintptr_t address, int64_t bytes) {
   const uintptr_t last = address + static_cast<uintptr_t>(bytes) - 1;
-  launch_.touched().touch(address, bytes, writes);
+  launch_.touched().touch(address, bytes, false);
   counts_.sectors += static_cast<double>(last / kSectorBytes - address / kSectorBytes + 1);
   counts_.useful_bytes += static_cast<double>(bytes);
   counts_.bulk_bytes += static_cast<double>(bytes);

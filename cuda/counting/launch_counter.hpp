@@ -55,7 +55,7 @@ class ThreadCounter : public emulation::Observer {
   void warp(Instruction what, double flop) override;
   void matrix_load(std::span<const uintptr_t> rows) override;
   void shared_bytes(Instruction what, int64_t bytes) override;
-  void device_bytes(uintptr_t address, int64_t bytes, bool writes) override;
+  void device_bytes(uintptr_t address, int64_t bytes) override;
 
  private:
   struct Warp {

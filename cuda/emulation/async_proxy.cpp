@@ -7,10 +7,6 @@
 namespace kvbound::cuda::emulation {
 
 void AsyncProxy::refuse_to_return(ThreadId id) {
-  if (const auto mine = stores.find(id); mine != stores.end()) {
-    mine->second.refuse_to_return();
-    stores.erase(mine);
-  }
   if (const auto mine = warpgroups.find(Warpgroup::first_thread(id)); mine != warpgroups.end()) {
     mine->second.refuse_to_return(id);
   }
@@ -27,11 +23,8 @@ void AsyncProxy::refuse_to_end(int rank) {
 void AsyncProxy::restart() {
   mbarriers.restart();
   loads.restart();
-  stores.clear();
   warpgroups.clear();
 }
-
-BulkStores& bulk_stores() { return async_proxy().stores[this_thread()]; }
 
 void fence_async_proxy() {
   shared_arena().publish();

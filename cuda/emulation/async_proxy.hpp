@@ -14,7 +14,6 @@ namespace kvbound::cuda::emulation {
 struct AsyncProxy {
   Mbarriers mbarriers;
   BulkLoads loads;
-  std::map<ThreadId, BulkStores> stores;
   std::map<ThreadId, Warpgroup> warpgroups;  // by their first threads
 
   /// Lands one bulk load that threads wait for. False if there is none.
@@ -25,9 +24,6 @@ struct AsyncProxy {
   void refuse_to_end(int rank);
   void restart();
 };
-
-/// The running thread's.
-BulkStores& bulk_stores();
 
 /// fence.proxy.async: what the block has written becomes visible to the asynchronous proxy. On a GPU, what the calling
 /// thread has written: that the writing thread makes the fence cannot be checked here.

@@ -12,18 +12,17 @@ namespace kvbound::cuda::emulation {
 namespace {
 
 constexpr const char* kLoad = "cp.async.bulk";
-constexpr const char* kStore = "cp.async.bulk of shared memory";
 constexpr int64_t kUnit = 16;
 
-void require_bulk(const char* name, const void* shared, const void* global, int64_t bytes, CallSite where) {
+void require_bulk(const void* shared, const void* global, int64_t bytes, CallSite where) {
   if (bytes <= 0 || bytes % kUnit != 0) {
-    fail(std::string(name) + " copies " + std::to_string(bytes) + " bytes, which is no multiple of 16",
+    fail(std::string(kLoad) + " copies " + std::to_string(bytes) + " bytes, which is no multiple of 16",
          where);
   }
-  require_shared(shared, bytes, kUnit, name, where);
-  require_aligned(global, kUnit, name, where);
+  require_shared(shared, bytes, kUnit, kLoad, where);
+  require_aligned(global, kUnit, kLoad, where);
   if (!is_device_memory(global, static_cast<size_t>(bytes))) {
-    fail(std::string(name) + " copies " + std::to_string(bytes) + " bytes at " + place_in_memory(global),
+    fail(std::string(kLoad) + " copies " + std::to_string(bytes) + " bytes at " + place_in_memory(global),
          where);
   }
 }
@@ -83,54 +82,14 @@ void BulkLoads::refuse_to_end(int rank) const {
 }
 
 void load_bulk(void* shared, const void* global, int64_t bytes, uint64_t* barrier, CallSite where) {
-  require_bulk(kLoad, shared, global, bytes, where);
+  require_bulk(shared, global, bytes, where);
   auto* const to = static_cast<std::byte*>(shared);
   const auto write = [to, global, bytes] { write_shared(to, global, bytes); };
   async_proxy().loads.issue(kLoad, {to, bytes, barrier, write, where});
   if (observer != nullptr) {
     observer->shared_bytes(Instruction::bulk_copy, bytes);
-    observer->device_bytes(reinterpret_cast<uintptr_t>(global), bytes, false);
+    observer->device_bytes(reinterpret_cast<uintptr_t>(global), bytes);
   }
-}
-
-void BulkStores::Store::take() {
-  if (!read) std::memcpy(bytes.data(), from, bytes.size());
-  read = true;
-}
-
-void BulkStores::Store::write() {
-  take();
-  if (!written) std::memcpy(to, bytes.data(), bytes.size());
-  written = true;
-}
-
-void BulkStores::issue(void* global, const void* shared, int64_t bytes, CallSite where) {
-  require_bulk(kStore, shared, global, bytes, where);
-  require_visible(shared, bytes, kStore, where);
-  Store store{global, shared, std::vector<std::byte>(static_cast<size_t>(bytes)), false, false, where};
-  if (eager_copies()) store.write();
-  stores_.push_back(std::move(store));
-  if (observer != nullptr) {
-    observer->shared_bytes(Instruction::bulk_copy, bytes);
-    observer->device_bytes(reinterpret_cast<uintptr_t>(global), bytes, true);
-  }
-}
-
-void BulkStores::commit() { group_ends_.push_back(stores_.size()); }
-
-void BulkStores::wait(size_t in_flight, bool read_only) {
-  if (group_ends_.size() <= in_flight) return;
-  const size_t end = group_ends_[group_ends_.size() - 1 - in_flight];
-  for (size_t i = 0; i < end; ++i) read_only ? stores_[i].take() : stores_[i].write();
-  waited_ = std::max(waited_, end);
-}
-
-void BulkStores::refuse_to_return() {
-  if (waited_ < stores_.size()) {
-    const CallSite where = stores_[waited_].where;
-    fail("returns while a bulk store may read shared memory that was issued at " + text(where), where);
-  }
-  for (Store& store : stores_) store.write();
 }
 
 }  // namespace kvbound::cuda::emulation

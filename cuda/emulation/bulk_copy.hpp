@@ -1,5 +1,4 @@
-// Bulk copies that have been issued and not yet waited for: loads into shared memory, which complete on an mbarrier, and
-// stores from it, which a thread waits for in groups.
+// Bulk copies into shared memory that have been issued and not yet waited for. They complete on an mbarrier.
 #pragma once
 
 #include <cstddef>
@@ -42,32 +41,5 @@ void write_shared(std::byte* to, const void* from, int64_t bytes);
 
 /// cp.async.bulk from global to shared memory.
 void load_bulk(void* shared, const void* global, int64_t bytes, uint64_t* barrier, CallSite where);
-
-/// A thread's stores. Lazy ones read shared memory, and write to global memory, at the wait for that; eager ones when
-/// they are issued.
-class BulkStores {
- public:
-  void issue(void* global, const void* shared, int64_t bytes, CallSite where);
-  void commit();
-  /// Returns when all but the latest `in_flight` groups have read their sources, or also have written.
-  void wait(size_t in_flight, bool read_only);
-  void refuse_to_return();
-
- private:
-  struct Store {
-    void* to;
-    const void* from;
-    std::vector<std::byte> bytes;  // as they were read
-    bool read = false;
-    bool written = false;
-    CallSite where;
-
-    void take();
-    void write();
-  };
-  std::vector<Store> stores_;
-  std::vector<size_t> group_ends_;  // positions in stores_
-  size_t waited_ = 0;               // stores that have been waited for
-};
 
 }  // namespace kvbound::cuda::emulation

@@ -32,7 +32,6 @@ using emulation::blockIdx;
 using emulation::dim3;
 using emulation::gridDim;
 using emulation::threadIdx;
-using emulation::uint3;
 
 inline constexpr int warpSize = emulation::kWarpSize;
 
@@ -46,9 +45,6 @@ struct [[gnu::may_alias]] alignas(16) float4 {
 struct [[gnu::may_alias]] alignas(16) double2 {
   double x, y;
 };
-struct [[gnu::may_alias]] alignas(8) int2 {
-  int x, y;
-};
 struct [[gnu::may_alias]] alignas(16) int4 {
   int x, y, z, w;
 };
@@ -58,12 +54,7 @@ struct [[gnu::may_alias]] alignas(8) uint2 {
 struct [[gnu::may_alias]] alignas(16) uint4 {
   unsigned x, y, z, w;
 };
-inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline int2 make_int2(int x, int y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 template <class T>
 concept Number = std::is_arithmetic_v<T>;
@@ -81,20 +72,9 @@ constexpr T max(T a, std::type_identity_t<T> b) {
 }
 
 inline unsigned __float_as_uint(float number) { return std::bit_cast<unsigned>(number); }
-inline int __float_as_int(float number) { return std::bit_cast<int>(number); }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
-inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
-inline int __popcll(unsigned long long bits) { return std::popcount(bits); }
-inline int __clz(int bits) { return std::countl_zero(static_cast<unsigned>(bits)); }
-inline int __clzll(long long bits) { return std::countl_zero(static_cast<unsigned long long>(bits)); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
-inline int __ffsll(long long bits) { return __builtin_ffsll(bits); }
-
-template <class T>
-T __ldg(const T* from) {
-  return *from;
-}
 
 // Barriers.
 
@@ -105,9 +85,6 @@ inline int __syncthreads_count(int flag, CallSite where = CallSite::current()) {
 inline int __syncthreads_or(int flag, CallSite where = CallSite::current()) {
   return emulation::wait_for_block(flag != 0, where) > 0 ? 1 : 0;
 }
-inline int __syncthreads_and(int flag, CallSite where = CallSite::current()) {
-  return emulation::wait_for_block(flag == 0, where) == 0 ? 1 : 0;
-}
 inline void __syncwarp(unsigned mask = ~0U, CallSite where = CallSite::current()) {
   char nothing = 0;
   emulation::together(emulation::Instruction::warp_barrier, "__syncwarp", mask, nothing, where,
@@ -115,7 +92,6 @@ inline void __syncwarp(unsigned mask = ~0U, CallSite where = CallSite::current()
 }
 inline void __threadfence() {
 }  // memory accesses of the emulation are sequentially consistent at every switch of threads
-inline void __threadfence_block() {}
 
 }  // namespace KVBOUND_CUDA_BUILD
 
@@ -213,14 +189,6 @@ T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = warpSize,
   return emulation::shuffle("__shfl_up_sync", mask, value, source < first ? lane : source, where);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = warpSize,
-                   CallSite where = CallSite::current()) {
-  const int lane = emulation::lane();
-  const int source = lane + static_cast<int>(by);
-  const int past = (lane & ~(width - 1)) + width;
-  return emulation::shuffle("__shfl_down_sync", mask, value, source >= past ? lane : source, where);
-}
-template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int with, int width = warpSize,
                   CallSite where = CallSite::current()) {
   const int lane = emulation::lane();
@@ -237,48 +205,12 @@ inline unsigned __ballot_sync(unsigned mask, int flag, CallSite where = CallSite
 inline int __any_sync(unsigned mask, int flag, CallSite where = CallSite::current()) {
   return emulation::ballot("__any_sync", mask, flag != 0, where) != 0 ? 1 : 0;
 }
-inline int __all_sync(unsigned mask, int flag, CallSite where = CallSite::current()) {
-  return emulation::ballot("__all_sync", mask, flag == 0, where) == 0 ? 1 : 0;
-}
 
-// Atomics, in shared and in device memory; not for floating-point numbers, whose sums depend on the order.
+// In shared and in device memory; not for floating-point numbers, whose sums depend on the order.
 
 template <Word T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
   return std::atomic_ref(*address).fetch_add(value);
-}
-template <Word T>
-T atomicOr(T* address, std::type_identity_t<T> value) {
-  return std::atomic_ref(*address).fetch_or(value);
-}
-template <Word T>
-T atomicAnd(T* address, std::type_identity_t<T> value) {
-  return std::atomic_ref(*address).fetch_and(value);
-}
-template <Word T>
-T atomicExch(T* address, std::type_identity_t<T> value) {
-  return std::atomic_ref(*address).exchange(value);
-}
-template <Word T>
-T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  std::atomic_ref(*address).compare_exchange_strong(expected, value);
-  return expected;  // as it was found
-}
-template <Word T>
-T atomicMax(T* address, std::type_identity_t<T> value) {
-  std::atomic_ref number(*address);
-  T found = number.load();
-  while (found < value && !number.compare_exchange_weak(found, value)) {
-  }
-  return found;
-}
-template <Word T>
-T atomicMin(T* address, std::type_identity_t<T> value) {
-  std::atomic_ref number(*address);
-  T found = number.load();
-  while (value < found && !number.compare_exchange_weak(found, value)) {
-  }
-  return found;
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -45,14 +45,6 @@ void Mbarriers::init(uint64_t* barrier, int64_t arrivals, CallSite where) {
   *barrier = kMark;
 }
 
-void Mbarriers::invalidate(uint64_t* barrier, CallSite where) {
-  const Barrier& mine = require(barrier, "mbarrier.inval", where);
-  if (!mine.waiting.empty() || mine.bytes != 0)
-    fail("mbarrier.inval while it is waited for: " + state(mine), where);
-  barriers_.erase(barrier);
-  *barrier = ~uint64_t{0};
-}
-
 void Mbarriers::fence() {
   for (auto& [address, barrier] : barriers_) barrier.fenced = barrier.fenced || barrier.by == this_thread();
 }

@@ -17,7 +17,6 @@ namespace kvbound::cuda::emulation {
 class Mbarriers {
  public:
   void init(uint64_t* barrier, int64_t arrivals, CallSite where);
-  void invalidate(uint64_t* barrier, CallSite where);
   /// Shows the barriers that the running thread has initialised to bulk copies and to the cluster.
   void fence();
   /// Expects so many bytes more in this phase, and then arrives.

@@ -55,8 +55,8 @@ class Observer {
   virtual void matrix_load(std::span<const uintptr_t> rows) = 0;
   /// An asynchronous unit reads or writes bytes of shared memory: a bulk copy, wgmma.
   virtual void shared_bytes(Instruction what, int64_t bytes) = 0;
-  /// A bulk copy reads or writes successive bytes of device memory.
-  virtual void device_bytes(uintptr_t address, int64_t bytes, bool writes) = 0;
+  /// A bulk copy reads successive bytes of device memory.
+  virtual void device_bytes(uintptr_t address, int64_t bytes) = 0;
 };
 
 /// Watches one launch.

@@ -53,7 +53,6 @@ class Runner {
   SharedArena& shared_of(int rank) { return blocks_[static_cast<size_t>(rank)]->shared; }
   const Fiber& fiber() const { return *fiber_; }
   int cluster_size() const { return resident_; }
-  int threads_of_block() const { return count_; }
   /// Where the address lies in the shared memory of any block of the cluster.
   std::optional<std::string> place_in_shared(const void* address) const;
   std::string name(ThreadId id) const;
@@ -61,7 +60,6 @@ class Runner {
  private:
   static void run_threads();
   void prepare(uint64_t cluster);
-  void begin_block(ResidentBlock& block);
   void end_block(ResidentBlock& block);
   void name_threads();
   void drop_everything();

@@ -49,7 +49,7 @@ struct Box {
         const int64_t end = std::min(map.box[0], map.extents[0] - first[0]);
         const std::byte* const from = begin < end ? number(begin, y, z) : nullptr;
         if (from == nullptr) continue;
-        watching.device_bytes(reinterpret_cast<uintptr_t>(from), (end - begin) * map.bytes_of_number, false);
+        watching.device_bytes(reinterpret_cast<uintptr_t>(from), (end - begin) * map.bytes_of_number);
       }
     }
   }
@@ -60,20 +60,15 @@ struct Box {
 TensorMap encode_tensor_map(const void* data, int64_t bytes_of_number, const TensorTile& tile,
                             CallSite where) {
   require_copyable(tile, data, bytes_of_number);
-  TensorMap map{static_cast<const std::byte*>(data),
-                bytes_of_number,
-                static_cast<int>(tile.extents.size()),
-                {1, 1, 1},
-                {bytes_of_number, 0, 0},
-                {1, 1, 1},
-                tile.swizzle};
+  const auto& [columns, rows, planes] = tile.extents;
+  const TensorMap map{static_cast<const std::byte*>(data),
+                      bytes_of_number,
+                      {columns, rows, planes},
+                      {bytes_of_number, tile.strides[0], tile.strides[1]},
+                      {tile.box[0], tile.box[1], tile.box[2]},
+                      tile.swizzle};
   int64_t last = 0;
-  for (size_t i = 0; i < tile.extents.size(); ++i) {
-    map.extents[i] = tile.extents[i];
-    map.box[i] = tile.box[i];
-    if (i > 0) map.strides[i] = tile.strides[i - 1];
-    last += (map.extents[i] - 1) * map.strides[i];
-  }
+  for (int i = 0; i < 3; ++i) last += (map.extents[i] - 1) * map.strides[i];
   if (!is_device_memory(data, static_cast<size_t>(last + bytes_of_number))) {
     throw DeviceError("tensor map",
                       std::to_string(last + bytes_of_number) + " bytes at " + place_in_device_memory(data),
@@ -82,13 +77,7 @@ TensorMap encode_tensor_map(const void* data, int64_t bytes_of_number, const Ten
   return map;
 }
 
-void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int dimensions, const int (&first)[3],
-              CallSite where) {
-  if (dimensions != map.dimensions) {
-    fail(std::string(kTensorCopy) + " of " + std::to_string(dimensions) + " dimensions with a map of " +
-             std::to_string(map.dimensions),
-         where);
-  }
+void load_box(void* shared, const TensorMap& map, uint64_t* barrier, const int (&first)[3], CallSite where) {
   if (first[0] * map.bytes_of_number % 16 != 0) {
     fail(std::string(kTensorCopy) + " from column " + std::to_string(first[0]) + ", whose " +
              std::to_string(map.bytes_of_number) + "-byte numbers do not begin on 16 bytes: illegal on a GPU",

@@ -10,11 +10,10 @@
 
 namespace kvbound::cuda::emulation {
 
-/// What a tensor map says; every dimension is there, unused ones have length 1.
+/// What a tensor map says.
 struct TensorMap {
   const std::byte* data;
   int64_t bytes_of_number;
-  int dimensions;
   int64_t extents[3];
   int64_t strides[3];  ///< bytes; the first is bytes_of_number
   int64_t box[3];
@@ -26,7 +25,6 @@ TensorMap encode_tensor_map(const void* data, int64_t bytes_of_number, const Ten
                             CallSite where);
 
 /// Begins to copy the box whose first number has these coordinates, numbers outside the tensor as zeros.
-void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int dimensions, const int (&first)[3],
-              CallSite where);
+void load_box(void* shared, const TensorMap& map, uint64_t* barrier, const int (&first)[3], CallSite where);
 
 }  // namespace kvbound::cuda::emulation

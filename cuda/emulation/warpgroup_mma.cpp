@@ -17,18 +17,18 @@ constexpr uint32_t kInFlight = 0x7fc0dead;  // a NaN
 int number_in_sums(int half, int column) { return column / 8 * 4 + 2 * half + column % 2; }
 int lane_of(int row, int column) { return row % 8 * 4 + column % 8 / 2; }
 
-bool in_flight(const float* sums, int columns) {
-  return std::all_of(sums, sums + columns / 2,
+bool in_flight(const float* sums) {
+  return std::all_of(sums, sums + kColumnsOfB / 2,
                      [](float number) { return std::bit_cast<uint32_t>(number) == kInFlight; });
 }
 
-// Calls visit(a lane's number, number of [16, columns]) for every sum of a warp.
+// Calls visit(a lane's number, number of [16, 128]) for every sum of a warp.
 template <class Visit>
-void each_sum(const std::array<float*, kWarpSize>& of_lane, int columns, float* numbers, const Visit& visit) {
+void each_sum(const std::array<float*, kWarpSize>& of_lane, float* numbers, const Visit& visit) {
   for (int row = 0; row < kRowsOfWarp; ++row) {
-    for (int column = 0; column < columns; ++column) {
+    for (int column = 0; column < kColumnsOfB; ++column) {
       visit(of_lane[static_cast<size_t>(lane_of(row, column))][number_in_sums(row / 8, column)],
-            numbers[row * columns + column]);
+            numbers[row * kColumnsOfB + column]);
     }
   }
 }
@@ -68,9 +68,8 @@ Warpgroup::Sums& Warpgroup::sums_for(const std::array<WarpgroupProduct, kWarpSiz
   Warp& warp = mine();
   for (Sums& each : warp.sums) {
     if (each.of_lane[0] != lanes[0].sums) continue;
-    if (each.columns != lanes[0].columns) fail("wgmma adds to sums in flight of another shape", where);
     for (const float* const sums : each.of_lane) {
-      if (!in_flight(sums, each.columns)) {
+      if (!in_flight(sums)) {
         fail("wgmma adds to sums that were written while in flight since " + text(each.where), where);
       }
     }
@@ -80,10 +79,9 @@ Warpgroup::Sums& Warpgroup::sums_for(const std::array<WarpgroupProduct, kWarpSiz
     fail("wgmma begins sums with no wgmma.fence behind the warp's begin or its last wait", where);
   }
   Sums& begun = warp.sums.emplace_back();
-  begun.columns = lanes[0].columns;
   for (size_t l = 0; l < kWarpSize; ++l) begun.of_lane[l] = lanes[l].sums;
-  begun.numbers.assign(size_t{kRowsOfWarp} * static_cast<size_t>(begun.columns), 0);
-  each_sum(begun.of_lane, begun.columns, begun.numbers.data(), [](float& of_lane, float& number) {
+  begun.numbers.assign(size_t{kRowsOfWarp} * kColumnsOfB, 0);
+  each_sum(begun.of_lane, begun.numbers.data(), [](float& of_lane, float& number) {
     number = of_lane;
     of_lane = std::bit_cast<float>(kInFlight);
   });
@@ -112,9 +110,8 @@ void Warpgroup::issue(const std::array<WarpgroupProduct, kWarpSize>& lanes, Call
       fail("wgmma with operands that differ between lanes", where);
     }
   }
-  const uint64_t shape =
-      uint64_t{4} * static_cast<uint64_t>(first.columns) + (first.transposed ? 2 : 0) + (first.add ? 1 : 0);
-  take_step("wgmma", first.a ^ std::rotl(first.b, 21) ^ std::rotl(shape, 46), where);
+  const uint64_t options = (first.transposed ? 2U : 0U) + (first.add ? 1U : 0U);
+  take_step("wgmma", first.a ^ std::rotl(first.b, 21) ^ std::rotl(options, 46), where);
   Product product{lanes, {}, nullptr, where};
   if (first.rows != nullptr) {
     refuse_changed_rows(warp, lanes, where);
@@ -131,7 +128,7 @@ void Warpgroup::issue(const std::array<WarpgroupProduct, kWarpSize>& lanes, Call
 
 const Warpgroup::Operands& Warpgroup::read_operands(const Product& product, bool check) {
   static thread_local Operands operands;
-  static thread_local uint16_t bits[kMostColumns][kDepth];
+  static thread_local uint16_t bits[kColumnsOfB][kDepth];
   const WarpgroupProduct& first = product.lanes[0];
   if (first.rows == nullptr) {
     read_rows(first.a, kRowsOfWarp * (emulation::warp() % kWarpsOfGroup), kRowsOfWarp, check, bits,
@@ -150,11 +147,11 @@ const Warpgroup::Operands& Warpgroup::read_operands(const Product& product, bool
     for (int k = 0; k < kDepth; ++k) operands.left[r][k] = first.widen(bits[r][k]);
   }
   if (first.transposed) {
-    read_columns(first.b, first.columns, check, bits, product.where);
+    read_columns(first.b, kColumnsOfB, check, bits, product.where);
   } else {
-    read_rows(first.b, 0, first.columns, check, bits, product.where);
+    read_rows(first.b, 0, kColumnsOfB, check, bits, product.where);
   }
-  for (int c = 0; c < first.columns; ++c) {
+  for (int c = 0; c < kColumnsOfB; ++c) {
     for (int k = 0; k < kDepth; ++k) operands.right[c / kColumns][k][c % kColumns] = first.widen(bits[c][k]);
   }
   return operands;
@@ -165,7 +162,7 @@ void Warpgroup::multiply(const Product& product) {
   const WarpgroupProduct& first = product.lanes[0];
   float* sum = product.sums->numbers.data();
   for (int r = 0; r < kRowsOfWarp; ++r) {
-    for (int column = 0; column < first.columns; column += kColumns, sum += kColumns) {
+    for (int column = 0; column < kColumnsOfB; column += kColumns, sum += kColumns) {
       auto& totals = *reinterpret_cast<Columns*>(sum);
       if (!first.add) std::ranges::fill(totals, 0.0F);
       for (int k = 0; k < kDepth; k += kAligned) {
@@ -196,12 +193,11 @@ void Warpgroup::complete(Warp& warp) {
   Sums& sums = *product.sums;
   if (--sums.products > 0) return;
   for (const float* const of_lane : sums.of_lane) {
-    if (!in_flight(of_lane, sums.columns)) {
+    if (!in_flight(of_lane)) {
       fail("waits for sums that were written while in flight since " + text(sums.where), sums.where);
     }
   }
-  each_sum(sums.of_lane, sums.columns, sums.numbers.data(),
-           [](float& of_lane, float& number) { of_lane = number; });
+  each_sum(sums.of_lane, sums.numbers.data(), [](float& of_lane, float& number) { of_lane = number; });
   warp.sums.remove_if([&sums](const Sums& each) { return &each == &sums; });
   warp.fenced = false;
 }
@@ -270,10 +266,10 @@ void issue_product(const WarpgroupProduct& product, CallSite where) {
   };
   together("wgmma", ~0U, mine, where, issue, [&product](Observer& watching, const auto&) {
     constexpr int64_t kBytes = 2;  // of a number
-    watching.warp(Instruction::warpgroup_mma, 2.0 * kRowsOfWarp * kDepth * product.columns);
+    watching.warp(Instruction::warpgroup_mma, 2.0 * kRowsOfWarp * kDepth * kColumnsOfB);
     // The four warps of a warpgroup share one reading of B.
     const int64_t a = product.rows == nullptr ? kRowsOfWarp * kDepth * kBytes : 0;
-    watching.shared_bytes(Instruction::warpgroup_mma, a + kDepth * product.columns * kBytes / kWarpsOfGroup);
+    watching.shared_bytes(Instruction::warpgroup_mma, a + kDepth * kColumnsOfB * kBytes / kWarpsOfGroup);
   });
 }
 

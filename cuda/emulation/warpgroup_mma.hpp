@@ -20,17 +20,16 @@ namespace kvbound::cuda::emulation {
 inline constexpr int kWarpsOfGroup = 4;
 inline constexpr int kRowsOfWarp = 16;
 inline constexpr int kDepth = 16;
-inline constexpr int kMostColumns = 256;
+inline constexpr int kColumnsOfB = 128;
 
-/// One lane's part of a product of A [64, 16] and B [16, columns].
+/// One lane's part of a product of A [64, 16] and B [16, 128].
 struct WarpgroupProduct {
-  float* sums;           ///< [columns / 2]
+  float* sums;           ///< [64]
   const uint32_t* rows;  ///< four registers of A; null if A is in shared memory
   uint64_t a;            ///< matrix descriptors
   uint64_t b;
   bool transposed;  ///< B is N-major
-  int columns;
-  bool add;  ///< to the sums, rather than to 0
+  bool add;         ///< to the sums, rather than to 0
   float (*widen)(uint16_t bits);
 };
 
@@ -61,8 +60,7 @@ class Warpgroup {
   // One warp's sums that are in flight.
   struct Sums {
     std::array<float*, kWarpSize> of_lane;
-    int columns;
-    std::vector<float> numbers;  // [16, columns]
+    std::vector<float> numbers;  // [16, 128]
     int products = 0;            // that are not yet waited for
     CallSite where;              // the last of them
   };
@@ -74,7 +72,7 @@ class Warpgroup {
   };
   struct Operands {
     float left[kRowsOfWarp][kDepth];
-    Columns right[kMostColumns / kColumns][kDepth];
+    Columns right[kColumnsOfB / kColumns][kDepth];
   };
   struct Warp {
     bool fenced = false;

@@ -34,15 +34,6 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
   }
 }
 
-/// Ends the barrier's use: only after that its memory may hold something else, or be initialised again. mbarrier.inval
-__device__ __forceinline__ void mbarrier_invalidate(uint64_t* barrier) {
-  if constexpr (kIsHopper) {
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-  } else {
-    __trap();
-  }
-}
-
 /// Shows the barriers that this thread has initialised to bulk copies and to the cluster. fence.mbarrier_init
 __device__ __forceinline__ void mbarrier_fence_init() {
   if constexpr (kIsHopper) {
@@ -98,10 +89,6 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, unsigned parity
 
 inline void mbarrier_init(uint64_t* barrier, int arrivals, CallSite where = CallSite::current()) {
   emulation::async_proxy().mbarriers.init(barrier, arrivals, where);
-}
-
-inline void mbarrier_invalidate(uint64_t* barrier, CallSite where = CallSite::current()) {
-  emulation::async_proxy().mbarriers.invalidate(barrier, where);
 }
 
 inline void mbarrier_fence_init() { emulation::async_proxy().mbarriers.fence(); }

@@ -49,15 +49,5 @@ __device__ inline float2 load_pair(const float* row, int column, int columns) {
   return {column < columns ? row[column] : 0, column + 1 < columns ? row[column + 1] : 0};
 }
 
-/// Writes them, as far as they exist.
-__device__ inline void store_pair(float* row, int column, int columns, float2 pair) {
-  if (columns % 2 == 0) {
-    if (column < columns) *reinterpret_cast<float2*>(row + column) = pair;
-    return;
-  }
-  if (column < columns) row[column] = pair.x;
-  if (column + 1 < columns) row[column + 1] = pair.y;
-}
-
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

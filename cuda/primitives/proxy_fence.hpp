@@ -1,4 +1,4 @@
-// The fence between a thread's own accesses to shared memory and those of the asynchronous proxy: bulk stores and wgmma
+// The fence between a thread's own accesses to shared memory and those of the asynchronous proxy: wgmma
 // (fence.proxy.async, sm_90).
 //
 // A thread that has written shared memory makes the fence, and then arrives at a barrier; behind that barrier the

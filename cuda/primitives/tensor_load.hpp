@@ -1,4 +1,4 @@
-// Copies of boxes of two- and three-dimensional tensors to shared memory by one thread (TMA: cp.async.bulk.tensor, sm_90).
+// Copies of boxes of three-dimensional tensors to shared memory by one thread (TMA: cp.async.bulk.tensor, sm_90).
 //
 // A box lies densely in shared memory, rows of its innermost dimension one behind the other, permuted by the map's
 // swizzle; numbers outside the tensor are zero. Its address is a multiple of swizzle_period: 1024 for k128Bytes. Its first
@@ -16,21 +16,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 #ifdef KVBOUND_CUDA_NATIVE
 
-/// Begins to copy the box whose first number is in this column and row; they may lie outside the tensor.
-__device__ __forceinline__ void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int column,
-                                         int row) {
-  if constexpr (kIsHopper) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::
-            "r"(shared_address(shared)),
-        "l"(&map), "r"(shared_address(barrier)), "r"(column), "r"(row)
-        : "memory");
-  } else {
-    __trap();
-  }
-}
-
-/// The same in three dimensions.
+/// Begins to copy the box whose first number is in this column, row and plane; they may lie outside the tensor.
 __device__ __forceinline__ void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int column,
                                          int row, int plane) {
   if constexpr (kIsHopper) {
@@ -46,14 +32,9 @@ __device__ __forceinline__ void load_box(void* shared, const TensorMap& map, uin
 
 #else
 
-inline void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int column, int row,
-                     CallSite where = CallSite::current()) {
-  emulation::load_box(shared, map, barrier, 2, {column, row, 0}, where);
-}
-
 inline void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int column, int row, int plane,
                      CallSite where = CallSite::current()) {
-  emulation::load_box(shared, map, barrier, 3, {column, row, plane}, where);
+  emulation::load_box(shared, map, barrier, {column, row, plane}, where);
 }
 
 #endif

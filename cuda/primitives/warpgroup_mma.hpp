@@ -1,18 +1,18 @@
-// Products of matrices by a warpgroup's tensor cores (wgmma, sm_90a): sums [64, n] += A [64, 16] B [16, n] for n of 64,
-// 128 and 256, numbers of BF16 or FP16, sums in fp32. A warpgroup is four warps of which the first has a number that is a
-// multiple of four; all of its threads take part.
+// Products of matrices by a warpgroup's tensor cores (wgmma, sm_90a): sums [64, 128] += A [64, 16] B [16, 128], numbers of
+// BF16 or FP16, sums in fp32. A warpgroup is four warps of which the first has a number that is a multiple of four; all of
+// its threads take part.
 //
 // The numbers of thread t of the warpgroup, with lane l = t % 32, row = 16 (t / 32) + l / 4 and pair = 2 (l % 4), low half
 // of a register first:
 //
 //     A     64 x 16  register 0: A[row, pair..pair+1]      1: A[row + 8, pair..]   2: A[row, pair + 8..]   3: A[row + 8, pair + 8..]
-//     sums  64 x n   numbers 4 j, 4 j + 1: sums[row, 8 j + pair..8 j + pair + 1]    4 j + 2, 4 j + 3: sums[row + 8, 8 j + pair..]
+//     sums  64 x 128 numbers 4 j, 4 j + 1: sums[row, 8 j + pair..8 j + pair + 1]    4 j + 2, 4 j + 3: sums[row + 8, 8 j + pair..]
 //
-// In shared memory A is stored as [64, k] and B as [n, k], k innermost: as boxes of 64 columns that load_box copies with
+// In shared memory A is stored as [64, k] and B as [128, k], k innermost: as boxes of 64 columns that load_box copies with
 // k128Bytes lie. A product takes 16 of the columns; a descriptor that begins 32 bytes further on names the next 16.
 //
-// With Major::n B is stored as [k, n], n innermost. With k128Bytes a box of 64 columns holds 64 of the n; those of the next
-// 64 lie `leading` bytes further on. A product takes 16 rows of each box; the next 16 begin two groups of eight rows,
+// With Major::n B is stored as [k, 128], those 128 innermost. With k128Bytes a box of 64 columns holds 64 of them; the other 64
+// lie `leading` bytes further on. A product takes 16 rows of each box; the next 16 begin two groups of eight rows,
 // 2 stride bytes, further on.
 //
 // Products are asynchronous. In this order:
@@ -59,6 +59,9 @@ __device__ constexpr uint64_t swizzle_mode(Swizzle swizzle) {
   }
   return 0;
 }
+
+/// A thread's part of the sums [64, 128].
+inline constexpr int kWarpgroupSums = 64;
 
 /// Along which dimension the numbers of B are adjacent in shared memory.
 enum class Major : uint8_t { k, n };
@@ -139,17 +142,13 @@ __device__ __forceinline__ void warpgroup_wait(float (&sums)[count], float (&sum
 }
 
 /// sums = A B + (add ? sums : 0), of A in registers, or of A's descriptor, and of B's descriptor.
-template <Storage16 T, Major b_major = Major::k, int count, class A>
-__device__ __forceinline__ void warpgroup_mma(float (&sums)[count], const A& a, uint64_t b, bool add = true) {
-  static_assert(count == 32 || count == 64 || count == 128, "sums of 64, 128 or 256 columns");
-  if constexpr (!kIsHopper) {
-    __trap();
-  } else if constexpr (count == 32) {
-    detail::mma_m64n64k16<T, b_major == Major::n>(sums, a, b, add);
-  } else if constexpr (count == 64) {
+template <Storage16 T, Major b_major = Major::k, class A>
+__device__ __forceinline__ void warpgroup_mma(float (&sums)[kWarpgroupSums], const A& a, uint64_t b,
+                                              bool add = true) {
+  if constexpr (kIsHopper) {
     detail::mma_m64n128k16<T, b_major == Major::n>(sums, a, b, add);
   } else {
-    detail::mma_m64n256k16<T, b_major == Major::n>(sums, a, b, add);
+    __trap();
   }
 }
 
@@ -177,20 +176,18 @@ void warpgroup_wait(float (&sums)[count], float (&sums2)[count2], CallSite where
   emulation::require_complete(sums2, where);
 }
 
-template <Storage16 T, Major b_major = Major::k, int count>
-void warpgroup_mma(float (&sums)[count], const uint32_t (&a)[4], uint64_t b, bool add = true,
+template <Storage16 T, Major b_major = Major::k>
+void warpgroup_mma(float (&sums)[kWarpgroupSums], const uint32_t (&a)[4], uint64_t b, bool add = true,
                    CallSite where = CallSite::current()) {
-  static_assert(count == 32 || count == 64 || count == 128, "sums of 64, 128 or 256 columns");
   const auto widen = [](uint16_t bits) { return to_float(T{bits}); };
-  emulation::issue_product({sums, a, 0, b, b_major == Major::n, 2 * count, add, widen}, where);
+  emulation::issue_product({sums, a, 0, b, b_major == Major::n, add, widen}, where);
 }
 
-template <Storage16 T, Major b_major = Major::k, int count>
-void warpgroup_mma(float (&sums)[count], uint64_t a, uint64_t b, bool add = true,
+template <Storage16 T, Major b_major = Major::k>
+void warpgroup_mma(float (&sums)[kWarpgroupSums], uint64_t a, uint64_t b, bool add = true,
                    CallSite where = CallSite::current()) {
-  static_assert(count == 32 || count == 64 || count == 128, "sums of 64, 128 or 256 columns");
   const auto widen = [](uint16_t bits) { return to_float(T{bits}); };
-  emulation::issue_product({sums, nullptr, a, b, b_major == Major::n, 2 * count, add, widen}, where);
+  emulation::issue_product({sums, nullptr, a, b, b_major == Major::n, add, widen}, where);
 }
 
 #endif

@@ -20,10 +20,6 @@ void require_within(const char* what, int64_t number, int64_t least, int64_t mos
 void require_copyable(const TensorTile& tile, const void* data, int64_t bytes_of_number) {
   constexpr int64_t kUnit = 16;
   constexpr int64_t kMostExtent = int64_t{1} << 32, kMostStride = int64_t{1} << 40, kMostBox = 256;
-  const auto dimensions = static_cast<int64_t>(tile.extents.size());
-  require_within("dimensions:", dimensions, 2, 3);
-  require_within("lengths of a box:", static_cast<int64_t>(tile.box.size()), dimensions, dimensions);
-  require_within("strides:", static_cast<int64_t>(tile.strides.size()), dimensions - 1, dimensions - 1);
   require_within("an address with last bits", static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % kUnit),
                  0, 0);
   for (const int64_t extent : tile.extents) require_within("an extent of", extent, 1, kMostExtent);

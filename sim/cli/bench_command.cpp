@@ -179,7 +179,7 @@ CommandLine bench_command_line() {
   line.add("seed", "N", "seed of the random data (default: 1)");
   line.add(
       "peer", "FILE",
-      "also show what another program took for the same operations, as traces/scripts/bench_torch.py writes it");
+      "also show what another program took for the same operations, as sim/bench/peers/bench_torch.py writes it");
   line.add(
       "json", "FILE",
       "also write the results as JSON (schema: sim/schemas/bench.schema.json; of predictions bench_model.schema.json)");

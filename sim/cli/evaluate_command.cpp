@@ -20,7 +20,6 @@
 #include <kvbound/traces/sha256.hpp>
 
 #include "commands.hpp"
-#include "make_tasks_command.hpp"
 #include "model_options.hpp"
 #include "progress.hpp"
 #include "run_options.hpp"
@@ -63,8 +62,7 @@ Examples:
       --json out.json --resume out.results
 
 Exit code 1 if a bound is violated.
-
-)") + kMakeTasksExplanation;
+)");
 }
 
 CommandLine evaluate_command_line() {
@@ -85,7 +83,7 @@ CommandLine evaluate_command_line() {
   line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/evaluate.schema.json)");
   line.add("csv", "FILE", "write a row per task, policy, budget and token");
   line.add("resume", "FILE", "keep results of finished tasks in FILE, and go on from those that it has");
-  add_make_options(line);
+  line.add("seed", "N", "seed of the bootstrap's random draws (default: 1)");
   add_text_options(line);
   add_work_options(line);
   return line;
@@ -177,14 +175,6 @@ int evaluate_exit_code(const EvaluateReport& report) {
 int evaluate_command(const Arguments& arguments) {
   CommandLine line = evaluate_command_line();
   if (!line.parse(arguments)) return kPass;
-  if (line.has("make")) {
-    refuse_options(line,
-                   {"policy", "budget", "base", "steps", "backend", "dtype", "window", "recall", "json",
-                    "csv", "resume"},
-                   "does not go with --make, which only writes tasks");
-    return make_tasks(line);
-  }
-  refuse_make_options(line);
   apply_threads(line);
   const bool quiet = line.has("quiet");
   EvaluateReport report = parse_report(line);

@@ -9,7 +9,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/number.hpp>
@@ -189,14 +188,6 @@ std::string task_file(const std::string& path) {
   return text;
 }
 
-/// The tokens, which are bytes, as a string of JSON.
-std::string json_text(const std::vector<int64_t>& tokens) {
-  std::string text;
-  text.reserve(tokens.size());
-  for (const int64_t token : tokens) text += static_cast<char>(token);
-  return nlohmann::json(text).dump();
-}
-
 }  // namespace
 
 std::vector<TaskKind> kinds_of(const std::vector<Task>& tasks) {
@@ -231,18 +222,6 @@ std::vector<Task> read_tasks(const std::string& path, int64_t vocabulary) {
     begin = end + 1;
   }
   return tasks;
-}
-
-std::string text_line(const Task& task) {
-  const std::string_view target = task.is_answer ? "answer" : "continuation";
-  std::string line = fmt::format(R"({{"id":{})", nlohmann::json(task.id).dump());
-  if (task.kind != target) line += fmt::format(R"(,"kind":{})", nlohmann::json(task.kind).dump());
-  if (task.depth) line += fmt::format(R"(,"depth":{})", shortest(*task.depth));
-  line += fmt::format(R"(,"prompt_text":{},"{}_text":{})", json_text(task.prompt), target,
-                      json_text(task.target));
-  if (task.compress_at != std::ssize(task.prompt))
-    line += fmt::format(R"(,"compress_at":{})", task.compress_at);
-  return line + "}\n";
 }
 
 }  // namespace kvbound::sim

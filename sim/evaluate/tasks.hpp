@@ -51,8 +51,4 @@ std::vector<TaskKind> kinds_of(const std::vector<Task>& tasks);
 ///             members, a file of more than 1 GiB, more than 2^22 tokens in a member, a directory or a FIFO; IoError
 std::vector<Task> read_tasks(const std::string& path, int64_t vocabulary);
 
-/// The task as a line of such a file, with its tokens as text: they must be the bytes of UTF-8. Members that have their
-/// default value are left out.
-std::string text_line(const Task& task);
-
 }  // namespace kvbound::sim

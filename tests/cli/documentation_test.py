@@ -122,10 +122,10 @@ class Documentation(CommandLineTest):
         for command in ("inspect", "replay", "recall", "predict", "diff", "record", "import", "generate", "prove", "bench", "evaluate",
                         "sweep", "gather"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
-        for script in ("record_hf", "tokenize", "make_tasks", "bench_torch"):
+        for script in ("traces/scripts/record_hf", "traces/scripts/tokenize", "traces/scripts/make_tasks",
+                       "sim/bench/peers/bench_torch"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
-                [sys.executable, ROOT / "traces" / "scripts" / f"{script}.py", "--help"], check=True, capture_output=True,
-                text=True).stdout))
+                [sys.executable, ROOT / f"{script}.py", "--help"], check=True, capture_output=True, text=True).stdout))
         known |= set(re.findall(r"--[a-z][a-z-]+", (ROOT / "cuda" / "first_run.sh").read_text("utf-8").split("set -uo")[0]))
         for document in documents():
             text = re.sub(r"(cmake|ctest|git|apt-get|pip \w+|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
@@ -276,8 +276,7 @@ class CommandsOfDocuments(CommandLineTest):
             (self.folder / name).write_text(" ".join(str(i % 64) for i in range(tokens)), "utf-8")
 
     def write_tasks(self):
-        """What documented calls of `evaluate` read: the shipped task files, each cut to one task that the small models can run,
-        and a text."""
+        """What documented calls of `evaluate` read: the shipped task files, each cut to one task that the small models can run."""
         folder = self.folder / "sim" / "evaluate" / "tasks"
         folder.mkdir(parents=True)
         for name in ("pocket.jsonl", "smollm2-135m.jsonl"):
@@ -285,9 +284,6 @@ class CommandsOfDocuments(CommandLineTest):
             task = {"id": "a", "prompt": [i % 64 for i in range(760)], "continuation": [1, 2, 3]}
             (folder / name).write_text(json.dumps(task) + "\n", "utf-8")
         (self.folder / "tasks.jsonl").symlink_to(folder / "pocket.jsonl")
-        words = "garden river candle winter mirror anchor basket copper saddle meadow".split()
-        sentences = (f"The {words[i % 10]} by the {words[i // 10 % 10]} was number {i}." for i in range(4000))
-        (self.folder / "prose.txt").write_text(" ".join(sentences), "utf-8")
 
     def write_plan(self):
         """What documented calls of `sweep` read: the plan of the README, and an sbatch that takes all jobs."""

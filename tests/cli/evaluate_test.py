@@ -292,8 +292,6 @@ class Refusals(EvaluateTest):
         self.refused(USAGE, "--dtype 'F64'", "--dtype", "F64")
         self.refused(USAGE, "given twice", policy="tova,tova")
         self.refused(USAGE, "unexpected argument 'more'", "more")
-        self.refused(USAGE, "--tasks belongs to --make", "--tasks", "3")
-        self.refused(USAGE, "--policy does not go with --make", "--make", "needle")
         for option in ("json", "csv", "resume"):
             self.refused(USAGE, f"--{option}", f"--{option}", "tasks.jsonl")
 

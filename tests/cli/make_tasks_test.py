@@ -1,33 +1,89 @@
-"""traces/scripts/make_tasks.py for models whose tokens are bytes: the tasks that kvbound makes, by the standard library alone.
+"""traces/scripts/make_tasks.py for models whose tokens are bytes, by the standard library alone: what its tasks promise, the same
+bytes on every platform, and what is refused.
 
-usage: make_tasks_test.py KVBOUND      KVBOUND is not used
+usage: make_tasks_test.py KVBOUND      KVBOUND: the program's path
 """
 import hashlib
 import json
 import re
+import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 from support import kvbound_cli
 from support.kvbound_cli import INVALID, PASS, USAGE, WORLD, CommandLineTest
+from support.tiny_model import TinyModel
 
-SCRIPT = kvbound_cli.REPOSITORY / "traces" / "scripts" / "make_tasks.py"
+SCRIPTS = kvbound_cli.REPOSITORY / "traces" / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+import make_tasks  # noqa: E402
+from portable_random import Permutation, Stream  # noqa: E402
+
+SCRIPT = SCRIPTS / "make_tasks.py"
 PROSE = kvbound_cli.REPOSITORY / "traces" / "samples" / "LICENSE.Apache-2.0"
 SMALL = ("--lengths", "300,500", "--tasks", 6, "--depths", 3)
+PASSAGES = ("--lengths", "300,500", "--tasks", 6, "--continuation", 40)
+LETTERS = ("e", "é", "€", '"\\\t\x01')  # in place of each e: characters of one to three bytes, and what JSON escapes
+
+# Recorded from a second implementation, in C++, which made the same tasks byte by byte: the letter in place of e, the kind, the
+# options, and the SHA-256 of the file.
+MADE = (
+    ("e", "needle", SMALL, "cea6dd8cf35c258e53d8780426d7d2e559b6463f3e62c86641b9f4611458a097"),
+    ("e", "needle", (*SMALL, "--context-only"), "9ebf079187c8cabc02d4be33e88610502e4c6e7a76a0b7a104863bbb9b5f3465"),
+    ("e", "continuation", PASSAGES, "f08249ab792f800302ce0180945327e66ea1c10f1eb36235e498fd4b22d2ab4d"),
+    ("é", "needle", SMALL, "89edb92ac7db08c8bfb382649f8b25fc8dd34a0d4821e04688da8eb8b519372a"),
+    ("é", "needle", (*SMALL, "--context-only"), "c187f38f525db559f12367abd1f3f82caa6b67bb95bc995b35004ee053887097"),
+    ("é", "continuation", PASSAGES, "a0f3160f0e9640a054f45c1d0d35af5a8b486d988484be10ba38c4296a33ff79"),
+    ("€", "needle", (*SMALL, "--context-only"), "810cd2f7f77e5c22942bcf42d7dc855c981d70bbe161c0f713440fea1aadb8ca"),
+    ("€", "continuation", PASSAGES, "073817d02f46c51d16209f64e837f42b76de95a45490411ec06af7100b520805"),
+    (LETTERS[3], "needle", SMALL, "ba82bc2382a8a73adff0ea62abcfba82475db4f8876af3b8a90864821c056310"),
+    (LETTERS[3], "continuation", PASSAGES, "4d990064c0c14b9c04671b1772eea63810f5c0c1b3d0240658e8d7d8d83dba9f"),
+    ("e", "needle", (), "ebbd68d64a2ce7018a968f0cbbaed47b59e0ba07042aba163bebf2fa0d266fb5"),
+    ("e", "continuation", (), "1b9701cfe8e497bb50d434c570eb87382e672925f8db83a8bca10f0b92f6bb5e"),
+    ("e", "needle", ("--lengths", 1500, "--tasks", 6, "--depths", 1, "--needles", 64, "--answer", 2),
+     "e0b3f1bd9284444c97a005f0d4b1dac1256da21d34b7a984ee0801d7bad5cef6"),
+    ("e", "needle", ("--lengths", 1500, "--tasks", 6, "--depths", 3, "--needles", 40, "--answer", 12),
+     "96f875c5d192683ce839fb7d123b05752e218f8cc6dbf0a1a8c64b728067df24"),
+    ("e", "needle", ("--lengths", 300, "--tasks", 3, "--depths", "10%,12.5%,100%", "--needles", 2, "--answer", 5, "--context-only",
+                     "--seed", 7), "184702ab420d39d9dfedf634e53cfe75084b84cfa841e2904876c7e8e98da28f"),
+    ("e", "needle", ("--lengths", 300, "--tasks", 40, "--seed", 123456789),
+     "c3ef22bba2ec970d75d5e2d3e06f63291ec976d86fcaee8e51161f61c04fe744"),
+    ("e", "continuation", ("--lengths", 300, "--continuation", 40, "--seed", 0),
+     "b0892baa0934b7a97ac046c40e727a647e71adf89b971511cf99f48af46572ea"),
+    ("e", "needle", ("--lengths", 93, "--tasks", 6, "--depths", 3),
+     "fbddebce942ff2c7c654429c6d801476d9b06480ee5935d56a9ac4e5b48f5e98"),
+)
 
 
-class MakeTasks(CommandLineTest):
+def take_needles(text):
+    """The word and number of every needle in a text, and what is left of it without them."""
+    needles = []
+    while match := re.search(" ([a-z]+):([0-9]+) ", text):
+        needles.append(match.groups())
+        text = text[:match.start()] + text[match.end():]
+    return needles, text
+
+
+class MakeTasksTest(CommandLineTest):
     def setUp(self):
         super().setUp()
         self.out = self.folder / "tasks.jsonl"
 
+    def prose(self, letter="e", text=None):
+        """A file of English prose of 11 kB with this letter in place of each e; or of this text."""
+        path = self.folder / "prose.txt"
+        path.write_bytes((PROSE.read_text("utf-8").replace("e", letter) if text is None else text).encode())
+        return path
+
     def script(self, *arguments):
-        return subprocess.run([sys.executable, "-S", SCRIPT, *map(str, arguments)], capture_output=True, text=True)
+        return subprocess.run([sys.executable, "-S", SCRIPT, *map(str, arguments)], capture_output=True, text=True, cwd=self.folder)
 
     def tasks(self, kind, *arguments, text=PROSE):
         result = self.script(text, "bytes", self.out, "--make", kind, *arguments)
         self.assertEqual((result.returncode, result.stdout), (PASS, ""), result.stderr)
-        return [json.loads(line) for line in self.out.read_text("utf-8").splitlines()]
+        return [json.loads(line) for line in self.out.read_text("utf-8").split("\n")[:-1]]
 
     def refused(self, pattern, *arguments, code=INVALID):
         before = sorted(self.folder.iterdir())
@@ -36,29 +92,124 @@ class MakeTasks(CommandLineTest):
         self.assertRegex(result.stderr, rf"\Amake_tasks: [^\n]*{pattern}[^\n]*\n\Z")
         self.assertEqual(sorted(self.folder.iterdir()), before)
 
-    def test_the_tasks_are_those_that_kvbound_makes(self):
-        """The hashes of tests/sim/evaluate/make_tasks_test.cpp."""
-        accented = self.folder / "prose.txt"
-        accented.write_text(PROSE.read_text("utf-8").replace("e", "é"), "utf-8")
-        for kind, options, expected in (
-                ("needle", ("--context-only",), "c187f38f525db559f12367abd1f3f82caa6b67bb95bc995b35004ee053887097"),
-                ("continuation", ("--continuation", 40), "a0f3160f0e9640a054f45c1d0d35af5a8b486d988484be10ba38c4296a33ff79")):
-            small = SMALL if kind == "needle" else SMALL[:4]
-            self.tasks(kind, *small, *options, text=accented)
-            self.assertEqual(hashlib.sha256(self.out.read_bytes()).hexdigest(), expected, kind)
 
-    def test_prompts_hold_their_answers(self):
-        for task in self.tasks("needle", *SMALL, "--needles", 3, "--answer", 12):
-            *_, question = task["prompt_text"].split("\n")
-            self.assertIn(f" {question}{task['answer_text']} ", task["prompt_text"])
+class Needles(MakeTasksTest):
+    def test_stand_in_prose_and_one_is_asked_for(self):
+        prose = PROSE.read_text("utf-8")
+        for task in self.tasks("needle", *SMALL):
+            prompt, question = task["prompt_text"].rsplit("\n", 1)
+            needles, passage = take_needles(prompt)
+            self.assertIn((question.removesuffix(":"), task["answer_text"]), needles)
+            self.assertEqual((len(set(dict(needles))), len(set(dict(needles).values())), len(needles)), (4, 4, 4))
+            self.assertTrue(all(re.fullmatch("[1-9][0-9]{6}", number) for _, number in needles))
+            self.assertIn(passage, prose)
+
+    def test_have_their_lengths_depths_and_names(self):
+        tasks = self.tasks("needle", *SMALL)
+        self.assertEqual(len(tasks), 12)
+        for i, task in enumerate(tasks):
+            length = 300 if i < 6 else 500
+            self.assertEqual((task["kind"], task["id"]), (f"needle-{length}", f"needle-{length}-{i % 6 + 1}"))
+            self.assertEqual((len(task["prompt_text"]), task["depth"]), (length, (0, 0.5, 1)[i % 3]))
+            self.assertEqual(task.keys(), {"id", "kind", "depth", "prompt_text", "answer_text"})
+
+    def test_stand_at_their_depths(self):
+        for task in self.tasks("needle", *SMALL, "--needles", 1):
+            prompt, question = task["prompt_text"].rsplit("\n", 1)
+            _, passage = take_needles(prompt)
+            self.assertEqual(prompt.index(f" {question}"), int(task["depth"] * len(passage)))
+
+    def test_cut_no_character(self):
+        for task in self.tasks("needle", *SMALL, text=self.prose("€")):
             self.assertEqual(len(task["prompt_text"].encode()), int(task["kind"].removeprefix("needle-")))
+            self.assertEqual(len(take_needles(task["prompt_text"])[0]), 4)
 
-    def test_needles_may_have_another_form(self):
+    def test_may_be_asked_for_behind_the_compression(self):
+        whole = self.tasks("needle", *SMALL)
+        for task, other in zip(self.tasks("needle", *SMALL, "--context-only"), whole, strict=True):
+            self.assertEqual((task["prompt_text"], task["answer_text"], task["depth"]),
+                             (other["prompt_text"], other["answer_text"], other["depth"]))
+            self.assertEqual(task["id"], other["id"].replace("needle", "context-only"))
+            self.assertEqual(task["kind"], other["kind"].replace("needle", "context-only"))
+            self.assertEqual(task["compress_at"], other["prompt_text"].rindex("\n"))
+
+    def test_have_answers_of_any_length_and_are_many(self):
+        for digits, count in ((2, 64), (12, 40)):
+            for task in self.tasks("needle", "--lengths", 1500, "--tasks", 6, "--needles", count, "--answer", digits):
+                self.assertEqual(len(take_needles(task["prompt_text"])[0]), count)
+                self.assertEqual((len(task["answer_text"]), len(task["prompt_text"])), (digits, 1500))
+
+    def test_have_no_two_words_that_end_alike(self):
+        text = self.prose(text="unreal real seal " * 36)
+        for task in self.tasks("needle", *SMALL, "--needles", 2, text=text):
+            self.assertIn("seal", dict(take_needles(task["prompt_text"])[0]))
+        self.refused("has 2 words of 4 to 10 small letters of which none is the end of another; expected 3", text, "bytes", self.out,
+                     "--make", "needle", *SMALL, "--needles", 3)
+
+    def test_have_no_words_that_stand_before_a_colon(self):
+        for task in self.tasks("needle", *SMALL, "--needles", 1, text=self.prose(text="taken: free " * 50)):
+            self.assertTrue(task["prompt_text"].endswith("\nfree:"))
+        self.refused("the questions are in the prose", self.prose(text="taken: and " * 50), "bytes", self.out, "--make", "needle",
+                     *SMALL, "--needles", 1)
+
+    def test_may_have_another_form(self):
         for task in self.tasks("needle", *SMALL, "--needles", 1, "--needle", "[the code of {word} is {number}]",
                                "--question", "code of {word} is"):
             *_, question = task["prompt_text"].split("\n")
             self.assertRegex(task["answer_text"], r"\A [1-9][0-9]{6}\Z")
             self.assertIn(f"[the {question}{task['answer_text']}]", task["prompt_text"])
+
+
+class Made(MakeTasksTest):
+    def test_the_same_options_make_the_same_bytes_on_every_platform(self):
+        for letter, kind, options, expected in MADE:
+            with self.subTest(letter=letter, kind=kind, options=options):
+                self.tasks(kind, *options, text=self.prose(letter))
+                self.assertEqual(hashlib.sha256(self.out.read_bytes()).hexdigest(), expected)
+
+    def test_the_random_numbers_are_those_of_the_header(self):
+        """The numbers of tests/traces/portable_random_test.cpp."""
+        self.assertEqual(Stream(0).bits(0), 0xe220a8397b1dcdaf)
+        self.assertEqual(Stream(1).bits(0), 13830413928045401970)
+        self.assertEqual(Stream(1).child(2).bits(3), 13768872034826471435)
+        for count in (1, 2, 3, 31, 32, 33, 1000):
+            self.assertEqual(sorted(map(Permutation(Stream(9), count), range(count))), list(range(count)))
+
+    def test_continuations_are_passages_that_are_cut(self):
+        prose = PROSE.read_text("utf-8")
+        tasks = self.tasks("continuation", *PASSAGES)
+        self.assertEqual(len(tasks), 12)
+        for task in tasks:
+            self.assertEqual(task.keys(), {"id", "kind", "prompt_text", "continuation_text"})
+            self.assertEqual(task["kind"], f"continuation-{len(task['prompt_text'])}")
+            self.assertEqual(len(task["continuation_text"]), 40)
+            self.assertIn(task["prompt_text"] + task["continuation_text"], prose)
+
+    def test_they_are_apart_where_the_text_is_long_enough(self):
+        prose, last = PROSE.read_text("utf-8"), 0
+        for task in self.tasks("continuation", "--lengths", 300, "--continuation", 40):
+            begin = prose.index(task["prompt_text"])
+            self.assertGreaterEqual(begin, last - 20)  # but for a word at their ends
+            last = begin + 340
+
+    def test_they_differ_with_the_seed(self):
+        first, second = (self.tasks("needle", *SMALL, "--seed", seed) for seed in (1, 2))
+        self.assertEqual([task["id"] for task, other in zip(first, second, strict=True)
+                          if task["answer_text"] == other["answer_text"]], [])
+
+    def test_depths_are_a_count_or_percentages(self):
+        for said, expected in (("1", [0.5, 0.5, 0.5]), ("3", [0, 0.5, 1]), ("2", [0, 1, 0]), ("10%,12.5%,100%", [0.1, 0.125, 1]),
+                               ("0%", [0, 0, 0])):
+            tasks = self.tasks("needle", "--lengths", 300, "--tasks", 3, "--depths", said)
+            self.assertEqual([task["depth"] for task in tasks], expected)
+
+    def test_the_defaults_are_those_that_the_help_says(self):
+        needles, continuations = self.tasks("needle"), self.tasks("continuation")
+        self.assertEqual([(len(task["prompt_text"]), len(task["answer_text"])) for task in needles], [(1024, 7)] * 20)
+        self.assertEqual([task["depth"] for task in needles[:5]], [0, 0.25, 0.5, 0.75, 1])
+        self.assertEqual(len(take_needles(needles[0]["prompt_text"])[0]), 4)
+        self.assertEqual([len(task["continuation_text"]) for task in continuations], [64] * 20)
+        self.assertEqual(self.tasks("needle", "--seed", 1), needles)
 
     def test_only_some_of_the_tasks_are_written(self):
         whole = self.tasks("needle", *SMALL)
@@ -70,6 +221,74 @@ class MakeTasks(CommandLineTest):
         result = self.script(PROSE, "bytes", "-", "--make", "needle", *SMALL)
         self.assertEqual([json.loads(line) for line in result.stdout.splitlines()], expected)
 
+    def test_kvbound_evaluates_them(self):
+        """With the members that were written, whatever the bytes of their texts are."""
+        TinyModel(layers=1, vocabulary=256).write_folder(self.folder / "model")
+        for letter in LETTERS:
+            made = self.tasks("needle", "--lengths", 120, "--tasks", 1, "--context-only", text=self.prose(letter))
+            lines = self.out.read_bytes()
+            made += self.tasks("continuation", "--lengths", 60, "--tasks", 1, "--continuation", 12, text=self.prose(letter))
+            (self.folder / "both.jsonl").write_bytes(lines + self.out.read_bytes())
+            self.passes("evaluate", "model", "both.jsonl", "--policy", "tova", "--budget", "50%", "--json", "out.json", "--quiet")
+            for task, read in zip(made, json.loads((self.folder / "out.json").read_text("utf-8"))["tasks"], strict=True):
+                prompt = task["prompt_text"].encode()
+                target = task.get("answer_text", task.get("continuation_text")).encode()
+                self.assertEqual((read["id"], read["kind"], read["depth"]), (task["id"], task["kind"], task.get("depth")))
+                self.assertEqual((read["prompt_tokens"], read["compress_at"]), (len(prompt), task.get("compress_at", len(prompt))))
+                self.assertEqual((read["answer"], read["target"]), ("answer_text" in task, list(target)))
+
+
+class Texts(MakeTasksTest):
+    def source(self, text):
+        return make_tasks.Bytes(text, SimpleNamespace(text="prose.txt"))
+
+    def passage_is_refused(self, text, wanted, cuts, message):
+        with self.assertRaisesRegex(make_tasks.Invalid, message):
+            self.source(text).passage(wanted, cuts)
+
+    def test_line_ends_and_the_byte_order_mark_do_not_matter(self):
+        expected = self.tasks("needle", *SMALL)
+        text = self.prose(text="\ufeff" + PROSE.read_text("utf-8").replace("\n", "\r\n"))
+        self.assertEqual(self.tasks("needle", *SMALL, text=text), expected)
+        task, = self.tasks("continuation", "--lengths", 8, "--continuation", 5, "--tasks", 1,
+                           text=self.prose(text="one\r\ntwo\rthree"))
+        self.assertEqual((task["prompt_text"], task["continuation_text"]), ("one\ntwo\r", "three"))
+
+    def test_are_utf8(self):
+        path = self.folder / "text"
+        for bad in (b"\x80", b"\xc0\xaf", b"\xc1\xbf", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80",
+                    b"\xf5\x80\x80\x80", b"\xff", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xe2\x82z", b"\xc3z"):
+            path.write_bytes(b"ab" + bad)
+            self.refused("'utf-8' codec can't decode bytes? .*position 2", path, "bytes", self.out, "--make", "needle")
+        good = b"z\xc2\x80\xdf\xbf\xe0\xa0\x80\xed\x9f\xbf\xee\x80\x80\xf0\x90\x80\x80\xf4\x8f\xbf\xbf"
+        path.write_bytes(good)
+        task, = self.tasks("continuation", "--lengths", 8, "--continuation", len(good) - 8, "--tasks", 1, text=path)
+        self.assertEqual((task["prompt_text"] + task["continuation_text"]).encode(), good)
+
+    def test_characters_have_beginnings(self):
+        source = self.source("aé€")
+        self.assertEqual([source.is_between_characters(i) for i in range(7)], [True, True, False, True, False, False, True])
+
+    def test_passages_begin_with_a_word_and_cut_no_character(self):
+        source = self.source("one two é three")  # é is the bytes 8 and 9
+        for wanted, cuts, expected in ((7, [3], 4), (6, [3], 4), (4, [5], 0), (4, [5, 6], 0), (3, [9, 3], 3)):
+            self.assertEqual(source.passage(wanted, cuts), expected)
+        self.assertEqual(self.source("abcd").passage(2, [2]), 0)
+        self.passage_is_refused("€€€", 5, [4], "no passage of 4 bytes before byte 5 ends between characters")
+
+    def test_words_have_four_to_ten_small_letters(self):
+        text = "four Seven letters; letters, won't undertakes café 1234word underlining_underlined the"
+        self.assertEqual(make_tasks.words_of(text), ["four", "letters", "underlined", "undertakes", "word"])
+        self.assertEqual(make_tasks.words_of(""), [])
+
+    def test_are_long_enough(self):
+        def make(size, *options):
+            return self.prose(text=PROSE.read_text("utf-8")[:size]), "bytes", self.out, "--make", "needle", *options
+        self.refused("has 499 tokens; expected at least 500", *make(499, *SMALL))
+        self.assertEqual(self.script(*make(500, *SMALL)).returncode, PASS)
+        self.refused("a prompt of 50 bytes has no room for prose", PROSE, "bytes", self.folder / "none", "--make", "needle",
+                     "--lengths", 50)
+
     def test_an_existing_file_stays_when_nothing_is_made(self):
         self.out.write_text("kept")
         self.refused("has 11[0-9]{3} tokens; expected at least 99999", PROSE, "bytes", self.out, "--make", "needle",
@@ -77,6 +296,8 @@ class MakeTasks(CommandLineTest):
         self.assertEqual(self.out.read_text(), "kept")
         self.assertEqual(len(self.tasks("needle")), 20)
 
+
+class Options(MakeTasksTest):
     def test_what_does_not_do_is_refused(self):
         def refused(pattern, *arguments, text=PROSE, code=USAGE):
             self.refused(pattern, text, "bytes", self.out, *arguments, code=code)
@@ -89,31 +310,38 @@ class MakeTasks(CommandLineTest):
         refused("both --needle and --question", "--make", "needle", "--needle", "x")
         refused("at most 64", "--make", "needle", "--needles", 65)
         refused("--only: expected numbers from 1 to 20", "--make", "needle", "--only", "0-21")
-        for option, values in (("--lengths", ("", "0", "x", "9,9", "1,")),
-                               ("--depths", ("0", "1,2", "101%", "-1%", "nan%", "%")), ("--answer", ("1", "13", "x")), ("--tasks", ("0", "-1")), ("--only", ("2,1", "x"))):
+        refused("--continuation", "--make", "continuation", "--continuation", "1")
+        for option, values in (("--lengths", ("", "0", "x", "9,9", "1,", "-5", "1e3")),
+                               ("--depths", ("", "0", "-1", "x", "1,2", "10%,20", "10%,", "101%", "-1%", "nan%", "inf%", "%")),
+                               ("--answer", ("1", "13", "x")), ("--tasks", ("0", "-1")), ("--needles", ("0", "-1")),
+                               ("--seed", ("-1", "x")), ("--only", ("2,1", "x"))):
             for value in values:
                 refused(option, "--make", "needle", f"{option}={value}")
         for needle, question in (("{word} is {number}", "{word} has"), ("{word} is", "{word}"),
                                  ("a {number}", "a"), ("{word} {x} {number}", "{word}"), ("{word} {", "{word}")):
             refused("expected a needle such as", "--make", "needle", "--needle", needle, "--question", question)
-        refused("no room for prose", "--make", "needle", "--lengths", 50, code=INVALID)
-        refused("No such file", "--make", "needle", text=self.folder / "nothing", code=WORLD)
-        text = self.folder / "text"
-        text.write_bytes(b"\xff\xfe")
-        refused("utf-8", "--make", "needle", text=text, code=INVALID)
-        text.write_text("The End. " * 200)
-        refused("has 0 words of 4 to 10 small letters", "--make", "needle", text=text, code=INVALID)
-        text.write_text("taken: " * 200)
-        refused("the questions are in the prose", "--make", "needle", "--needles", 1, text=text, code=INVALID)
-        self.refused("is the text", text, "bytes", text, "--make", "needle")
-        text.write_text("€" * 200)
-        refused("ends between characters", "--make", "continuation", "--lengths", 50, "--continuation", 2, text=text,
-                code=INVALID)
 
-    def test_its_help_has_examples(self):
+    def test_files_that_do_not_do_are_refused(self):
+        self.refused("No such file", self.folder / "nothing", "bytes", self.out, "--make", "needle", code=WORLD)
+        self.refused("Is a directory", self.folder, "bytes", self.out, "--make", "needle", code=WORLD)
+        text = self.prose(text="The End. " * 200)
+        self.refused("has 0 words of 4 to 10 small letters", text, "bytes", self.out, "--make", "needle")
+        self.refused("is the text", text, "bytes", text, "--make", "needle")
+        self.refused("ends between characters", self.prose(text="€" * 200), "bytes", self.out, "--make", "continuation",
+                     "--lengths", 50, "--continuation", 2)
+
+    def test_its_examples_run(self):
+        (self.folder / "TEXT").write_bytes(PROSE.read_bytes())
+        (self.folder / "prose.txt").write_bytes(PROSE.read_bytes())
         result = self.script("--help")
         self.assertEqual(result.returncode, PASS)
         self.assertIn("make_tasks.py TEXT bytes needles.jsonl --make needle", result.stdout)
+        shown = result.stdout + (kvbound_cli.REPOSITORY / "sim" / "evaluate" / "README.md").read_text("utf-8")
+        examples = re.findall(r"^    .*make_tasks\.py (\S+ bytes .*)$", shown, re.MULTILINE)
+        self.assertEqual(len(examples), 2)
+        for example in examples:
+            made = self.script(*shlex.split(example))
+            self.assertEqual((made.returncode, made.stderr), (PASS, "make_tasks: 40 tasks\n"))
 
 
 if __name__ == "__main__":

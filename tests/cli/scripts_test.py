@@ -177,9 +177,11 @@ class Names(CommandLineTest):
         self.assertEqual(result.stdout, "tokenize True False\n")
 
     def test_every_script_says_what_it_is_for(self):
-        for name in ("record_hf", "tokenize", "from_torch", "write_dump", "make_tasks", "bench_torch"):
-            result = subprocess.run([sys.executable, SCRIPTS / f"{name}.py", "--help"], capture_output=True, text=True)
-            self.assertIn(name, result.stdout + result.stderr)
+        peers = kvbound_cli.REPOSITORY / "sim" / "bench" / "peers"
+        for script in (*(SCRIPTS / f"{name}.py" for name in ("record_hf", "tokenize", "from_torch", "write_dump", "make_tasks")),
+                       peers / "bench_torch.py"):
+            result = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
+            self.assertIn(script.stem, result.stdout + result.stderr)
             self.assertNotIn("Traceback", result.stderr)
 
 

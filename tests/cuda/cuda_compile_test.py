@@ -33,14 +33,11 @@ __global__ void indexing_kernel(const int* from, int* to) {
 """
 # What the tests of Hopper's primitives have to be compiled to for sm_90a; for sm_80 they have none of it.
 INSTRUCTIONS = {
-    "mbarrier": ["mbarrier.init", "mbarrier.inval", "fence.mbarrier_init", "mbarrier.arrive.shared", "mbarrier.arrive.expect_tx",
+    "mbarrier": ["mbarrier.init", "fence.mbarrier_init", "mbarrier.arrive.shared", "mbarrier.arrive.expect_tx",
                  "mbarrier.try_wait.parity"],
-    "bulk_copy": ["cp.async.bulk.shared::cluster.global", "cp.async.bulk.global.shared::cta", "cp.async.bulk.commit_group",
-                  "cp.async.bulk.wait_group.read", "cp.async.bulk.wait_group ", "cp.async.bulk.tensor.2d", "cp.async.bulk.tensor.3d",
-                  "fence.proxy.async"],
-    "warpgroup_mma": ["wgmma.fence", "wgmma.commit_group", "wgmma.wait_group",
-                      *(f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name}"
-                        for n, name in ((64, "bf16"), (128, "bf16"), (256, "bf16"), (64, "f16"), (256, "f16")))],
+    "bulk_copy": ["cp.async.bulk.shared::cluster.global", "cp.async.bulk.tensor.3d"],
+    "warpgroup_mma": ["fence.proxy.async", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group",
+                      *(f"wgmma.mma_async.sync.aligned.m64n128k16.f32.{name}.{name}" for name in ("bf16", "f16"))],
     "cluster": ["%cluster_ctarank", "%cluster_nctarank", "mapa.u64", "mapa.shared::cluster", "barrier.cluster.arrive.release",
                 "barrier.cluster.wait.acquire", "mbarrier.arrive.release.cluster", "mbarrier.try_wait.parity.acquire.cluster",
                 "setmaxnreg.inc", "setmaxnreg.dec"],

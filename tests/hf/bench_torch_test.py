@@ -1,4 +1,4 @@
-"""traces/scripts/bench_torch.py: PyTorch computes what kvbound's reference computes, and its times are what
+"""sim/bench/peers/bench_torch.py: PyTorch computes what kvbound's reference computes, and its times are what
 `kvbound bench --peer` reads.
 
 usage: bench_torch_test.py KVBOUND      KVBOUND: the program's path. Needs traces/scripts/requirements.txt.
@@ -17,9 +17,9 @@ import torch
 from support import kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest
 
-SCRIPTS = kvbound_cli.REPOSITORY / "traces" / "scripts"
+PEERS = kvbound_cli.REPOSITORY / "sim" / "bench" / "peers"
 SCHEMA = kvbound_cli.REPOSITORY / "sim" / "schemas" / "bench_peer.schema.json"
-sys.path.insert(0, str(SCRIPTS))
+sys.path.insert(0, str(PEERS))
 import bench_torch  # noqa: E402
 import torch_operations  # noqa: E402
 import torch_work  # noqa: E402
@@ -191,7 +191,7 @@ class Options(BenchTorchTest):
         (self.folder / "torch.py").write_text("raise ImportError('none here')\n")
         environment = {**os.environ, "PYTHONPATH": str(self.folder)}
         for arguments, code in ((["--help"], PASS), (["--list"], PASS), ([*SMALL], INCONCLUSIVE)):
-            result = subprocess.run([sys.executable, SCRIPTS / "bench_torch.py", *arguments], env=environment,
+            result = subprocess.run([sys.executable, PEERS / "bench_torch.py", *arguments], env=environment,
                                     text=True, capture_output=True)
             self.assertEqual(result.returncode, code, result.stderr)
         self.assertEqual(result.stderr,
@@ -208,7 +208,7 @@ class Options(BenchTorchTest):
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
         result = subprocess.run([
-            sys.executable, SCRIPTS / "bench_torch.py", "compress", "--policy", "snapkv+critical", "--shape",
+            sys.executable, PEERS / "bench_torch.py", "compress", "--policy", "snapkv+critical", "--shape",
             "qwen2.5-32b:131072", "--threads", "1", "--json", self.folder / "out.json"
         ], preexec_fn=limited, text=True, capture_output=True)
         self.assertEqual(result.returncode, WORLD, result.stderr)

@@ -7,8 +7,8 @@
     make_tasks.py TEXT model.gguf chat.jsonl --make needle --chat --ask "What is the code of {word}?"
 
 MODEL is `bytes`, for models whose tokens are bytes, or what tokenize.py reads: a GGUF file with byte-level BPE, or a Hugging
-Face directory with a tokenizer.json. `bytes` needs Python's standard library alone, and makes the same tasks as
-`kvbound evaluate --make`, byte by byte.
+Face directory with a tokenizer.json. `bytes` needs Python's standard library alone. The same options and text give the same
+tasks on every platform, byte by byte.
 
 A needle gives a word of the text a random number. The prompt has exactly so many tokens; its last line is the question, which
 is the needle up to its number, and the answer is the number. The needle that is asked for stands at its task's depth (between

@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <kvbound/cuda/primitives/bulk_copy.hpp>
-#include <kvbound/cuda/primitives/proxy_fence.hpp>
 #include <kvbound/cuda/primitives/tensor_load.hpp>
 
 #include "support/device_test.hpp"
@@ -177,68 +176,56 @@ TEST(BulkCopyFaults, AnMbarrierThatIsOverwrittenIsNoticed) {
                {"mbarrier that has been overwritten"});
 }
 
-// Stores.
+// Single loads.
 
-struct StoreFaults {
-  bool no_fence = false;
-  bool no_commit = false;
-  bool no_wait = false;
-  bool written_too_early = false;
+struct LoadFaults {
   int bytes = 16;
-  int target = 0;
+  int first = 0;
 };
 
-__global__ void store_kernel(StoreFaults faults, int* numbers) {
+__global__ void load_kernel(LoadFaults faults, const int* numbers, int* found) {
   SharedMemory memory;
-  int* const shared = memory.array<int>(8);
-  for (int i = 0; i < 4; ++i) shared[i] = i + 1;
-  if (!faults.no_fence) fence_async_proxy();
-  bulk_store(numbers + faults.target, shared, faults.bytes);
-  if (!faults.no_commit) bulk_commit();
-  if (!faults.written_too_early && !faults.no_wait) bulk_wait_read<0>();
-  for (int i = 0; i < 4; ++i) shared[i] = 0;
-  if (!faults.no_wait) bulk_wait<0>();
+  int* const shared = memory.array<int>(4);
+  uint64_t* const barrier = memory.array<uint64_t>(1);
+  mbarrier_init(barrier, 1);
+  mbarrier_fence_init();
+  mbarrier_arrive_expect(barrier, faults.bytes);
+  bulk_load(shared, numbers + faults.first, faults.bytes, barrier);
+  mbarrier_wait(barrier, 0);
+  for (int i = 0; i < 4; ++i) found[i] = shared[i];
 }
 
-Outcome store(const StoreFaults& faults, bool eager) {
+Outcome load(const LoadFaults& faults, bool eager) {
   const ScopedSchedule scoped({0, eager});
-  Buffer<int> numbers(8);
-  numbers.clear();
+  const Buffer<int> numbers = upload(std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8});
+  Buffer<int> found(4);
   Outcome outcome;
-  outcome.fault = fault_of([&] { launch<store_kernel>(shape(1, 1, 32), faults, numbers.data()); });
-  outcome.right = outcome.fault.empty() && download(numbers) == std::vector<int>{1, 2, 3, 4, 0, 0, 0, 0};
+  outcome.fault =
+      fault_of([&] { launch<load_kernel>(shape(1, 1, 32), faults, numbers.data(), found.data()); });
+  outcome.right = outcome.fault.empty() && download(found) == std::vector<int>{1, 2, 3, 4};
   return outcome;
 }
 
-TEST(BulkCopyFaults, AStoreNeedsAFenceACommitAndAWait) {
+TEST(BulkCopyFaults, ALoadIsOfUnitsOf16BytesInsideItsMemory) {
   for (const bool eager : {false, true}) {
-    EXPECT_TRUE(store({}, eager).right);
-    expect_words(store({.no_fence = true}, eager).fault, {"written with no fence.proxy.async behind that"});
-    expect_words(store({.no_wait = true}, eager).fault, {"returns while a bulk store"});
-    expect_words(store({.no_commit = true}, eager).fault, {"returns while a bulk store"});
-    expect_words(store({.bytes = 12}, eager).fault, {"12 bytes", "no multiple of 16"});
-    expect_words(store({.target = 1}, eager).fault, {"misaligned"});
-    expect_words(store({.bytes = 48}, eager).fault, {"outside shared memory"});
-    expect_words(store({.target = 8}, eager).fault, {"past the end of a buffer of 32 bytes"});
+    EXPECT_TRUE(load({}, eager).right);
+    expect_words(load({.bytes = 12}, eager).fault, {"12 bytes", "no multiple of 16"});
+    expect_words(load({.first = 1}, eager).fault, {"misaligned"});
+    expect_words(load({.bytes = 48}, eager).fault, {"outside shared memory"});
+    expect_words(load({.first = 8}, eager).fault, {"past the end of a buffer of 32 bytes"});
   }
-}
-
-TEST(BulkCopyFaults, LazyStoresShowSharedMemoryThatIsWrittenTooEarly) {
-  EXPECT_FALSE(store({.written_too_early = true}, false).right);
 }
 
 // Tensor loads.
 
-__global__ void box_kernel(const __grid_constant__ TensorMap map, int dimensions, int column, int64_t offset,
-                           float* number) {
+__global__ void box_kernel(const __grid_constant__ TensorMap map, int column, int64_t offset, float* number) {
   SharedMemory memory;
   float* const box = memory.array<float>(1024, 1024);
   uint64_t* const barrier = memory.array<uint64_t>(1);
   mbarrier_init(barrier, 1);
   mbarrier_fence_init();
   mbarrier_arrive_expect(barrier, 1024);
-  if (dimensions == 2) load_box(box + offset, map, barrier, column, 0);
-  if (dimensions == 3) load_box(box + offset, map, barrier, column, 0, 0);
+  load_box(box + offset, map, barrier, column, 0, 0);
   number[0] = box[offset];
   mbarrier_wait(barrier, 0);
   number[1] = box[offset];
@@ -249,39 +236,38 @@ struct BoxOutcome {
   std::vector<float> numbers;  // before and behind the wait
 };
 
-BoxOutcome box(int dimensions, int64_t offset, bool eager, int column = 0) {
+BoxOutcome box(int64_t offset, bool eager, int column = 0) {
   const ScopedSchedule scoped({0, eager});
   const Buffer<float> tensor = upload(std::vector<float>(1024, 3));
-  const TensorMap map = tensor_map(tensor.data(), {{32, 32}, {128}, {32, 8}, Swizzle::k128Bytes});
+  const TensorMap map = tensor_map(tensor.data(), {{32, 32, 1}, {128, 4096}, {32, 8, 1}, Swizzle::k128Bytes});
   Buffer<float> numbers(2);
   BoxOutcome outcome;
-  outcome.fault = fault_of(
-      [&] { launch<box_kernel>(shape(1, 1, 4112), map, dimensions, column, offset, numbers.data()); });
+  outcome.fault =
+      fault_of([&] { launch<box_kernel>(shape(1, 1, 4112), map, column, offset, numbers.data()); });
   outcome.numbers = download(numbers);
   return outcome;
 }
 
 TEST(BulkCopyFaults, ALazyBoxIsNanUntilItIsWaitedFor) {
-  const BoxOutcome lazy = box(2, 0, false);
+  const BoxOutcome lazy = box(0, false);
   EXPECT_EQ(lazy.fault, "");
   EXPECT_TRUE(std::isnan(lazy.numbers[0]));
   EXPECT_EQ(lazy.numbers[1], 3);
-  EXPECT_EQ(box(2, 0, true).numbers, (std::vector<float>{3, 3}));
+  EXPECT_EQ(box(0, true).numbers, (std::vector<float>{3, 3}));
 }
 
 TEST(BulkCopyFaults, ABoxGoesToAMultipleOfItsSwizzlesPeriod) {
   for (const bool eager : {false, true}) {
-    expect_words(box(2, 32, eager).fault, {"cp.async.bulk.tensor", "misaligned"});
-    expect_words(box(3, 0, eager).fault, {"cp.async.bulk.tensor of 3 dimensions with a map of 2"});
-    expect_words(box(2, 1024, eager).fault, {"cp.async.bulk.tensor", "outside shared memory"});
+    expect_words(box(32, eager).fault, {"cp.async.bulk.tensor", "misaligned"});
+    expect_words(box(1024, eager).fault, {"cp.async.bulk.tensor", "outside shared memory"});
   }
 }
 
 TEST(BulkCopyFaults, ABoxBeginsAt16BytesOfARow) {
   for (const bool eager : {false, true}) {
-    EXPECT_EQ(box(2, 0, eager, -4).fault, "");
+    EXPECT_EQ(box(0, eager, -4).fault, "");
     for (const int column : {-1, 2, 5}) {
-      expect_words(box(2, 0, eager, column).fault,
+      expect_words(box(0, eager, column).fault,
                    {"cp.async.bulk.tensor from column " + std::to_string(column), "illegal on a GPU"});
     }
   }
@@ -290,7 +276,9 @@ TEST(BulkCopyFaults, ABoxBeginsAt16BytesOfARow) {
 TEST(BulkCopyFaults, ATensorThatReachesBeyondItsBufferIsRefused) {
   const Buffer<float> tensor(1024);
   const auto fault = [&](int64_t rows) {
-    return fault_of([&] { static_cast<void>(tensor_map(tensor.data(), {{32, rows}, {128}, {32, 8}})); });
+    return fault_of([&] {
+      static_cast<void>(tensor_map(tensor.data(), {{32, rows, 1}, {128, 4096}, {32, 8, 1}}));
+    });
   };
   EXPECT_EQ(fault(32), "");
   expect_words(fault(33), {"tensor map", "4224 bytes at byte 0 of a buffer of 4096 bytes"});

@@ -19,8 +19,9 @@ namespace {
 using emulation::Schedule;
 using emulation::ScopedSchedule;
 
-constexpr int kRows = 64;
-constexpr int kColumns = 64;  // of A and B: four steps
+constexpr int kRows = 64;      // of A
+constexpr int kRowsOfB = 128;  // B is stored as its transpose
+constexpr int kColumns = 64;   // of both: four steps
 constexpr int kStride = 1024;
 constexpr int kUnbegun = -1;
 
@@ -42,8 +43,8 @@ struct Faults {
   uint64_t more_bits = 0;  // of the descriptor
 };
 
-__device__ void write_tile(Bfloat16* tile, int seed) {
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * kColumns; i += static_cast<int>(blockDim.x)) {
+__device__ void write_tile(Bfloat16* tile, int rows, int seed) {
+  for (int i = static_cast<int>(threadIdx.x); i < rows * kColumns; i += static_cast<int>(blockDim.x)) {
     const int row = i / kColumns;
     const int column = i % kColumns;
     const auto number = static_cast<float>((row * 3 + column * 5 + seed) % 11 - 5);
@@ -57,10 +58,10 @@ struct Shared {
 
   __host__ __device__ explicit Shared(SharedMemory& memory)
       : a(memory.array<Bfloat16>(kRows * kColumns, 1024)),
-        b(memory.array<Bfloat16>(kRows * kColumns, 1024)) {}
+        b(memory.array<Bfloat16>(kRowsOfB * kColumns, 1024)) {}
 };
 
-__device__ void multiply(const Shared& shared, float (&sums)[32], const Faults& faults) {
+__device__ void multiply(const Shared& shared, float (&sums)[kWarpgroupSums], const Faults& faults) {
   const int my_warp = warp();
   for (int step = 0; step < 4; ++step) {
     const uint64_t a = matrix_descriptor(shared.a + 16 * step, Swizzle::k128Bytes, kStride);
@@ -79,35 +80,37 @@ __device__ void multiply(const Shared& shared, float (&sums)[32], const Faults& 
 __global__ void product_kernel(Faults faults, float* found) {
   SharedMemory memory;
   const Shared shared(memory);
-  write_tile(shared.a, 1);
-  write_tile(shared.b, 2);
+  write_tile(shared.a, kRows, 1);
+  write_tile(shared.b, kRowsOfB, 2);
   if (!faults.no_proxy_fence) fence_async_proxy();
   if (!faults.no_barrier) __syncthreads();
-  float sums[32] = {};
+  float sums[kWarpgroupSums] = {};
   if (warp() == faults.missing_warp) return;
   if (!faults.no_fence) warpgroup_fence(sums);
   multiply(shared, sums, faults);
   if (!faults.no_commit) warpgroup_commit();
   if (faults.used_before_wait) {
-    for (int i = 0; i < 32; ++i) found[static_cast<int>(threadIdx.x) * 32 + i] = sums[i];
+    for (int i = 0; i < kWarpgroupSums; ++i)
+      found[static_cast<int>(threadIdx.x) * kWarpgroupSums + i] = sums[i];
   }
-  if (faults.tile_written_in_flight) write_tile(shared.b, 3);
+  if (faults.tile_written_in_flight) write_tile(shared.b, kRowsOfB, 3);
   if (faults.wait_too_short) warpgroup_wait<1>(sums);
   if (!faults.no_wait) warpgroup_wait<0>(sums);
   if (faults.used_before_wait) return;
-  for (int i = 0; i < 32; ++i) found[static_cast<int>(threadIdx.x) * 32 + i] = sums[i];
+  for (int i = 0; i < kWarpgroupSums; ++i)
+    found[static_cast<int>(threadIdx.x) * kWarpgroupSums + i] = sums[i];
 }
 
 std::vector<float> expected_sums() {
-  std::vector<float> sums(kRows * kRows);
+  std::vector<float> sums(kRows * kRowsOfB);
   const auto number = [](int row, int column, int seed) { return (row * 3 + column * 5 + seed) % 11 - 5; };
   for (int row = 0; row < kRows; ++row) {
-    for (int column = 0; column < kRows; ++column) {
+    for (int column = 0; column < kRowsOfB; ++column) {
       int sum = 0;
       for (int k = 0; k < kColumns; ++k) sum += number(row, k, 1) * number(column, k, 2);
       const int thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
       const int i = column / 8 * 4 + row % 16 / 8 * 2 + column % 2;
-      sums[static_cast<size_t>(thread * 32 + i)] = static_cast<float>(sum);
+      sums[static_cast<size_t>(thread * kWarpgroupSums + i)] = static_cast<float>(sum);
     }
   }
   return sums;
@@ -122,7 +125,7 @@ struct Outcome {
 
 Outcome product(const Faults& faults, const Schedule& schedule, int threads = 128) {
   const ScopedSchedule scoped(schedule);
-  Buffer<float> sums(32 * threads);
+  Buffer<float> sums(kWarpgroupSums * threads);
   Outcome outcome;
   outcome.fault = fault_of(
       [&] { launch<product_kernel>(shape(1, threads, shared_bytes<Shared>()), faults, sums.data()); });
@@ -211,12 +214,12 @@ TEST(WarpgroupMmaFaults, AllFourWarpsTakeTheSameSteps) {
 
 __global__ void rows_kernel(bool no_wait, bool no_fence, float* found) {
   SharedMemory memory;
-  Bfloat16* const b = memory.array<Bfloat16>(kRows * kColumns, 1024);
-  write_tile(b, 2);
+  Bfloat16* const b = memory.array<Bfloat16>(kRowsOfB * kColumns, 1024);
+  write_tile(b, kRowsOfB, 2);
   fence_async_proxy();
   __syncthreads();
   uint32_t rows[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-  float sums[32] = {};
+  float sums[kWarpgroupSums] = {};
   for (int step = 0; step < 2; ++step) {
     if (step == 0 || !no_fence) warpgroup_fence(sums);
     warpgroup_mma<Bfloat16>(sums, rows, matrix_descriptor(b, Swizzle::k128Bytes, kStride));
@@ -231,8 +234,9 @@ __global__ void rows_kernel(bool no_wait, bool no_fence, float* found) {
 TEST(WarpgroupMmaFaults, RegistersOfAThatAreWrittenInFlightAreReported) {
   const auto fault = [](bool no_wait, bool no_fence) {
     Buffer<float> found(128);
-    return fault_of(
-        [&] { launch<rows_kernel>(shape(1, 128, kRows * kColumns * 2), no_wait, no_fence, found.data()); });
+    return fault_of([&] {
+      launch<rows_kernel>(shape(1, 128, kRowsOfB * kColumns * 2), no_wait, no_fence, found.data());
+    });
   };
   for (const Schedule& schedule : kLazyAndEager) {
     const ScopedSchedule scoped(schedule);

@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <kvbound/cuda/primitives/bulk_copy.hpp>
-#include <kvbound/cuda/primitives/proxy_fence.hpp>
 #include <kvbound/cuda/primitives/tensor_load.hpp>
 
 #include "support/device_test.hpp"
@@ -90,68 +89,11 @@ TEST_F(BulkCopy, ConsumersOfAPipelineGetEveryTile) {
   });
 }
 
-// Every thread writes its part of shared memory, and stores it in groups of its own; the part is then written again.
-__global__ void store_kernel(int rounds, int* numbers) {
-  constexpr int kParts = 8;
-  SharedMemory memory;
-  int* const mine = memory.array<int>(kParts * blockDim.x) + kParts * threadIdx.x;
-  for (int round = 0; round < rounds; ++round) {
-    for (int i = 0; i < kParts; ++i) mine[i] = round * 1000 + static_cast<int>(threadIdx.x) * kParts + i;
-    fence_async_proxy();
-    bulk_store(numbers + (static_cast<unsigned>(round) * blockDim.x + threadIdx.x) * kParts, mine, 32);
-    bulk_commit();
-    bulk_wait_read<0>();
-  }
-}
-
-TEST_F(BulkCopy, StoresWriteWhatSharedMemoryHeld) {
-  constexpr int kThreads = 5;
-  constexpr int kRounds = 4;
-  std::vector<int> expected;
-  for (int round = 0; round < kRounds; ++round) {
-    for (int i = 0; i < kThreads * 8; ++i) expected.push_back(round * 1000 + i);
-  }
-  under_every_schedule([&] {
-    Buffer<int> numbers(kRounds * kThreads * 8);
-    launch<store_kernel>(LaunchShape(extent(1), extent(kThreads), kThreads * 32, nullptr), kRounds,
-                         numbers.data());
-    EXPECT_EQ(download(numbers), expected);
-  });
-}
-
-// What a thread has stored it can load again behind a full wait.
-__global__ void round_trip_kernel(int* numbers, int* found) {
-  SharedMemory memory;
-  int* const out = memory.array<int>(4);
-  int* const in = memory.array<int>(4);
-  uint64_t* const barrier = memory.array<uint64_t>(1);
-  mbarrier_init(barrier, 1);
-  mbarrier_fence_init();
-  for (int i = 0; i < 4; ++i) out[i] = 40 + i;
-  fence_async_proxy();
-  bulk_store(numbers, out, 16);
-  bulk_commit();
-  bulk_wait<0>();
-  mbarrier_arrive_expect(barrier, 16);
-  bulk_load(in, numbers, 16, barrier);
-  mbarrier_wait(barrier, 0);
-  for (int i = 0; i < 4; ++i) found[i] = in[i];
-}
-
-TEST_F(BulkCopy, AStoreIsReadableBehindTheWaitForIt) {
-  under_every_schedule([] {
-    Buffer<int> numbers(4);
-    Buffer<int> found(4);
-    launch<round_trip_kernel>(LaunchShape(extent(1), extent(1), 64, nullptr), numbers.data(), found.data());
-    EXPECT_EQ(download(found), (std::vector<int>{40, 41, 42, 43}));
-  });
-}
-
 // Tensors: every number of the box, wherever it lies.
 
 template <class T>
-__global__ void box_kernel(const __grid_constant__ TensorMap map, int count, int dimensions, int column,
-                           int row, int plane, T* numbers) {
+__global__ void box_kernel(const __grid_constant__ TensorMap map, int count, int column, int row, int plane,
+                           T* numbers) {
   SharedMemory memory;
   T* const box = memory.array<T>(count, 1024);
   uint64_t* const barrier = memory.array<uint64_t>(1);
@@ -159,8 +101,7 @@ __global__ void box_kernel(const __grid_constant__ TensorMap map, int count, int
     mbarrier_init(barrier, 1);
     mbarrier_fence_init();
     mbarrier_arrive_expect(barrier, count * static_cast<int>(sizeof(T)));
-    if (dimensions == 2) load_box(box, map, barrier, column, row);
-    if (dimensions == 3) load_box(box, map, barrier, column, row, plane);
+    load_box(box, map, barrier, column, row, plane);
   }
   __syncthreads();
   mbarrier_wait(barrier, 0);
@@ -209,18 +150,17 @@ struct Place {
 // Where the numbers of a box lie in shared memory: in units of 16 bytes, eight to a line of 128 bytes.
 template <class T>
 std::vector<int64_t> expected_box(const Tensor& tensor, const TensorTile& tile, Place first) {
-  const int64_t planes = tile.box.size() > 2 ? tile.box[2] : 1;
   const auto units_of_swizzle = static_cast<int64_t>(tile.swizzle);
   constexpr int64_t kOfUnit = 16 / sizeof(T);
-  std::vector<int64_t> numbers(static_cast<size_t>(tile.box[0] * tile.box[1] * planes));
+  std::vector<int64_t> numbers(static_cast<size_t>(tile.box[0] * tile.box[1] * tile.box[2]));
   int64_t i = 0;
-  for (int64_t z = 0; z < planes; ++z) {
+  for (int64_t z = 0; z < tile.box[2]; ++z) {
     for (int64_t y = 0; y < tile.box[1]; ++y) {
       for (int64_t x = 0; x < tile.box[0]; ++x, ++i) {
         const int64_t line = i / (8 * kOfUnit);
         const int64_t unit = i / kOfUnit % 8 ^ line % units_of_swizzle;
         numbers[static_cast<size_t>((8 * line + unit) * kOfUnit + i % kOfUnit)] =
-            tensor.number(first.column + x, first.row + y, tensor.planes > 1 ? first.plane + z : z);
+            tensor.number(first.column + x, first.row + y, first.plane + z);
       }
     }
   }
@@ -242,8 +182,7 @@ void check_boxes(const Tensor& tensor, const TensorTile& tile, const std::vector
     ASSERT_NO_THROW({
       launch<box_kernel<T>>(
           LaunchShape(extent(1), extent(32), count * static_cast<int64_t>(sizeof(T)) + 64, nullptr), map,
-          static_cast<int>(count), static_cast<int>(tile.extents.size()), first.column, first.row,
-          first.plane, numbers.data());
+          static_cast<int>(count), first.column, first.row, first.plane, numbers.data());
       found = download(numbers);
     });
     EXPECT_EQ(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(T)), 0);
@@ -263,12 +202,13 @@ class BulkCopyOfBoxes : public BulkCopy, public testing::WithParamInterface<Swiz
 
 template <class T>
 void check_matrix(int64_t rows, int64_t bytes_of_row, Swizzle swizzle) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+  std::vector<Place> places = kPlaces;
+  for (Place& place : places) place.plane = 0;
   const Tensor tensor{37, 21, 1, 40};
-  under_every_schedule([&] {
-    check_boxes<T>(
-        tensor, {{37, 21}, {40 * sizeof(T)}, {bytes_of_row / static_cast<int64_t>(sizeof(T)), rows}, swizzle},
-        kPlaces);
-  });
+  const TensorTile tile{
+      {37, 21, 1}, {40 * kBytes, 40 * 21 * kBytes}, {bytes_of_row / kBytes, rows, 1}, swizzle};
+  under_every_schedule([&] { check_boxes<T>(tensor, tile, places); });
 }
 
 TEST_P(BulkCopyOfBoxes, OfBfloat16LieWhereTheirSwizzleSaysWithZerosOutside) {
@@ -302,7 +242,7 @@ INSTANTIATE_TEST_SUITE_P(Swizzles, BulkCopyOfBoxes,
 
 TEST_F(BulkCopy, OfTensorsThatCannotBeMappedTheHostSaysWhat) {
   const Buffer<float> numbers(4096);
-  const TensorTile good{{60, 60}, {256}, {32, 8}, Swizzle::k128Bytes};
+  const TensorTile good{{60, 60, 1}, {256, 256 * 60}, {32, 8, 1}, Swizzle::k128Bytes};
   const auto refusal = [&](const std::function<void(TensorTile&)>& change, int64_t first = 0) {
     TensorTile tile = good;
     change(tile);
@@ -318,9 +258,6 @@ TEST_F(BulkCopy, OfTensorsThatCannotBeMappedTheHostSaysWhat) {
   };
   EXPECT_EQ(refusal([](TensorTile&) {}), "none");
   expect(refusal([](TensorTile&) {}, 1), "last bits 4, not 0..0");
-  expect(refusal([](TensorTile& tile) { tile.extents = {60}; }), "dimensions: 1, not 2..3");
-  expect(refusal([](TensorTile& tile) { tile.box = {32}; }), "lengths of a box: 1, not 2..2");
-  expect(refusal([](TensorTile& tile) { tile.strides = {256, 256}; }), "strides: 2, not 1..1");
   expect(refusal([](TensorTile& tile) { tile.extents[1] = 0; }), "extent of 0");
   expect(refusal([](TensorTile& tile) { tile.strides[0] = 240 + 8; }), "stride of 248");
   expect(refusal([](TensorTile& tile) { tile.strides[0] = int64_t{1} << 40; }), "stride of 1099511627776");

@@ -94,29 +94,6 @@ TEST_F(MbarrierTest, APhaseEndsWithTheLastOfItsArrivalsWhoeverGivesThem) {
   });
 }
 
-// One barrier after the other at the same place, with different numbers of arrivals.
-__global__ void reuse_kernel(int* number) {
-  SharedMemory memory;
-  uint64_t* const barrier = memory.array<uint64_t>(1);
-  int sum = 0;
-  for (int arrivals = 1; arrivals <= 3; ++arrivals) {
-    mbarrier_init(barrier, arrivals);
-    for (int i = 0; i < arrivals; ++i) mbarrier_arrive(barrier);
-    mbarrier_wait(barrier, 0);
-    sum += arrivals;
-    mbarrier_invalidate(barrier);
-  }
-  *number = sum;
-}
-
-TEST_F(MbarrierTest, AnInvalidatedOneCanBeInitialisedAgain) {
-  under_every_schedule([] {
-    Buffer<int> number(1);
-    launch<reuse_kernel>(LaunchShape(extent(1), extent(1), 16, nullptr), number.data());
-    EXPECT_EQ(download(number), std::vector<int>{6});
-  });
-}
-
 }  // namespace
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -52,7 +52,7 @@ TEST_F(Primitives, EveryThreadOfEveryBlockRunsOnce) {
 
 // Shuffles and votes.
 
-constexpr int kShuffles = 8;
+constexpr int kShuffles = 6;
 
 __global__ void shuffle_kernel(int* numbers) {
   const int lane = static_cast<int>(threadIdx.x);
@@ -61,10 +61,8 @@ __global__ void shuffle_kernel(int* numbers) {
   mine[1] = __shfl_sync(kAll, lane, 5, 8);
   mine[2] = __shfl_up_sync(kAll, lane, 3);
   mine[3] = __shfl_up_sync(kAll, lane, 3, 8);
-  mine[4] = __shfl_down_sync(kAll, lane, 3);
-  mine[5] = __shfl_down_sync(kAll, lane, 3, 8);
-  mine[6] = __shfl_xor_sync(kAll, lane, 21);
-  mine[7] = __shfl_xor_sync(kAll, lane, 12, 8);
+  mine[4] = __shfl_xor_sync(kAll, lane, 21);
+  mine[5] = __shfl_xor_sync(kAll, lane, 12, 8);
 }
 
 TEST_F(Primitives, ShufflesReadTheLaneThatTheyName) {
@@ -79,12 +77,10 @@ TEST_F(Primitives, ShufflesReadTheLaneThatTheyName) {
       EXPECT_EQ(mine[1], lane - within + 5);
       EXPECT_EQ(mine[2], lane < 3 ? lane : lane - 3);
       EXPECT_EQ(mine[3], within < 3 ? lane : lane - 3);
-      EXPECT_EQ(mine[4], lane > 28 ? lane : lane + 3);
-      EXPECT_EQ(mine[5], within > 4 ? lane : lane + 3);
-      EXPECT_EQ(mine[6], lane ^ 21);
+      EXPECT_EQ(mine[4], lane ^ 21);
       // In parts of 8 lanes xor 12 names a lane of another part: an earlier part is read, a later one gives the lane's
       // own number.
-      EXPECT_EQ(mine[7], lane % 16 >= 8 ? lane ^ 12 : lane);
+      EXPECT_EQ(mine[5], lane % 16 >= 8 ? lane ^ 12 : lane);
     }
   });
 }
@@ -137,23 +133,21 @@ TEST_F(Primitives, PartsOfAWarpTakeStepsOfTheirOwn) {
 
 __global__ void vote_kernel(unsigned* votes) {
   const int lane = static_cast<int>(threadIdx.x);
-  unsigned* const mine = votes + lane * 6;
+  unsigned* const mine = votes + lane * 4;
   mine[0] = __ballot_sync(kAll, lane % 3 == 0);
   mine[1] = static_cast<unsigned>(__any_sync(kAll, lane == 17));
   mine[2] = static_cast<unsigned>(__any_sync(kAll, lane == 32));
-  mine[3] = static_cast<unsigned>(__all_sync(kAll, lane != 17));
-  mine[4] = static_cast<unsigned>(__all_sync(kAll, lane != 32));
-  mine[5] = lane < 8 ? __ballot_sync(0xffU, lane & 1) : 0;
+  mine[3] = lane < 8 ? __ballot_sync(0xffU, lane & 1) : 0;
 }
 
 TEST_F(Primitives, VotesCountEveryLaneOfTheMask) {
   under_every_schedule([] {
-    Buffer<unsigned> votes(kLanes * 6);
+    Buffer<unsigned> votes(kLanes * 4);
     launch<vote_kernel>(one_warp(), votes.data());
     const std::vector<unsigned> found = download(votes);
     for (size_t lane = 0; lane < kLanes; ++lane) {
-      const std::vector<unsigned> mine(&found[lane * 6], &found[lane * 6] + 6);
-      EXPECT_EQ(mine, (std::vector<unsigned>{0x49249249, 1, 0, 0, 1, lane < 8 ? 0xaaU : 0U}));
+      const std::vector<unsigned> mine(&found[lane * 4], &found[lane * 4] + 4);
+      EXPECT_EQ(mine, (std::vector<unsigned>{0x49249249, 1, 0, lane < 8 ? 0xaaU : 0U}));
     }
   });
 }
@@ -202,21 +196,18 @@ TEST_F(Primitives, ALayoutsSizeIsItsArraysAndWhatAligningThemCosts) {
 
 __global__ void counting_kernel(int* counts) {
   const int thread = static_cast<int>(threadIdx.x);
-  counts[thread * 5] = __syncthreads_count(thread % 3 == 0);
-  counts[thread * 5 + 1] = __syncthreads_or(thread == 40) != 0;
-  counts[thread * 5 + 2] = __syncthreads_or(thread == 64) != 0;
-  counts[thread * 5 + 3] = __syncthreads_and(thread != 40) != 0;
-  counts[thread * 5 + 4] = __syncthreads_and(thread != 64) != 0;
+  counts[thread * 3] = __syncthreads_count(thread % 3 == 0);
+  counts[thread * 3 + 1] = __syncthreads_or(thread == 40) != 0;
+  counts[thread * 3 + 2] = __syncthreads_or(thread == 64) != 0;
 }
 
 TEST_F(Primitives, BarriersCountFlagsOfTheWholeBlock) {
   under_every_schedule([] {
-    Buffer<int> counts(64 * 5);
+    Buffer<int> counts(64 * 3);
     launch<counting_kernel>(LaunchShape(extent(1), extent(64), 0, nullptr), counts.data());
     const std::vector<int> found = download(counts);
     for (size_t thread = 0; thread < 64; ++thread) {
-      EXPECT_EQ(std::vector<int>(&found[thread * 5], &found[thread * 5] + 5),
-                (std::vector<int>{22, 1, 0, 0, 1}));
+      EXPECT_EQ(std::vector<int>(&found[thread * 3], &found[thread * 3] + 3), (std::vector<int>{22, 1, 0}));
     }
   });
 }
@@ -273,35 +264,18 @@ TEST_F(Primitives, NoGridIsLongerThanADeviceTakes) {
 // Atomics.
 
 template <class T>
-__global__ void atomics_kernel(T* numbers, T* seen) {
-  const T mine = static_cast<T>(blockIdx.x * blockDim.x + threadIdx.x);
-  seen[blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(&numbers[0], 1);
-  atomicMax(&numbers[1], mine);
-  atomicMin(&numbers[2], mine);
-  atomicOr(&numbers[3], static_cast<T>(1) << (mine % 20));
-  atomicAnd(&numbers[4], ~(static_cast<T>(1) << (mine % 20)));
-  atomicExch(&numbers[5], mine);
-  for (T found = 0, expected = 1; found != expected;) {  // adds 2 by compare-and-swap
-    expected = found;
-    found = atomicCAS(&numbers[6], expected, expected + 2);
-  }
+__global__ void tickets_kernel(T* count, T* seen) {
+  seen[blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(count, 1);
 }
 
 template <class T>
 void check_atomics() {
   under_every_schedule([] {
     constexpr int kThreads = 4 * 64;
-    Buffer<T> numbers = upload(std::vector<T>{0, 0, 1000, 0, 0xfffff, 0, 0});
+    Buffer<T> count = upload(std::vector<T>{0});
     Buffer<T> seen(kThreads);
-    launch<atomics_kernel<T>>(LaunchShape(extent(4), extent(64), 0, nullptr), numbers.data(), seen.data());
-    const std::vector<T> found = download(numbers);
-    EXPECT_EQ(found[0], T{kThreads});
-    EXPECT_EQ(found[1], T{kThreads - 1});
-    EXPECT_EQ(found[2], T{0});
-    EXPECT_EQ(found[3], T{0xfffff});
-    EXPECT_EQ(found[4], T{0});
-    EXPECT_LT(found[5], T{kThreads});
-    EXPECT_EQ(found[6], T{2 * kThreads});
+    launch<tickets_kernel<T>>(LaunchShape(extent(4), extent(64), 0, nullptr), count.data(), seen.data());
+    EXPECT_EQ(download(count)[0], T{kThreads});
     std::vector<T> tickets = download(seen);
     std::sort(tickets.begin(), tickets.end());
     for (size_t i = 0; i < kThreads; ++i)
@@ -374,28 +348,22 @@ TEST_F(Primitives, TheLastBlockSeesWhatTheOthersWrote) {
 
 __global__ void bits_kernel(int* numbers, float nan) {
   numbers[0] = __popc(0xf0f1U);
-  numbers[1] = __popcll(0xf0f1000000000003ULL);
-  numbers[2] = __clz(1);
-  numbers[3] = __clz(0);
-  numbers[4] = __clzll(1);
-  numbers[5] = __ffs(0x50);
-  numbers[6] = __ffs(0);
-  numbers[7] = __ffsll(1LL << 40);
-  numbers[8] = __float_as_int(-1.0F);
-  numbers[9] = __uint_as_float(0x40400000U) == 3.0F;
-  numbers[10] = min(-1, 1);
-  numbers[11] = static_cast<int>(max(7U, 9U));
-  numbers[12] = min(nan, 2.0F) == 2.0F && max(2.0F, nan) == 2.0F;
-  numbers[13] = __float_as_uint(fmaf(2.0F, 3.0F, 1.0F)) == __float_as_uint(7.0F);
-  numbers[14] = expf(0.0F) == 1.0F && expf(-INFINITY) == 0.0F && logf(1.0F) == 0.0F;
+  numbers[1] = __ffs(0x50);
+  numbers[2] = __ffs(0);
+  numbers[3] = __float_as_uint(-1.0F) == 0xbf800000U;
+  numbers[4] = __uint_as_float(0x40400000U) == 3.0F;
+  numbers[5] = min(-1, 1);
+  numbers[6] = static_cast<int>(max(7U, 9U));
+  numbers[7] = min(nan, 2.0F) == 2.0F && max(2.0F, nan) == 2.0F;
+  numbers[8] = __float_as_uint(fmaf(2.0F, 3.0F, 1.0F)) == __float_as_uint(7.0F);
+  numbers[9] = expf(0.0F) == 1.0F && expf(-INFINITY) == 0.0F && logf(1.0F) == 0.0F;
 }
 
 TEST_F(Primitives, BitsAndNumbersAreAsInCuda) {
-  Buffer<int> numbers(15);
+  Buffer<int> numbers(10);
   launch<bits_kernel>(LaunchShape(extent(1), extent(1), 0, nullptr), numbers.data(),
                       std::numeric_limits<float>::quiet_NaN());
-  EXPECT_EQ(download(numbers),
-            (std::vector<int>{9, 11, 31, 32, 63, 5, 0, 41, static_cast<int>(0xbf800000), 1, -1, 9, 1, 1, 1}));
+  EXPECT_EQ(download(numbers), (std::vector<int>{9, 5, 0, 1, 1, -1, 9, 1, 1, 1}));
 }
 
 template <Storage T>

@@ -21,6 +21,7 @@ class WarpgroupMma : public HopperTest {};
 constexpr int kThreads = 128;
 constexpr int kRows = 64;
 constexpr int kDepth = 16;
+constexpr int kN = 128;
 
 /// How a matrix of 16-bit numbers, k innermost, lies in shared memory: as many steps of 16 columns as fit into a row.
 template <Swizzle swizzle>
@@ -89,33 +90,33 @@ __device__ void load_rows(uint32_t (&registers)[4], const T* a) {
   }
 }
 
-/// Where the thread's number i of the sums [64, n] belongs.
-__device__ int place_of_sum(int i, int n) {
+/// Where the thread's number i of the sums [64, kN] belongs.
+__device__ int place_of_sum(int i) {
   const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane() / 4 + i / 2 % 2 * 8;
-  return row * n + i / 4 * 8 + lane() % 4 * 2 + i % 2;
+  return row * kN + i / 4 * 8 + lane() % 4 * 2 + i % 2;
 }
 
-/// One product for each block, in a step of its own: sums [64, n] = A [64, 16] B + (add ? sums : 0), b_all stored as [n, 16].
-template <class T, int n, Swizzle swizzle, bool a_in_registers, Major b_major>
+/// One product for each block, in a step of its own: sums [64, kN] = A [64, 16] B + (add ? sums : 0), b_all stored as [kN, 16].
+template <class T, Swizzle swizzle, bool a_in_registers, Major b_major>
 __global__ void __launch_bounds__(kThreads)
     product_kernel(const T* a_all, const T* b_all, bool add, float* sums_all) {
   using Layout = TileLayout<swizzle>;
   using BLayout = LayoutOf<swizzle, b_major>;
   SharedMemory memory;
   T* const a_tile = memory.array<T>(kRows * Layout::kColumns, 1024);
-  T* const b_tile = memory.array<T>(n * BLayout::kColumns, 1024);
+  T* const b_tile = memory.array<T>(kN * BLayout::kColumns, 1024);
   const int block = static_cast<int>(blockIdx.x);
   const int a_step = block % Layout::kSteps;
   const int b_step = block % BLayout::kSteps;
   const T* const a = a_all + block * kRows * kDepth;
-  float* const sums = sums_all + block * kRows * n;
+  float* const sums = sums_all + block * kRows * kN;
   write_tile<Layout>(a_tile, a, kRows, a_step);
-  write_tile<BLayout>(b_tile, b_all + block * n * kDepth, n, b_step);
+  write_tile<BLayout>(b_tile, b_all + block * kN * kDepth, kN, b_step);
   fence_async_proxy();
   __syncthreads();
-  float mine[n / 2];
+  float mine[kWarpgroupSums];
 #pragma unroll
-  for (int i = 0; i < n / 2; ++i) mine[i] = sums[place_of_sum(i, n)];
+  for (int i = 0; i < kWarpgroupSums; ++i) mine[i] = sums[place_of_sum(i)];
   uint32_t rows[4];
   load_rows(rows, a);
   const uint64_t b = BLayout::descriptor(b_tile, b_step);
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kThreads)
   warpgroup_commit();
   warpgroup_wait<0>(mine);
 #pragma unroll
-  for (int i = 0; i < n / 2; ++i) sums[place_of_sum(i, n)] = mine[i];
+  for (int i = 0; i < kWarpgroupSums; ++i) sums[place_of_sum(i)] = mine[i];
 }
 
 template <class T>
@@ -147,10 +148,10 @@ struct Impulses {
     return k == column_of_row(product, row) ? 1 + row / kDepth : 0;
   }
   static int b(int product, int row, int k) { return product < kDepth ? row + 1 : k + 1; }
-  static int c(int n, int row, int column) { return 512 * (row * n + column); }
+  static int c(int row, int column) { return 512 * (row * kN + column); }
 };
 
-template <class T, int n, Swizzle swizzle, bool a_in_registers, Major b_major = Major::k>
+template <class T, Swizzle swizzle, bool a_in_registers, Major b_major = Major::k>
 void check_impulses() {
   std::vector<T> a;
   std::vector<T> b;
@@ -159,78 +160,74 @@ void check_impulses() {
   for (int product = 0; product < Impulses::kProducts; ++product) {
     for (int row = 0; row < kRows; ++row) {
       for (int k = 0; k < kDepth; ++k) a.push_back(stored<T>(Impulses::a(product, row, k)));
-      for (int column = 0; column < n; ++column) {
+      for (int column = 0; column < kN; ++column) {
         const int k = Impulses::column_of_row(product, row);
         const int sum = Impulses::a(product, row, k) * Impulses::b(product, column, k);
-        c.push_back(static_cast<float>(Impulses::c(n, row, column)));
+        c.push_back(static_cast<float>(Impulses::c(row, column)));
         expected[0].push_back(static_cast<float>(sum));
-        expected[1].push_back(static_cast<float>(Impulses::c(n, row, column) + sum));
+        expected[1].push_back(static_cast<float>(Impulses::c(row, column) + sum));
       }
     }
-    for (int row = 0; row < n; ++row) {
+    for (int row = 0; row < kN; ++row) {
       for (int k = 0; k < kDepth; ++k) b.push_back(stored<T>(Impulses::b(product, row, k)));
     }
   }
   const Buffer<T> left = upload(a);
   const Buffer<T> right = upload(b);
   const int64_t bytes =
-      (kRows * TileLayout<swizzle>::kColumns + n * LayoutOf<swizzle, b_major>::kColumns) * 2;
+      (kRows * TileLayout<swizzle>::kColumns + kN * LayoutOf<swizzle, b_major>::kColumns) * 2;
   for (const bool add : {false, true}) {
     Buffer<float> sums = upload(c);
-    launch<product_kernel<T, n, swizzle, a_in_registers, b_major>>(
+    launch<product_kernel<T, swizzle, a_in_registers, b_major>>(
         LaunchShape(extent(Impulses::kProducts), extent(kThreads), bytes, nullptr), left.data(), right.data(),
         add, sums.data());
-    EXPECT_EQ(download(sums), expected[add]) << n << " columns, swizzle of " << swizzle_span(swizzle);
+    EXPECT_EQ(download(sums), expected[add]) << "swizzle of " << swizzle_span(swizzle);
   }
 }
 
 TEST_F(WarpgroupMma, TakesRowsFromRegistersAndColumnsFromSharedMemory) {
   under_every_schedule([] {
-    check_impulses<Bfloat16, 64, Swizzle::k128Bytes, true>();
-    check_impulses<Bfloat16, 128, Swizzle::k128Bytes, true>();
-    check_impulses<Bfloat16, 256, Swizzle::k128Bytes, true>();
-    check_impulses<Float16, 64, Swizzle::k128Bytes, true>();
+    check_impulses<Bfloat16, Swizzle::k128Bytes, true>();
+    check_impulses<Float16, Swizzle::k128Bytes, true>();
   });
 }
 
 TEST_F(WarpgroupMma, TakesBothOperandsFromSharedMemory) {
   under_every_schedule([] {
-    check_impulses<Bfloat16, 64, Swizzle::k128Bytes, false>();
-    check_impulses<Bfloat16, 128, Swizzle::k128Bytes, false>();
-    check_impulses<Float16, 256, Swizzle::k128Bytes, false>();
+    check_impulses<Bfloat16, Swizzle::k128Bytes, false>();
+    check_impulses<Float16, Swizzle::k128Bytes, false>();
   });
 }
 
 TEST_F(WarpgroupMma, TakesTilesOfEverySwizzle) {
   under_every_schedule([] {
-    check_impulses<Bfloat16, 64, Swizzle::kNone, false>();
-    check_impulses<Bfloat16, 64, Swizzle::k32Bytes, false>();
-    check_impulses<Bfloat16, 64, Swizzle::k64Bytes, false>();
+    check_impulses<Bfloat16, Swizzle::kNone, false>();
+    check_impulses<Bfloat16, Swizzle::k32Bytes, false>();
+    check_impulses<Bfloat16, Swizzle::k64Bytes, false>();
   });
 }
 
 TEST_F(WarpgroupMma, TakesColumnsWhoseNumbersAreAdjacentAlongN) {
   under_every_schedule([] {
-    check_impulses<Bfloat16, 64, Swizzle::k128Bytes, true, Major::n>();
-    check_impulses<Bfloat16, 128, Swizzle::k128Bytes, true, Major::n>();
-    check_impulses<Float16, 256, Swizzle::k128Bytes, true, Major::n>();
-    check_impulses<Bfloat16, 128, Swizzle::k128Bytes, false, Major::n>();
+    check_impulses<Bfloat16, Swizzle::k128Bytes, true, Major::n>();
+    check_impulses<Float16, Swizzle::k128Bytes, true, Major::n>();
+    check_impulses<Bfloat16, Swizzle::k128Bytes, false, Major::n>();
   });
 }
 
 TEST_F(WarpgroupMma, TakesColumnsAdjacentAlongNOfEverySwizzle) {
   under_every_schedule([] {
-    check_impulses<Bfloat16, 64, Swizzle::kNone, true, Major::n>();
-    check_impulses<Bfloat16, 64, Swizzle::k32Bytes, true, Major::n>();
-    check_impulses<Bfloat16, 64, Swizzle::k64Bytes, true, Major::n>();
+    check_impulses<Bfloat16, Swizzle::kNone, true, Major::n>();
+    check_impulses<Bfloat16, Swizzle::k32Bytes, true, Major::n>();
+    check_impulses<Bfloat16, Swizzle::k64Bytes, true, Major::n>();
   });
 }
 
-// Boxes that load_box copies: scores [2, 64, 64] = queries [2, 64, 128] keys [64, 128], in two groups of four steps, of
+// Boxes that load_box copies: scores [2, 64, 128] = queries [2, 64, 128] keys [128, 128], in two groups of four steps, of
 // which the first is waited for while the second is in flight.
 
 constexpr int kHeadDim = 128;
-constexpr int kKeys = 64;
+constexpr int kKeys = kN;
 constexpr int kColumns = 64;  // of a box
 
 struct Boxes {
@@ -249,7 +246,7 @@ __device__ void load_boxes(const Boxes& shared, const TensorMap& queries, const 
   mbarrier_fence_init();
   mbarrier_arrive_expect(shared.loaded, (2 * kRows + kKeys) * kHeadDim * 2);
   for (int part = 0; part < kHeadDim / kColumns; ++part) {
-    load_box(shared.keys + part * kKeys * kColumns, keys, shared.loaded, part * kColumns, 0);
+    load_box(shared.keys + part * kKeys * kColumns, keys, shared.loaded, part * kColumns, 0, 0);
     for (int head = 0; head < 2; ++head) {
       load_box(shared.queries + (2 * head + part) * kRows * kColumns, queries, shared.loaded, part * kColumns,
                0, head);
@@ -257,7 +254,7 @@ __device__ void load_boxes(const Boxes& shared, const TensorMap& queries, const 
   }
 }
 
-__device__ void issue_scores(float (&sums)[32], const Boxes& shared, int head) {
+__device__ void issue_scores(float (&sums)[kWarpgroupSums], const Boxes& shared, int head) {
   constexpr int kStride = 1024;
   for (int k = 0; k < kHeadDim; k += kDepth) {
     const int part = k / kColumns;
@@ -277,17 +274,17 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) load_boxes(shared, queries, keys);
   __syncthreads();
   mbarrier_wait(shared.loaded, 0);
-  float first[32];
-  float second[32];
+  float first[kWarpgroupSums];
+  float second[kWarpgroupSums];
   warpgroup_fence(first, second);
   issue_scores(first, shared, 0);
   issue_scores(second, shared, 1);
   warpgroup_wait<1>(first);
 #pragma unroll
-  for (int i = 0; i < 32; ++i) scores[place_of_sum(i, kKeys)] = first[i];
+  for (int i = 0; i < kWarpgroupSums; ++i) scores[place_of_sum(i)] = first[i];
   warpgroup_wait<0>(second);
 #pragma unroll
-  for (int i = 0; i < 32; ++i) scores[kRows * kKeys + place_of_sum(i, kKeys)] = second[i];
+  for (int i = 0; i < kWarpgroupSums; ++i) scores[kRows * kKeys + place_of_sum(i)] = second[i];
 }
 
 // Small integers: their sums are exact.
@@ -316,8 +313,9 @@ TEST_F(WarpgroupMma, MultipliesBoxesOfTensorsInGroupsOfSteps) {
   const TensorMap of_queries = tensor_map(
       left.data(),
       {{kHeadDim, kRows, 2}, {kHeadDim * 2, kHeadDim * 2 * kRows}, {kColumns, kRows, 1}, Swizzle::k128Bytes});
-  const TensorMap of_keys =
-      tensor_map(right.data(), {{kHeadDim, kKeys}, {kHeadDim * 2}, {kColumns, kKeys}, Swizzle::k128Bytes});
+  const TensorMap of_keys = tensor_map(
+      right.data(),
+      {{kHeadDim, kKeys, 1}, {kHeadDim * 2, kHeadDim * 2 * kKeys}, {kColumns, kKeys, 1}, Swizzle::k128Bytes});
   under_every_schedule([&] {
     Buffer<float> scores(2 * kRows * kKeys);
     launch<scores_kernel>(LaunchShape(extent(1), extent(kThreads), shared_bytes<Boxes>(), nullptr),

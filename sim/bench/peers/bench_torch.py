@@ -34,9 +34,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from script_options import Parser, Progress, count, run
-from torch_replay import replay
-from torch_work import BY_POLICY, DTYPES, OPERATIONS, Setup
+# Last, because a script there has the name of a module of the standard library.
+sys.path.append(str(Path(__file__).resolve().parents[3] / "traces" / "scripts"))
+
+from script_options import Parser, Progress, count, run  # noqa: E402
+from torch_replay import replay  # noqa: E402
+from torch_work import BY_POLICY, DTYPES, OPERATIONS, Setup  # noqa: E402
 
 SHAPES = {  # query heads, KV heads, head_dim, model_dim, tokens: those of `kvbound bench`
     "llama-3.1-8b": (32, 8, 128, 4096, 32768), "mistral-7b": (32, 8, 128, 4096, 32768),
