@@ -1,4 +1,4 @@
-#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/options/runs.hpp>
 
 #include "bench.hpp"
 #include "device_bench.hpp"

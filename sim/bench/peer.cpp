@@ -8,7 +8,7 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/json_field.hpp>
 #include <kvbound/sim/options/policy.hpp>
-#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/options/runs.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/sha256.hpp>

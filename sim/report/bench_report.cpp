@@ -8,7 +8,6 @@
 
 #include <kvbound/reference/numerics/instruction_set.hpp>
 #include <kvbound/reference/numerics/product.hpp>
-#include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "environment.hpp"

@@ -10,7 +10,6 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/policy.hpp>
-#include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/strict_json.hpp>
