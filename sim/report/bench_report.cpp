@@ -232,7 +232,7 @@ std::string only_of_peer_text(const BenchReport& report) {
 
 Json to_json(const BenchReport& report) {
   Json document{{"schema", "kvbound-bench-1"}};
-  document.update(environment());
+  document.update(fields_of(environment()));
   document["processors"] = omp_get_num_procs();
   document["blas_threads"] = blas_threads(report.options.threads);
   document["fastest_core"] = report.options.fastest_core.empty() ? Json() : Json(report.options.fastest_core);
