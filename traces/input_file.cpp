@@ -56,4 +56,16 @@ void InputFile::read(int64_t offset, std::span<char> out, const std::string& fie
   }
 }
 
+std::string whole_text(const std::string& path, int64_t most) {
+  const InputFile file(path);
+  if (file.size() > most) {
+    throw TraceError(path, -1, "",
+                     "has " + std::to_string(file.size()) + " bytes; expected at most " +
+                         std::to_string(most >> 20) + " MiB");
+  }
+  std::string text(static_cast<size_t>(file.size()), '\0');
+  file.read(0, text, "");
+  return text;
+}
+
 }  // namespace kvbound::traces

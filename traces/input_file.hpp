@@ -32,4 +32,7 @@ class InputFile {
   int64_t size_ = 0;
 };
 
+/// A file's contents. Throws TraceError if it has more than `most` bytes, a number of whole MiB; as InputFile.
+std::string whole_text(const std::string& path, int64_t most = INT64_MAX);
+
 }  // namespace kvbound::traces

@@ -5,15 +5,14 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <utility>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 
+#include "json_field.hpp"
 #include "messages.hpp"
-#include "strict_json.hpp"
 #include "widen.hpp"
 
 namespace kvbound::traces {
@@ -72,101 +71,39 @@ std::string read_header(const InputFile& file, int64_t limit) {
   return header;
 }
 
-/// Reads one tensor's description from the header; errors name the tensor and field.
-class EntryReader {
- public:
-  EntryReader(const std::string& path, const std::string& name, const Json& json, int64_t data_begin)
-      : path_(path), name_(name), json_(json), data_begin_(data_begin) {}
+constexpr std::array<std::string_view, 3> kEntryMembers{"dtype", "shape", "data_offsets"};
 
-  TensorEntry entry() const {
-    if (!json_.object()) refuse("", "is " + description(json_) + "; expected an object");
-    for (const auto& [key, value] : *json_.object()) {
-      if (key != "dtype" && key != "shape" && key != "data_offsets") {
-        refuse("", "has the field " + in_quotes(key) + "; expected dtype, shape and data_offsets only");
-      }
-    }
-    TensorEntry result{name_, dtype(), {}, 1, 0, json_.offset};
-    for (const Json& dimension : items("shape")) {
-      result.shape.push_back(count("shape", dimension));
-      if (__builtin_mul_overflow(result.elements, result.shape.back(), &result.elements)) refuse_size(result);
-    }
-    int64_t size = 0;
-    if (__builtin_mul_overflow(result.elements, size_of(result.dtype), &size)) refuse_size(result);
-    const int64_t begin = offset(0);
-    const int64_t end = offset(1);
-    if (begin > end || end - begin != size) {
-      refuse("data_offsets", "is [" + std::to_string(begin) + ", " + std::to_string(end) + "]; shape " +
-                                 shape_text(result.shape) + " of " + std::string(name(result.dtype)) +
-                                 " needs " + std::to_string(size) + " bytes");
-    }
-    if (__builtin_add_overflow(data_begin_, begin, &result.begin)) refuse("data_offsets", "overflows");
-    return result;
+/// One tensor's description in the header.
+TensorEntry entry_of(const std::string& name, const JsonField& json, int64_t data_begin) {
+  json.require_known(kEntryMembers, "a tensor");
+  const JsonField dtype = json.member("dtype"), shape = json.member("shape"),
+                  place = json.member("data_offsets");
+  const auto known = dtype.is_text() ? dtype_named(dtype.any_text()) : std::nullopt;
+  if (!known) dtype.expected("a safetensors type such as BF16");
+  TensorEntry result{name, *known, shape.integers(), 1, 0, json.offset()};
+  int64_t size = size_of(*known);
+  bool overflows = false;
+  for (const int64_t dimension : result.shape) {
+    overflows |= __builtin_mul_overflow(result.elements, dimension, &result.elements);
   }
-
- private:
-  [[noreturn]] void refuse(const std::string& field, const std::string& problem) const {
-    throw TraceError(path_, json_.offset, printable(name_) + (field.empty() ? "" : "." + field), problem);
+  overflows |= __builtin_mul_overflow(result.elements, size, &size);
+  if (overflows) shape.refuse(shape_text(result.shape) + " has more bytes than 2^63 - 1");
+  const std::vector<int64_t> ends = place.integers();
+  if (ends.size() != 2) place.refuse("has " + std::to_string(ends.size()) + " items; expected 2");
+  if (ends[0] > ends[1] || ends[1] - ends[0] != size) {
+    place.refuse("is " + shape_text(ends) + "; shape " + shape_text(result.shape) + " of " +
+                 std::string(kvbound::name(*known)) + " needs " + std::to_string(size) + " bytes");
   }
-  [[noreturn]] void refuse_size(const TensorEntry& entry) const {
-    refuse("shape", shape_text(entry.shape) + " has more bytes than 2^63 - 1");
-  }
+  if (__builtin_add_overflow(data_begin, ends[0], &result.begin)) place.refuse("overflows");
+  return result;
+}
 
-  const Json& field(const std::string& name) const {
-    const Json* found = json_.member(name);
-    if (!found) refuse(name, "is missing");
-    return *found;
-  }
-
-  Dtype dtype() const {
-    const Json& json = field("dtype");
-    const auto known = json.text() ? dtype_named(*json.text()) : std::nullopt;
-    if (!known) refuse("dtype", "is " + description(json) + "; expected a safetensors type such as BF16");
-    return *known;
-  }
-
-  const Json::Array& items(const std::string& name) const {
-    const Json& json = field(name);
-    if (!json.array()) refuse(name, "is " + description(json) + "; expected an array");
-    return *json.array();
-  }
-
-  int64_t count(const std::string& field, const Json& json) const {
-    if (!json.number() || *json.number() > std::numeric_limits<int64_t>::max()) {
-      refuse(field, "holds " + description(json) + "; expected integers from 0 to 2^63 - 1");
-    }
-    return static_cast<int64_t>(*json.number());
-  }
-
-  int64_t offset(size_t index) const {
-    const Json::Array& offsets = items("data_offsets");
-    if (offsets.size() != 2) {
-      refuse("data_offsets", "has " + std::to_string(offsets.size()) + " items; expected 2");
-    }
-    return count("data_offsets", offsets[index]);
-  }
-
-  const std::string& path_;
-  const std::string& name_;
-  const Json& json_;
-  int64_t data_begin_;
-};
-
-Metadata read_metadata(const std::string& path, const Json* json) {
-  Metadata metadata{path, -1, {}};
+Metadata read_metadata(const JsonField& header) {
+  Metadata metadata{header.path(), -1, {}};
+  const auto json = header.find("__metadata__");
   if (!json) return metadata;
-  const std::string field = "__metadata__";
-  if (!json->object()) {
-    throw TraceError(path, json->offset, field,
-                     "is " + description(*json) + "; expected an object of strings");
-  }
-  metadata.offset = json->offset;
-  for (const auto& [key, value] : *json->object()) {
-    if (!value.text()) {
-      throw TraceError(path, json->offset, field + "." + printable(key),
-                       "is " + description(value) + "; expected a string");
-    }
-    metadata.strings.emplace(key, *value.text());
-  }
+  metadata.offset = json->offset();
+  for (const auto& [key, value] : json->members()) metadata.strings.emplace(key, value.any_text());
   return metadata;
 }
 
@@ -220,11 +157,12 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 SafetensorsFile::SafetensorsFile(const std::string& path, int64_t header_limit) : file_(path) {
   const std::string text = read_header(file_, header_limit);
-  const Json header = parse_strict_json(path, kLengthBytes, "header", text);
+  const Json json = parse_strict_json(path, kLengthBytes, "header", text);
+  const JsonField header(path, "", json);
   const int64_t data_begin = kLengthBytes + std::ssize(text);
-  metadata_ = read_metadata(path, header.member("__metadata__"));
-  for (const auto& [name, json] : *header.object()) {
-    if (name != "__metadata__") tensors_.push_back(EntryReader(path, name, json, data_begin).entry());
+  metadata_ = read_metadata(header);
+  for (const auto& [name, entry] : header.members()) {
+    if (name != "__metadata__") tensors_.push_back(entry_of(name, entry, data_begin));
   }
   std::sort(tensors_.begin(), tensors_.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(a.begin, a.elements) < std::pair(b.begin, b.elements);

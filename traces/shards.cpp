@@ -8,9 +8,9 @@
 
 #include <kvbound/reference/core/error.hpp>
 
+#include "json_field.hpp"
 #include "messages.hpp"
 #include "sha256.hpp"
-#include "strict_json.hpp"
 
 namespace kvbound::traces {
 
@@ -30,16 +30,13 @@ Json read_index(const InputFile& file, int64_t limit) {
 }
 
 /// The strings of the index's "metadata"; values of other types, such as "total_size", are ignored.
-Metadata index_metadata(const std::string& path, const Json& index) {
-  Metadata metadata{path, -1, {}};
-  const Json* json = index.member("metadata");
+Metadata index_metadata(const JsonField& index) {
+  Metadata metadata{index.path(), -1, {}};
+  const auto json = index.find("metadata");
   if (!json) return metadata;
-  if (!json->object()) {
-    throw TraceError(path, json->offset, "metadata", "is " + description(*json) + "; expected an object");
-  }
-  metadata.offset = json->offset;
-  for (const auto& [key, value] : *json->object()) {
-    if (value.text()) metadata.strings.emplace(key, *value.text());
+  metadata.offset = json->offset();
+  for (const auto& [key, value] : json->members()) {
+    if (value.is_text()) metadata.strings.emplace(key, value.any_text());
   }
   return metadata;
 }
@@ -51,22 +48,15 @@ bool is_plain_file_name(std::string_view name) {
 }
 
 /// A map from tensor to the name of its shard.
-std::map<std::string, std::string> weight_map(const std::string& path, const Json& index) {
-  const Json* json = index.member("weight_map");
-  if (!json) throw TraceError(path, index.offset, "weight_map", "is missing");
-  if (!json->object() || json->object()->empty()) {
-    throw TraceError(path, index.offset, "weight_map",
-                     "is " + description(*json) + (json->object() ? " without entries" : "") +
-                         "; expected an object from tensor to file");
-  }
+std::map<std::string, std::string> weight_map(const JsonField& index) {
+  const JsonField json = index.member("weight_map");
   std::map<std::string, std::string> shards;
-  for (const auto& [tensor, shard] : *json->object()) {
-    if (!shard.text() || !is_plain_file_name(*shard.text())) {
-      throw TraceError(path, json->offset, "weight_map." + printable(tensor),
-                       "is " + description(shard) + "; expected the name of a file beside the index");
-    }
-    shards.emplace(tensor, *shard.text());
+  for (const auto& [tensor, shard] : json.members()) {
+    if (!shard.is_text() || !is_plain_file_name(shard.any_text()))
+      shard.expected("the name of a file beside the index");
+    shards.emplace(tensor, shard.any_text());
   }
+  if (shards.empty()) json.refuse("is an object without entries; expected an object from tensor to file");
   return shards;
 }
 
@@ -98,13 +88,14 @@ ShardSet::ShardSet(const std::string& path, int64_t header_limit) : path_(path) 
 
 void ShardSet::open_shards(int64_t header_limit) {
   index_ = std::make_unique<InputFile>(path_);
-  const Json index = read_index(*index_, header_limit);
-  const std::map<std::string, std::string> shard_of = weight_map(path_, index);
+  const Json json = read_index(*index_, header_limit);
+  const JsonField index(path_, "", json);
+  const std::map<std::string, std::string> shard_of = weight_map(index);
 
   std::set<std::string> shards;
   for (const auto& [tensor, shard] : shard_of) shards.insert(shard);
 
-  metadata_ = index_metadata(path_, index);
+  metadata_ = index_metadata(index);
   for (const std::string& shard : shards) {
     const auto shard_path = std::filesystem::path(path_).parent_path() / shard;
     const SafetensorsFile& file = files_.emplace_back(shard_path.string(), header_limit);

@@ -1,5 +1,5 @@
 #include <kvbound/cuda/support/build.hpp>
-#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/options/runs.hpp>
 
 #include "bench.hpp"
 #include "device_bench.hpp"

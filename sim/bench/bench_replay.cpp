@@ -10,9 +10,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/parallel_times.hpp>
-#include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/replay/replay.hpp>
-#include <kvbound/sim/replay/runs.hpp>
 #include <kvbound/traces/generate.hpp>
 #include <kvbound/traces/messages.hpp>
 

@@ -6,18 +6,17 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/options/json_field.hpp>
 #include <kvbound/sim/options/policy.hpp>
-#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/options/runs.hpp>
 #include <kvbound/traces/input_file.hpp>
+#include <kvbound/traces/json_field.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/sha256.hpp>
-#include <kvbound/traces/strict_json.hpp>
 
 namespace kvbound::sim {
 namespace {
 
-using traces::Json;
+using traces::Json, traces::JsonField;
 
 constexpr int64_t kMostPeerBytes = int64_t{16} << 20;
 constexpr size_t kMostPeerItems = 10'000;  // of a list
@@ -55,11 +54,7 @@ bool is_of(const PeerOperation& operation, const BenchResult& result) {
 }  // namespace
 
 Peer read_peer(const std::string& path) {
-  const traces::InputFile file(path);
-  if (file.size() > kMostPeerBytes)
-    throw TraceError(path, -1, "", fmt::format("has {} bytes; expected at most 16 MiB", file.size()));
-  std::string text(static_cast<size_t>(file.size()), '\0');
-  file.read(0, text, "");
+  const std::string text = traces::whole_text(path, kMostPeerBytes);
   const Json json = traces::parse_strict_json(path, 0, "", text, {.levels = 4, .items = kMostPeerItems});
   const JsonField root(path, "", json), shape = root.member("shape");
   root.member("schema").one_of({kPeerSchema});

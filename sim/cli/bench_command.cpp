@@ -20,6 +20,7 @@
 #include <kvbound/sim/bench/peer.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/options/runs.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/report/bench_report.hpp>
 #include <kvbound/sim/report/prediction_report.hpp>

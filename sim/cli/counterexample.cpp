@@ -1,7 +1,6 @@
 #include "counterexample.hpp"
 
 #include <algorithm>
-#include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,16 +10,16 @@
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/report/json.hpp>
 #include <kvbound/traces/input_file.hpp>
-#include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/json_field.hpp>
 
 namespace kvbound::sim {
 namespace {
 
 using proofs::Instance;
+using traces::JsonField;
 
 constexpr const char* kSchema = "kvbound-instance-1";
-constexpr int64_t kSizeLimit = int64_t{1} << 26;
-constexpr int kDeepest = 16;
+constexpr int64_t kMostBytes = int64_t{1} << 26;
 
 std::string lower_case(std::string text) {
   std::ranges::transform(text, text.begin(),
@@ -37,139 +36,54 @@ Json matrix_json(const Matrix& matrix) {
   return rows;
 }
 
-std::string file_text(const std::string& path) {
-  const traces::InputFile file(path);
-  if (file.size() > kSizeLimit) {
-    throw TraceError(path, 0, "instance",
-                     fmt::format("is {} bytes; the limit is {}", file.size(), kSizeLimit));
+Matrix matrix_of(const JsonField& rows) {
+  Matrix result;
+  for (const JsonField& row : rows.items(true)) {
+    const std::vector<double> numbers = row.numbers();
+    if (result.rows() > 0 && std::ssize(numbers) != result.cols())
+      row.refuse(fmt::format("has {} numbers, those before have {}", numbers.size(), result.cols()));
+    result.append_row(numbers);
   }
-  std::string text(static_cast<size_t>(file.size()), '\0');
-  file.read(0, text, "instance");
-  return text;
+  return result;
 }
 
-Json parse(const std::string& path) {
-  std::vector<std::set<std::string>> keys;  // of the objects being parsed
-  const auto refuse_what_is_hostile = [&](int depth, Json::parse_event_t event, const Json& parsed) {
-    if (depth > kDeepest)
-      throw TraceError(path, -1, "instance", fmt::format("is more than {} levels deep", kDeepest));
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      throw TraceError(path, -1, "instance",
-                       "the key " + traces::in_quotes(parsed.get<std::string>()) + " is there twice");
-    }
-    return true;
-  };
-  try {
-    return Json::parse(file_text(path), refuse_what_is_hostile);
-  } catch (const Json::parse_error& error) {
-    throw TraceError(path, static_cast<int64_t>(error.byte), "instance", "is no JSON");
-  } catch (const Json::out_of_range&) {
-    throw TraceError(path, -1, "instance", "has a number that no double holds");
-  }
-}
-
-// Reads one document's fields; a field that is missing or invalid throws TraceError with the field's name.
-class Reader {
- public:
-  Reader(const std::string& path, const Json& document) : path_(path), document_(document) {}
-
-  [[noreturn]] void refuse(const std::string& field, const std::string& problem) const {
-    throw TraceError(path_, -1, field, problem);
-  }
-  const Json& field(const std::string& name) const {
-    const auto place = document_.find(name);
-    if (place == document_.end()) refuse(name, "is missing");
-    return *place;
-  }
-  std::string text(const std::string& name) const {
-    if (!field(name).is_string()) refuse(name, "expected a text");
-    return field(name).get<std::string>();
-  }
-  double number(const Json& json, const std::string& name) const {
-    if (!json.is_number()) refuse(name, "expected numbers, found " + traces::printable(json.dump(), 40));
-    return json.get<double>();
-  }
-  int64_t integer(const Json& json, const std::string& name) const {
-    const bool too_large = json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX;
-    if (!json.is_number_integer() || too_large)
-      refuse(name, "expected integers, found " + traces::printable(json.dump(), 40));
-    return json.get<int64_t>();
-  }
-  std::vector<int64_t> positions(const std::string& name) const {
-    if (!field(name).is_array()) refuse(name, "expected a list of positions");
-    std::vector<int64_t> result;
-    for (const Json& item : field(name)) result.push_back(integer(item, name));
-    return result;
-  }
-  std::vector<double> numbers(const std::string& name) const {
-    if (!field(name).is_array()) refuse(name, "expected a list of numbers");
-    std::vector<double> result;
-    for (const Json& item : field(name)) result.push_back(number(item, name));
-    return result;
-  }
-  Matrix matrix(const std::string& name) const {
-    if (!field(name).is_array()) refuse(name, "expected a list of rows");
-    Matrix result;
-    for (const Json& row : field(name)) {
-      if (!row.is_array()) refuse(name, "expected a list of rows");
-      std::vector<double> numbers;
-      for (const Json& item : row) numbers.push_back(number(item, name));
-      if (result.rows() > 0 && std::ssize(numbers) != result.cols()) {
-        refuse(name, fmt::format("row {} has {} numbers, those before have {}", result.rows(), numbers.size(),
-                                 result.cols()));
-      }
-      result.append_row(numbers);
-    }
-    return result;
-  }
-
- private:
-  const std::string& path_;
-  const Json& document_;
-};
-
-StoredInstance read_instance(const std::string& path, const Json& document) {
-  const Reader reader(path, document);
-  if (reader.text("schema") != kSchema)
-    reader.refuse("schema",
-                  "is " + traces::in_quotes(reader.text("schema")) + "; expected \"" + kSchema + "\"");
+StoredInstance instance_of(const JsonField& document) {
   StoredInstance stored;
+  const JsonField property = document.member("property");
   try {
-    stored = find_property(reader.text("property"));
+    stored = find_property(property.text());
   } catch (const UsageError& error) {
-    reader.refuse("property", error.what());
+    property.refuse(error.what());
   }
   Instance& instance = stored.instance;
-  instance.query_heads = reader.integer(reader.field("query_heads"), "query_heads");
-  instance.logits = reader.matrix("logits");
-  instance.values = reader.matrix("values");
-  instance.output_projection = reader.matrix("output_projection");
-  instance.stage_one = reader.positions("stage_one");
-  instance.kept = reader.positions("kept");
-  instance.epsilon = reader.number(reader.field("epsilon"), "epsilon");
+  instance.query_heads = document.member("query_heads").integer();
+  instance.logits = matrix_of(document.member("logits"));
+  instance.values = matrix_of(document.member("values"));
+  instance.output_projection = matrix_of(document.member("output_projection"));
+  instance.stage_one = document.member("stage_one").integers();
+  instance.kept = document.member("kept").integers();
+  instance.epsilon = document.member("epsilon").number();
   if (stored.theorem->sizes.merging) {
-    instance.votes = reader.numbers("votes");
-    instance.query_vectors = reader.matrix("query_vectors");
-    instance.ema = reader.number(reader.field("ema"), "ema");
+    instance.votes = document.member("votes").numbers();
+    instance.query_vectors = matrix_of(document.member("query_vectors"));
+    instance.ema = document.member("ema").number();
   }
   try {
     proofs::require_valid(instance);
   } catch (const Error& error) {
-    reader.refuse("instance", error.what());
+    document.refuse(std::string("is no instance: ") + error.what());
   }
   return stored;
 }
 
 // Appends every instance document found within a document.
-void collect(const std::string& path, const Json& document, std::vector<StoredInstance>& result) {
-  if (document.is_object() && document.value("schema", Json()) == kSchema) {
-    result.push_back(read_instance(path, document));
+void collect(const JsonField& document, std::vector<StoredInstance>& result) {
+  const auto schema = document.is_object() ? document.find("schema") : std::nullopt;
+  if (schema && schema->is_text() && schema->any_text() == kSchema) {
+    result.push_back(instance_of(document));
     return;
   }
-  if (!document.is_structured()) return;
-  for (const Json& part : document) collect(path, part, result);
+  for (const JsonField& part : document.structured_parts()) collect(part, result);
 }
 
 }  // namespace
@@ -207,7 +121,9 @@ nlohmann::ordered_json to_json(const proofs::Property& property, const Instance&
 
 std::vector<StoredInstance> read_instances(const std::string& path) {
   std::vector<StoredInstance> result;
-  collect(path, parse(path), result);
+  const traces::Json json = traces::parse_strict_json(path, 0, "", traces::whole_text(path, kMostBytes),
+                                                      {.levels = 16, .items = kMostBytes});
+  collect({path, "", json}, result);
   if (result.empty()) throw TraceError(path, -1, "schema", fmt::format("nowhere is \"{}\"", kSchema));
   return result;
 }

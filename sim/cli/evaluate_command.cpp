@@ -112,7 +112,7 @@ Json evaluation_of(const EvaluateReport& report) {
   for (const Run& run : options.runs)
     runs.push_back(canonical(run.policy.policy) + " " + to_string(run.budget));
   const std::string& backend = options.runs.front().backend;
-  Json evaluation = computation({&backend, 1});
+  Json evaluation = fields_of(computation({&backend, 1}));
   evaluation.update({{"model", report.model_sha256},
                      {"tasks", report.tasks_sha256},
                      {"runs", runs},

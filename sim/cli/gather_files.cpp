@@ -31,7 +31,7 @@ class GatheredJson {
         report_([this](std::string_view text) { spool_.write(std::span<const char>(text)); }, sweep.base) {}
 
   void add(const Report& report) { report_.add(report); }
-  void prepare(const nlohmann::ordered_json& environment) {
+  void prepare(const Environment& environment) {
     report_.finish();
     file_.write(JsonReport::beginning(base_, environment));
     std::vector<char> block(size_t{1} << 20);

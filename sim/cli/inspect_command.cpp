@@ -100,7 +100,7 @@ std::string describe(const traces::TraceInfo& info) {
 
 Json inspection_json(const traces::TraceInfo& info, const std::string& sha256) {
   Json document{{"schema", "kvbound-inspect-1"}};
-  document.update(environment());
+  document.update(fields_of(environment()));
   document["trace"] = trace_json(info, sha256);
   document["trace"]["attention_output"] = info.has_attention_output;
   document["trace"]["tokens"] = info.has_tokens;

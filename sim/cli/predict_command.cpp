@@ -7,7 +7,6 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
-#include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/replay/replay.hpp>
 #include <kvbound/sim/report/predict_report.hpp>
 #include <kvbound/sim/report/table.hpp>

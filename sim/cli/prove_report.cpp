@@ -205,7 +205,7 @@ std::string text_report(const ProveReport& report, const TextStyle& style) {
 
 std::string json_report(const ProveReport& report) {
   Json document{{"schema", "kvbound-prove-1"}};
-  document.update(environment());
+  document.update(fields_of(environment()));
   const bool drawn = !report.properties.empty();  // otherwise stored instances were run again
   document["seed"] = drawn ? Json(report.seed) : Json();
   document["cases"] = drawn ? Json(report.cases) : Json();

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <kvbound/sim/options/policy.hpp>
-#include <kvbound/sim/replay/runs.hpp>
 #include <kvbound/sim/report/report.hpp>
 
 namespace kvbound::sim {

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/sim/options/command_line.hpp>
-#include <kvbound/sim/replay/replay.hpp>
+#include <kvbound/sim/options/runs.hpp>
 
 namespace kvbound::sim {
 

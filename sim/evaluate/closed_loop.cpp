@@ -10,11 +10,11 @@
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/eviction/cache_positions.hpp>
+#include <kvbound/sim/measure/mean.hpp>
 #include <kvbound/sim/measure/metrics.hpp>
 #include <kvbound/sim/measure/stopwatch.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/sim/replay/backend.hpp>
-#include <kvbound/sim/replay/summary.hpp>
 
 #include "lockstep.hpp"
 #include "next_token.hpp"

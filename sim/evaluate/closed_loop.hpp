@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <kvbound/reference/core/dtype.hpp>
-#include <kvbound/sim/replay/replay.hpp>
+#include <kvbound/sim/options/runs.hpp>
 #include <kvbound/traces/models/checkpoint.hpp>
 
 #include "task_result.hpp"

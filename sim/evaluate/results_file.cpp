@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/fields.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/messages.hpp>
 
@@ -21,7 +22,24 @@ namespace {
 
 using Document = nlohmann::ordered_json;
 
-constexpr std::string_view kFormat = "kvbound-evaluate-results", kVersion = "1";
+// The first line.
+struct Header {
+  Document evaluation;
+};
+
+}  // namespace
+
+template <>
+struct Fields<Header> {
+  static void visit(auto& header, const auto& visit) {
+    visit.fixed("format", "kvbound-evaluate-results");
+    visit.fixed("version", "1");
+    visit("evaluation", header.evaluation);
+  }
+};
+
+namespace {
+
 // Every results file begins so.
 constexpr std::string_view kBeginning = R"({"format":"kvbound-evaluate-results")";
 
@@ -29,6 +47,11 @@ constexpr std::string_view kBeginning = R"({"format":"kvbound-evaluate-results")
 void require_same(const std::string& path, const std::string& name, const Document& expected,
                   const Document& found) {
   if (expected == found) return;
+  if (expected.is_object()) {
+    for (const auto& [field, value] : expected.items())
+      require_same(path, field, value, found.is_object() ? found.value(field, Document()) : Document());
+    return;
+  }
   if (expected.is_array() && found.is_array()) {
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
       const auto item = [i](const Document& list) { return i < list.size() ? list[i] : Document(); };
@@ -73,9 +96,7 @@ void ResultsFile::add(const TaskResult& result) {
 }
 
 void ResultsFile::read(const Document& evaluation) {
-  const traces::InputFile file(path_);
-  std::string text(static_cast<size_t>(file.size()), '\0');
-  file.read(0, text, "results");
+  const std::string text = traces::whole_text(path_);
   const std::string_view beginning = std::string_view(text).substr(0, kBeginning.size());
   if (!kBeginning.starts_with(beginning))
     throw TraceError(path_, 0, "line 1",
@@ -85,13 +106,9 @@ void ResultsFile::read(const Document& evaluation) {
     const size_t end = text.find('\n', begin);
     const std::string name = fmt::format("line {}", number);
     try {
-      const Document line = Document::parse(std::string_view(text).substr(begin, end - begin));
+      const std::string_view line = std::string_view(text).substr(begin, end - begin);
       if (number == 1) {
-        if (line.at("format") != kFormat || line.at("version") != kVersion)
-          throw TraceError(path_, 0, name, "is of another format or version");
-        const Document& found = line.at("evaluation");
-        for (const auto& [field, value] : evaluation.items())
-          require_same(path_, field, value, found.is_object() ? found.value(field, Document()) : Document());
+        require_same(path_, name, evaluation, parse_fields<Header>("the header", line).evaluation);
       } else {
         TaskResult result = task_result_of(line);
         std::string id = result.id;
@@ -101,20 +118,14 @@ void ResultsFile::read(const Document& evaluation) {
     } catch (const TraceError&) {
       throw;
     } catch (const Error& error) {
-      refuse(begin, name, error.what());
-    } catch (const Document::exception& error) {
-      refuse(begin, name, error.what());
+      throw TraceError(path_, static_cast<int64_t>(begin), name,
+                       "is no line of a results file: " + traces::printable(error.what(), 120));
     }
     begin = end + 1;
   }
   if (whole < text.size() && ftruncate(descriptor_, static_cast<off_t>(whole)) != 0)
     throw traces::io_error("shorten", path_, errno);
-  if (whole == 0) append({{"format", kFormat}, {"version", kVersion}, {"evaluation", evaluation}});
-}
-
-void ResultsFile::refuse(size_t begin, const std::string& line, const std::string& why) const {
-  throw TraceError(path_, static_cast<int64_t>(begin), line,
-                   "is no line of a results file: " + traces::printable(why, 120));
+  if (whole == 0) append(fields_of(Header{evaluation}));
 }
 
 void ResultsFile::append(const Document& json) {

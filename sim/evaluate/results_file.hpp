@@ -34,7 +34,6 @@ class ResultsFile {
 
  private:
   void read(const nlohmann::ordered_json& evaluation);
-  [[noreturn]] void refuse(size_t begin, const std::string& line, const std::string& why) const;
   void append(const nlohmann::ordered_json& line);
 
   std::string path_;

@@ -34,10 +34,8 @@ struct Fields<TaskResult> {
 FieldsJson to_json(const RunFigures& run) { return fields_of(run); }
 FieldsJson to_json(const TaskResult& result) { return fields_of(result); }
 
-TaskResult task_result_of(const FieldsJson& json) {
-  TaskResult result;
-  read_fields("the task", json, Numbers::nonnegative, result);
-  return result;
+TaskResult task_result_of(std::string_view text) {
+  return parse_fields<TaskResult>("the task", text, Numbers::nonnegative);
 }
 
 }  // namespace kvbound::sim

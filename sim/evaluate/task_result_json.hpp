@@ -1,6 +1,8 @@
 // Results of tasks as JSON, in reports and in the files in which they survive the program.
 #pragma once
 
+#include <string_view>
+
 #include <nlohmann/json.hpp>
 
 #include "task_result.hpp"
@@ -11,8 +13,8 @@ namespace kvbound::sim {
 nlohmann::ordered_json to_json(const RunFigures& run);
 nlohmann::ordered_json to_json(const TaskResult& result);
 
-/// The result that to_json wrote. Throws Error, naming the member, unless every member is there and of its kind: figures finite
+/// The result that to_json wrote, from text. Throws Error, naming the member, unless every member is there and of its kind: figures finite
 /// and not negative, tokens and counts integers that are not negative.
-TaskResult task_result_of(const nlohmann::ordered_json& json);
+TaskResult task_result_of(std::string_view text);
 
 }  // namespace kvbound::sim

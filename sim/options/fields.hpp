@@ -1,21 +1,25 @@
-// Structs as JSON: a struct's fields are listed once, and written and read by that list.
+// Structs as JSON that this program itself reads again: a struct's fields are listed once, and written and read by that list.
 //
 //     template <>
 //     struct Fields<Place> {
 //       static void visit(auto& place, const auto& visit) {  // of a Place or a const Place
+//         visit.fixed("format", "kvbound-place");  // written, and required where it is read
 //         visit("layer", place.layer);
 //         visit("step", place.step);
 //       }
 //     };
 //
-// Fields may be texts, integers, numbers, truth values, data types, optional ones, lists and such structs, and dense matrices.
+// Fields may be texts, integers, numbers, truth values, data types, optional ones, lists, maps by text and such structs, dense
+// matrices, and JSON that is carried whole.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -38,20 +42,39 @@ enum class Numbers { any, nonnegative };
 template <class Struct>
 struct Fields;
 
+/// To be specialised for every type that is written as a value of another one, such as a policy as its text: functions
+/// Other of(const Value&) and Value from(const Other&).
+template <class Value>
+struct WrittenAs;
+
 /// A value as JSON; an absent optional one is null.
 template <class Value>
 FieldsJson fields_of(const Value& value);
 
-/// Reads what fields_of wrote. Throws Error, naming the field, what it has and what is expected, for anything else; fields
-/// that are not listed are ignored.
+/// Reads what fields_of wrote. Throws Error, naming the field, what it has and what is expected, for anything else, JSON that
+/// was discarded as ill-formed included; fields that are not listed are ignored.
 ///
 /// name  of the value, for messages
 template <class Value>
 void read_fields(const char* name, const FieldsJson& json, Numbers numbers, Value& value);
 
+/// The same from text.
+template <class Value>
+Value parse_fields(const char* name, std::string_view text, Numbers numbers = Numbers::any) {
+  Value value;
+  read_fields(name, FieldsJson::parse(text, nullptr, false), numbers, value);
+  return value;
+}
+
 namespace fields {
 
-[[noreturn]] inline void refuse(const char* name, const FieldsJson& json, const char* expected) {
+template <class Value>
+concept Written = requires(const Value& value) {
+  WrittenAs<Value>::of(value);
+};
+
+[[noreturn]] inline void refuse(const char* name, const FieldsJson& json, const std::string& expected) {
+  if (json.is_discarded()) throw Error(std::string(name) + " is not valid JSON");
   throw Error(std::string(name) + " is " + traces::printable(json.dump(), 40) + "; expected " + expected);
 }
 
@@ -66,6 +89,7 @@ struct Write {
   void operator()(const char* name, const Value& value) const {
     json[name] = fields_of(value);
   }
+  void fixed(const char* name, const FieldsJson& value) const { json[name] = value; }
 };
 
 struct Read {
@@ -75,6 +99,9 @@ struct Read {
   void operator()(const char* name, Value& value) const {
     read_fields(name, member(json, name), numbers, value);
   }
+  void fixed(const char* name, const FieldsJson& value) const {
+    if (const FieldsJson& found = member(json, name); found != value) refuse(name, found, value.dump());
+  }
 };
 
 inline FieldsJson to_json(const std::string& text) { return text; }
@@ -82,6 +109,7 @@ inline FieldsJson to_json(bool truth) { return truth; }
 inline FieldsJson to_json(int64_t integer) { return integer; }
 inline FieldsJson to_json(double number) { return number; }
 inline FieldsJson to_json(Dtype dtype) { return std::string(name(dtype)); }
+inline FieldsJson to_json(const FieldsJson& json) { return json; }
 
 template <class Value>
 FieldsJson to_json(const std::optional<Value>& value) {
@@ -93,14 +121,24 @@ FieldsJson to_json(const std::vector<Value>& list) {
   for (const Value& value : list) json.push_back(fields_of(value));
   return json;
 }
+template <class Value>
+FieldsJson to_json(const std::map<std::string, Value>& map) {
+  FieldsJson json = FieldsJson::object();
+  for (const auto& [name, value] : map) json[name] = fields_of(value);
+  return json;
+}
 inline FieldsJson to_json(const Matrix& matrix) {
   const VectorView numbers = matrix.numbers();
   return {{"rows", matrix.rows()},
           {"cols", matrix.cols()},
           {"numbers", std::vector<double>(numbers.begin(), numbers.end())}};
 }
+template <Written Value>
+FieldsJson to_json(const Value& value) {
+  return fields_of(WrittenAs<Value>::of(value));
+}
 template <class Struct>
-requires std::is_class_v<Struct> FieldsJson to_json(const Struct& figures) {
+requires(std::is_class_v<Struct> && !Written<Struct>) FieldsJson to_json(const Struct& figures) {
   FieldsJson json = FieldsJson::object();
   Fields<Struct>::visit(figures, Write{json});
   return json;
@@ -133,6 +171,7 @@ inline void read(const char* name, const FieldsJson& json, Numbers, Dtype& dtype
   if (!named) refuse(name, json, "a data type");
   dtype = *named;
 }
+inline void read(const char*, const FieldsJson& json, Numbers, FieldsJson& whole) { whole = json; }
 template <class Value>
 void read(const char* name, const FieldsJson& json, Numbers numbers, std::optional<Value>& value) {
   value.reset();
@@ -144,6 +183,12 @@ void read(const char* name, const FieldsJson& json, Numbers numbers, std::vector
   list.clear();
   list.reserve(json.size());
   for (const FieldsJson& item : json) read_fields(name, item, numbers, list.emplace_back());
+}
+template <class Value>
+void read(const char* name, const FieldsJson& json, Numbers numbers, std::map<std::string, Value>& map) {
+  if (!json.is_object()) refuse(name, json, "an object");
+  map.clear();
+  for (const auto& [key, value] : json.items()) read_fields(key.c_str(), value, numbers, map[key]);
 }
 inline void read(const char* name, const FieldsJson& json, Numbers numbers, Matrix& matrix) {
   int64_t rows = 0, cols = 0;
@@ -157,9 +202,15 @@ inline void read(const char* name, const FieldsJson& json, Numbers numbers, Matr
   matrix = Matrix(rows, cols);
   std::ranges::copy(list, matrix.data());
 }
+template <Written Value>
+void read(const char* name, const FieldsJson& json, Numbers numbers, Value& value) {
+  std::decay_t<decltype(WrittenAs<Value>::of(value))> other;
+  read_fields(name, json, numbers, other);
+  value = WrittenAs<Value>::from(other);
+}
 template <class Struct>
-requires std::is_class_v<Struct>
-void read(const char* name, const FieldsJson& json, Numbers numbers, Struct& figures) {
+requires(std::is_class_v<Struct> && !Written<Struct>) void read(const char* name, const FieldsJson& json,
+                                                                Numbers numbers, Struct& figures) {
   if (!json.is_object()) refuse(name, json, "an object");
   Fields<Struct>::visit(figures, Read{json, numbers});
 }

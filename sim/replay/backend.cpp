@@ -3,10 +3,12 @@
 #include <kvbound/cuda/session/session.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/session/session.hpp>
+#include <kvbound/sim/options/runs.hpp>
 
 #include "device.hpp"
 
 namespace kvbound::sim {
+
 std::string backend_names() { return "reference, emulated, cuda"; }
 
 void require_backend(std::string_view name) {

@@ -12,8 +12,6 @@
 
 namespace kvbound::sim {
 
-inline constexpr std::string_view kReference = "reference";
-
 /// "reference, emulated, cuda".
 std::string backend_names();
 

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include <kvbound/sim/options/command_line.hpp>
-
-#include "replay.hpp"
+#include <kvbound/sim/options/runs.hpp>
 
 namespace kvbound::sim {
 

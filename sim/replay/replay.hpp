@@ -1,4 +1,4 @@
-// Replays recorded decode steps through compression policies: the runs, and what was measured.
+// Replays recorded decode steps through compression policies: what is replayed, and what was measured.
 #pragma once
 
 #include <cstdint>
@@ -8,26 +8,12 @@
 #include <vector>
 
 #include <kvbound/reference/core/operation_times.hpp>
-#include <kvbound/reference/core/policy.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
 #include <kvbound/sim/measure/metrics.hpp>
-#include <kvbound/sim/options/budget.hpp>
+#include <kvbound/sim/options/runs.hpp>
 #include <kvbound/traces/trace.hpp>
 
 namespace kvbound::sim {
-
-/// A policy with the text by which the user named it.
-struct NamedPolicy {
-  std::string label;  ///< as typed
-  Policy policy;
-};
-
-/// One policy at one budget on one backend.
-struct Run {
-  NamedPolicy policy;
-  Budget budget;
-  std::string backend;
-};
 
 /// Which part of a trace is replayed, and what is measured besides the perturbation.
 struct Scope {

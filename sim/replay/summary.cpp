@@ -7,19 +7,6 @@
 
 namespace kvbound::sim {
 
-void Mean::add(double value) {
-  if (std::isnan(value)) {
-    ++undefined;
-    return;
-  }
-  sum += value;
-  ++count;
-}
-
-std::optional<double> Mean::value() const {
-  return count > 0 ? std::optional(sum / static_cast<double>(count)) : std::nullopt;
-}
-
 std::optional<double> Median::value() const {
   return values.empty() ? std::nullopt : std::optional(median(values));
 }

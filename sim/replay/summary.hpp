@@ -5,19 +5,11 @@
 #include <optional>
 #include <vector>
 
+#include <kvbound/sim/measure/mean.hpp>
+
 #include "replay.hpp"
 
 namespace kvbound::sim {
-
-/// The mean of the defined values; `undefined` counts the NaN (x/0), which are left out.
-struct Mean {
-  double sum = 0;
-  int64_t count = 0;
-  int64_t undefined = 0;
-
-  void add(double value);
-  std::optional<double> value() const;
-};
 
 /// The median, for figures of which some may be infinite or extremely large.
 struct Median {

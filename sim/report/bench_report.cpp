@@ -9,7 +9,6 @@
 #include <kvbound/reference/numerics/instruction_set.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/options/magnitude.hpp>
-#include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "environment.hpp"
@@ -234,7 +233,7 @@ std::string only_of_peer_text(const BenchReport& report) {
 
 Json to_json(const BenchReport& report) {
   Json document{{"schema", "kvbound-bench-1"}};
-  document.update(environment());
+  document.update(fields_of(environment()));
   document["processors"] = omp_get_num_procs();
   document["blas_threads"] = blas_threads(report.options.threads);
   document["fastest_core"] = report.options.fastest_core.empty() ? Json() : Json(report.options.fastest_core);

@@ -80,7 +80,7 @@ std::string text_report(const DiffReport& report, const TextStyle& style) {
 
 std::string json_report(const DiffReport& report) {
   Json document{{"schema", "kvbound-diff-1"}};
-  document.update(environment());
+  document.update(fields_of(environment()));
   document["seed"] = nullptr;  // nothing is drawn at random
   document["trace"] = trace_json(report.trace, report.trace_sha256);
   document["dump"] = to_json(report.dump_path, report.dump);

@@ -60,32 +60,26 @@ std::string build_identity() {
   return own + ", program " + traces::sha256_of(files, {});
 }
 
-nlohmann::ordered_json computation(std::span<const std::string> backends) {
+Computation computation(std::span<const std::string> backends) {
   const reference::BlasInfo blas = reference::blas_info();
   const bool on_gpu = std::ranges::find(backends, "cuda") != backends.end();
-  return {{"build", build_identity()},
-          {"compiler", KVBOUND_COMPILER},
-          {"blas", blas.name + ", " + blas.core},
-          {"gpu", on_gpu ? nlohmann::ordered_json(find_device().name) : nlohmann::ordered_json()}};
+  return {build_identity(), KVBOUND_COMPILER, blas.name + ", " + blas.core,
+          on_gpu ? std::optional(find_device().name) : std::nullopt};
 }
 
-nlohmann::ordered_json environment() {
+Environment environment() {
   const reference::BlasInfo blas = reference::blas_info();
   const char* core_type = blas.library() == "OpenBLAS" ? std::getenv("OPENBLAS_CORETYPE") : nullptr;
-  return {{"version", version()},
-          {"revision", revision()},
-          {"compiler", KVBOUND_COMPILER},
-          {"blas",
-           {{"name", blas.name},
-            {"core", blas.core},
-            {"flavour", blas.flavour},
-            {"core_at_load", blas.core_at_load},
-            {"core_chosen_by", chooser(blas.chosen_by)},
-            {"core_type_override", core_type ? nlohmann::ordered_json(core_type) : nlohmann::ordered_json()},
-            {"faster_core", blas.faster_core.empty() ? nlohmann::ordered_json()
-                                                     : nlohmann::ordered_json(blas.faster_core)}}},
-          {"device", processor()},
-          {"threads", omp_get_max_threads()}};
+  const auto if_any = [](const std::string& text) {
+    return text.empty() ? std::nullopt : std::optional(text);
+  };
+  return {version(),
+          revision(),
+          KVBOUND_COMPILER,
+          {blas.name, blas.core, blas.flavour, blas.core_at_load, chooser(blas.chosen_by),
+           core_type ? std::optional<std::string>(core_type) : std::nullopt, if_any(blas.faster_core)},
+          processor(),
+          omp_get_max_threads()};
 }
 
 }  // namespace kvbound::sim

@@ -307,7 +307,7 @@ std::string text_report(const EvaluateReport& report, const TextStyle& style) {
 std::string json_report(const EvaluateReport& report) {
   const EvaluateOptions& options = report.result.options;
   Json document{{"schema", "kvbound-evaluate-1"}};
-  document.update(environment());
+  document.update(fields_of(environment()));
   document["seed"] = report.seed;
   document["resamples"] = report.resamples;
   document["model"] = model_json(report);

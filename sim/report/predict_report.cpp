@@ -199,7 +199,7 @@ std::string json_report(const PredictReport& report) {
   const PredictOptions& options = result.options;
   const Reentering back = reentering(result);
   Json document{{"schema", "kvbound-predict-1"}};
-  document.update(environment());
+  document.update(fields_of(environment()));
   document["seed"] = nullptr;  // nothing here is drawn at random
   document["trace"] = trace_json(result.trace, report.sha256);
   document["steps"] = options.steps;

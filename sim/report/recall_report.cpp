@@ -95,7 +95,7 @@ std::string text_report(const RecallReport& report, const TextStyle& style) {
 std::string json_report(const RecallReport& report) {
   const RecallResult& result = report.result;
   Json document{{"schema", "kvbound-recall-1"}};
-  document.update(environment());
+  document.update(fields_of(environment()));
   document["seed"] = nullptr;  // nothing here is drawn at random
   document["trace"] = trace_json(result.trace, report.sha256);
   document["k"] = result.options.k;

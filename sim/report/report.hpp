@@ -12,6 +12,7 @@
 
 #include <kvbound/sim/replay/replay.hpp>
 
+#include "environment.hpp"
 #include "table.hpp"
 
 namespace kvbound::sim {
@@ -44,7 +45,7 @@ class JsonReport {
   /// The document up to its traces.
   ///
   /// environment  of the replay: environment()
-  static std::string beginning(const std::optional<Policy>& base, const nlohmann::ordered_json& environment);
+  static std::string beginning(const std::optional<Policy>& base, const Environment& environment);
 
   /// write  is given the text behind the beginning piece by piece
   JsonReport(std::function<void(std::string_view)> write, const std::optional<Policy>& base)

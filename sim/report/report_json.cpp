@@ -253,9 +253,9 @@ nlohmann::ordered_json trace_json(const traces::TraceInfo& info, const std::stri
           {"scale", info.scale}};
 }
 
-std::string JsonReport::beginning(const std::optional<Policy>& base, const Json& environment) {
+std::string JsonReport::beginning(const std::optional<Policy>& base, const Environment& environment) {
   Json document{{"schema", "kvbound-replay-1"}};
-  document.update(environment);
+  document.update(fields_of(environment));
   document["seed"] = nullptr;  // a replay draws no random numbers
   document["base"] = base ? Json(canonical(*base)) : Json();
   document["traces"] = Json::array();

@@ -5,9 +5,9 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/traces/json_field.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "embedded.hpp"
@@ -29,15 +29,19 @@ Gpu Gpu::named(std::string_view name) {
     throw UsageError(fmt::format("no model of a GPU '{}'; known: {}", traces::printable(name),
                                  fmt::join(gpu_names(), ", ")));
   }
-  const auto document = nlohmann::ordered_json::parse(known->document);
+  const std::string path = fmt::format("sim/roofline/{}.json", known->name);
+  const traces::Json json = traces::parse_strict_json(path, 0, "", known->document);
+  const traces::JsonField root(path, "", json);
   Gpu gpu;
-  gpu.name_ = document.at("name");
-  for (const auto& [constant, facts] : document.at("constants").items()) {
-    gpu.constants_.push_back({constant, facts.at("value"), facts.value("unit", ""), facts.at("source")});
+  gpu.name_ = root.member("name").text();
+  for (const auto& [constant, facts] : root.member("constants").members()) {
+    const auto unit = facts.find("unit");
+    gpu.constants_.push_back({constant, facts.member("value").positive(), unit ? unit->text() : "",
+                              facts.member("source").text()});
   }
-  for (const auto& each : document.at("measured")) {
-    gpu.measured_.push_back(
-        {each.at("operation"), each.at("seconds"), each.at("predicted"), each.at("from")});
+  for (const traces::JsonField& each : root.member("measured").items(true)) {
+    gpu.measured_.push_back({each.member("operation").text(), each.member("seconds").positive(),
+                             each.member("predicted").positive(), each.member("from").text()});
   }
   return gpu;
 }

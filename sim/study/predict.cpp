@@ -19,7 +19,6 @@
 #include <kvbound/sim/measure/median.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/sim/options/policy.hpp>
-#include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/replay/replay.hpp>
 
 #include "query_logits.hpp"

@@ -7,6 +7,16 @@
 #include "result_index.hpp"
 
 namespace kvbound::sim {
+
+template <>
+struct Fields<CostRates> {
+  static void visit(auto& rates, const auto& visit) {
+    visit("runs", rates.runs);
+    visit("other", rates.other);
+    visit("measured", rates.measured);
+  }
+};
+
 namespace {
 
 constexpr const char* kRatesNote = "rates.json";
@@ -68,17 +78,15 @@ CostRates measured_rates(const SweepFolder& folder, const Sweep& sweep, int64_t 
 }
 
 void keep_rates(const SweepFolder& folder, const CostRates& rates) {
-  const FieldsJson json{{"runs", rates.runs}, {"other", rates.other}, {"measured", rates.measured}};
-  folder.keep_note(kRatesNote, json.dump(1) + "\n");
+  folder.keep_note(kRatesNote, fields_of(rates).dump(1) + "\n");
 }
 
 CostRates kept_rates(const SweepFolder& folder) {
   const auto text = folder.note(kRatesNote);
   if (!text) return {};
   try {
-    const FieldsJson json = FieldsJson::parse(*text);
-    return {json.at("runs").get<std::map<std::string, double>>(), json.at("other"), json.at("measured")};
-  } catch (const FieldsJson::exception&) {
+    return parse_fields<CostRates>("rates", *text);
+  } catch (const Error&) {
     return {};
   }
 }

@@ -7,7 +7,6 @@
 #include <fmt/ranges.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/report/environment.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -75,17 +74,16 @@ void Gathering::take(const SweepItem& item, const ResultSource& source, ReplayRe
     environments_.push_back(std::move(found.environment));
 }
 
-nlohmann::ordered_json Gathering::environment() const {
+Environment Gathering::environment() const {
   if (environments_.empty()) return sim::environment();
-  nlohmann::ordered_json together = environments_.front();
-  for (const char* name : {"version", "revision", "compiler", "device"}) {
+  Environment together = environments_.front();
+  for (std::string Environment::*const text :
+       {&Environment::version, &Environment::revision, &Environment::compiler, &Environment::device}) {
     std::set<std::string> texts;
-    for (const auto& one : environments_) texts.insert(one.at(name).get<std::string>());
-    together[name] = fmt::format("{}", fmt::join(texts, "; "));
+    for (const Environment& one : environments_) texts.insert(one.*text);
+    together.*text = fmt::format("{}", fmt::join(texts, "; "));
   }
-  for (const auto& one : environments_) {
-    if (one.at("threads") > together.at("threads")) together["threads"] = one.at("threads");
-  }
+  for (const Environment& one : environments_) together.threads = std::max(together.threads, one.threads);
   return together;
 }
 

@@ -37,7 +37,7 @@ class Gathering {
 
   /// The environment of all results that were read so far: environment() of the first, but every version, revision, compiler
   /// and device that there was, and the most threads. Before any was read, this program's.
-  nlohmann::ordered_json environment() const;
+  Environment environment() const;
 
  private:
   void take(const SweepItem& item, const ResultSource& source, ReplayResult& result);
@@ -48,8 +48,8 @@ class Gathering {
   ItemKeys keys_;
   ResultIndex index_;
   std::vector<MissingItem> missing_;
-  std::set<size_t> incomplete_;                       // traces
-  std::vector<nlohmann::ordered_json> environments_;  // different ones
+  std::set<size_t> incomplete_;            // traces
+  std::vector<Environment> environments_;  // different ones
 };
 
 }  // namespace kvbound::sim

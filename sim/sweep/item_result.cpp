@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/options/fields.hpp>
 #include <kvbound/traces/sha256.hpp>
 
 namespace kvbound::sim {
@@ -136,6 +135,24 @@ struct Fields<OperationTimes::Entry> {
 };
 
 template <>
+struct WrittenAs<OperationTimes> {
+  static std::vector<OperationTimes::Entry> of(const OperationTimes& times) { return times.entries(); }
+  static OperationTimes from(const std::vector<OperationTimes::Entry>& entries) {
+    OperationTimes times;
+    for (const OperationTimes::Entry& entry : entries) times.add(entry.operation, entry.seconds, entry.calls);
+    return times;
+  }
+};
+
+template <>
+struct Fields<BackendTimes> {
+  static void visit(auto& times, const auto& visit) {
+    visit("backend", times.backend);
+    visit("operations", times.operations);
+  }
+};
+
+template <>
 struct Fields<RunPart> {
   static void visit(auto& part, const auto& visit) {
     visit("key", part.key);
@@ -149,49 +166,27 @@ struct Fields<RunPart> {
 template <>
 struct Fields<ItemResult> {
   static void visit(auto& result, const auto& visit) {
+    visit.fixed("format", "kvbound-sweep-item");
+    visit.fixed("version", 2);
+    visit("computation", result.computation);
+    visit("environment", result.environment);
     visit("host", result.host);
     visit("seconds", result.seconds);
     visit("layers", result.layers);
     visit("runs", result.runs);
+    visit("times", result.times);
   }
 };
 
 namespace {
 
-constexpr const char* kItemFormat = "kvbound-sweep-item";
 constexpr size_t kHashDigits = 64;
-
-FieldsJson times_json(const std::vector<BackendTimes>& times) {
-  FieldsJson json = FieldsJson::array();
-  for (const BackendTimes& backend : times)
-    json.push_back({{"backend", backend.backend}, {"operations", fields_of(backend.operations.entries())}});
-  return json;
-}
-
-std::vector<BackendTimes> times_of(const FieldsJson& json) {
-  std::vector<BackendTimes> times;
-  for (const FieldsJson& backend : json) {
-    std::vector<OperationTimes::Entry> operations;
-    read_fields("operations", backend.at("operations"), Numbers::any, operations);
-    BackendTimes& found = times.emplace_back();
-    found.backend = backend.at("backend");
-    for (const OperationTimes::Entry& entry : operations)
-      found.operations.add(entry.operation, entry.seconds, entry.calls);
-  }
-  return times;
-}
 
 }  // namespace
 
 std::string bytes_of(const ItemResult& result) {
-  const FieldsJson json{{"format", kItemFormat},
-                        {"version", 1},
-                        {"computation", result.computation},
-                        {"environment", result.environment},
-                        {"result", fields_of(result)},
-                        {"times", times_json(result.times)}};
   std::string body;
-  FieldsJson::to_cbor(json, body);
+  FieldsJson::to_cbor(fields_of(result), body);
   return traces::sha256_of(body) + body;
 }
 
@@ -200,17 +195,9 @@ ItemResult item_result_of(const std::string& path, std::string_view bytes) {
   if (bytes.size() < kHashDigits || traces::sha256_of(body) != bytes.substr(0, kHashDigits))
     throw TraceError(path, -1, "", "is no result of a sweep, or was damaged: its hash is another");
   try {
-    const FieldsJson json = FieldsJson::from_cbor(body.begin(), body.end());
-    if (json.at("format") != kItemFormat || json.at("version") != 1)
-      throw Error("its format or version is not that of this program");
     ItemResult result;
-    read_fields("result", json.at("result"), Numbers::any, result);
-    result.computation = json.at("computation");
-    result.environment = json.at("environment");
-    result.times = times_of(json.at("times"));
+    read_fields("it", FieldsJson::from_cbor(body.begin(), body.end(), true, false), Numbers::any, result);
     return result;
-  } catch (const FieldsJson::exception& error) {
-    throw TraceError(path, -1, "", std::string("is no result of a sweep: ") + error.what());
   } catch (const Error& error) {
     throw TraceError(path, -1, "", std::string("is no result of a sweep: ") + error.what());
   }

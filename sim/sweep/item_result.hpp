@@ -6,9 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <kvbound/sim/replay/replay.hpp>
+#include <kvbound/sim/report/environment.hpp>
 
 namespace kvbound::sim {
 
@@ -21,8 +20,8 @@ struct RunPart {
 };
 
 struct ItemResult {
-  nlohmann::ordered_json computation;  ///< of the program: what numbers depend on
-  nlohmann::ordered_json environment;  ///< environment() where it ran
+  Computation computation;  ///< of the program
+  Environment environment;  ///< where it ran
   std::string host;
   double seconds = 0;  ///< wall time of the item, reading the layers included
   std::vector<int64_t> layers;

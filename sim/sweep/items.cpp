@@ -78,7 +78,7 @@ std::string key_of(const Run& run) {
 }
 
 ItemKeys::ItemKeys(const Sweep& sweep)
-    : sweep_(sweep), computation_(digest(sweep.computation, kComputationDigits)) {
+    : sweep_(sweep), computation_(digest(fields_of(sweep.computation), kComputationDigits)) {
   for (const Run& run : sweep.runs) {
     run_keys_.push_back(key_of(run));
     if (std::ranges::find(backends_, run.backend) == backends_.end()) backends_.push_back(run.backend);

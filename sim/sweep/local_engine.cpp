@@ -24,6 +24,28 @@
 namespace kvbound::sim {
 namespace {
 
+// What a worker says of an item.
+struct WorkerLine {
+  int64_t item = 0;
+  std::string file;
+  double seconds = 0;
+  std::vector<std::string> given_up;  // the problem of each try; empty: the item has results
+};
+
+}  // namespace
+
+template <>
+struct Fields<WorkerLine> {
+  static void visit(auto& line, const auto& visit) {
+    visit("item", line.item);
+    visit("file", line.file);
+    visit("seconds", line.seconds);
+    visit("given_up", line.given_up);
+  }
+};
+
+namespace {
+
 // The number of GPUs that the driver names.
 int64_t gpus() {
   std::error_code error;
@@ -150,17 +172,20 @@ class LocalEngine {
 
   void take(const std::string& line) {
     deaths_ = 0;
-    const FieldsJson json = FieldsJson::parse(line, nullptr, false);
-    if (!json.is_object()) return;
-    if (json.contains("given_up")) {
-      std::vector<Attempt>& attempts = outcome_.given_up[json.at("file")];
-      attempts.clear();
-      for (const FieldsJson& problem : json.at("given_up"))
-        attempts.push_back({"", 0, problem.get<std::string>()});
+    WorkerLine found;
+    try {
+      found = parse_fields<WorkerLine>("line", line);
+    } catch (const Error&) {  // of a library that the worker uses
       return;
     }
-    ++outcome_.done;
-    if (report_) report_(json.at("item"), json.at("seconds"));
+    if (found.given_up.empty()) {
+      ++outcome_.done;
+      if (report_) report_(found.item, found.seconds);
+      return;
+    }
+    std::vector<Attempt>& attempts = outcome_.given_up[found.file];
+    attempts.clear();
+    for (const std::string& problem : found.given_up) attempts.push_back({"", 0, problem});
   }
 
   // A worker that was killed is replaced: its item's tries are counted. One that gave up by itself is not.
@@ -194,14 +219,9 @@ LocalOutcome run_locally(const SweepFolder& folder, const std::string& hash, con
 }
 
 std::string line_of(const ItemReport& report) {
-  FieldsJson json{{"item", report.item->number}, {"file", report.item->file}};
-  if (report.attempts.empty()) {
-    json["seconds"] = report.seconds;
-  } else {
-    json["given_up"] = FieldsJson::array();
-    for (const Attempt& attempt : report.attempts) json["given_up"].push_back(attempt.problem.value_or(""));
-  }
-  return json.dump(-1, ' ', false, FieldsJson::error_handler_t::replace) + "\n";
+  WorkerLine line{report.item->number, report.item->file, report.seconds, {}};
+  for (const Attempt& attempt : report.attempts) line.given_up.push_back(attempt.problem.value_or(""));
+  return fields_of(line).dump(-1, ' ', false, FieldsJson::error_handler_t::replace) + "\n";
 }
 
 }  // namespace kvbound::sim

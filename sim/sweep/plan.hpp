@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <kvbound/sim/options/budget.hpp>
-#include <kvbound/sim/replay/runs.hpp>
+#include <kvbound/sim/options/runs.hpp>
 
 namespace kvbound::sim {
 

@@ -13,10 +13,8 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/options/fields.hpp>
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
-#include <kvbound/sim/report/environment.hpp>
 #include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
@@ -70,9 +68,49 @@ struct Fields<SweepTrace> {
   }
 };
 
-namespace {
+template <>
+struct WrittenAs<NamedPolicy> {
+  static std::string of(const NamedPolicy& policy) { return policy.label; }
+  static NamedPolicy from(const std::string& text) { return {text, parse_policy(text)}; }
+};
 
-constexpr const char* kSweepFormat = "kvbound-sweep";
+template <>
+struct WrittenAs<Policy> {
+  static std::string of(const Policy& policy) { return canonical(policy); }
+  static Policy from(const std::string& text) { return parse_policy(text); }
+};
+
+template <>
+struct WrittenAs<Budget> {
+  static std::string of(const Budget& budget) { return to_string(budget); }
+  static Budget from(const std::string& text) { return parse_budget(text); }
+};
+
+template <>
+struct Fields<Run> {
+  static void visit(auto& run, const auto& visit) {
+    visit("policy", run.policy);
+    visit("budget", run.budget);
+    visit("backend", run.backend);
+  }
+};
+
+template <>
+struct Fields<Sweep> {
+  static void visit(auto& sweep, const auto& visit) {
+    visit.fixed("format", "kvbound-sweep");
+    visit.fixed("version", 1);
+    visit("computation", sweep.computation);
+    visit("runs", sweep.runs);
+    visit("base", sweep.base);
+    visit("layers_per_item", sweep.layers_per_item);
+    visit("policies_per_item", sweep.policies_per_item);
+    visit("header_limit", sweep.options.header_limit);
+    visit("traces", sweep.traces);
+  }
+};
+
+namespace {
 
 // "BYTES@SECONDS.NANOSECONDS" of every file.
 std::string fingerprint_of(const traces::Trace& trace) {
@@ -166,23 +204,12 @@ class KnownHashes {
   std::map<Key, std::string> hashes_;
 };
 
-FieldsJson run_json(const Run& run) {
-  return {{"policy", run.policy.label}, {"budget", to_string(run.budget)}, {"backend", run.backend}};
-}
-
-Run run_of(const FieldsJson& json) {
-  const std::string label = json.at("policy");
-  return {
-      {label, parse_policy(label)}, parse_budget(json.at("budget").get<std::string>()), json.at("backend")};
-}
-
 // Throws Error for what no plan gives.
 void require_sound(const Sweep& sweep) {
   const auto require = [](bool sound, const char* what) {
     if (!sound) throw Error(std::string("it has ") + what);
   };
   require(sweep.layers_per_item >= 1 && sweep.policies_per_item >= 1, "items of no layers or policies");
-  require(sweep.computation.is_object(), "no computation");
   require(!sweep.runs.empty() && !sweep.traces.empty(), "no runs or traces");
   for (const SweepTrace& trace : sweep.traces) {
     const std::vector<int64_t>& layers = trace.scope.layers;
@@ -245,37 +272,14 @@ const traces::Trace& OpenTraces::of(size_t trace) {
 }
 
 std::string text_of(const Sweep& sweep) {
-  FieldsJson runs = FieldsJson::array();
-  for (const Run& run : sweep.runs) runs.push_back(run_json(run));
-  const FieldsJson json{{"format", kSweepFormat},
-                        {"version", 1},
-                        {"computation", sweep.computation},
-                        {"runs", runs},
-                        {"base", sweep.base ? FieldsJson(canonical(*sweep.base)) : FieldsJson()},
-                        {"layers_per_item", sweep.layers_per_item},
-                        {"policies_per_item", sweep.policies_per_item},
-                        {"header_limit", sweep.options.header_limit},
-                        {"traces", fields_of(sweep.traces)}};
-  return json.dump(1, ' ', false, FieldsJson::error_handler_t::replace) + "\n";
+  return fields_of(sweep).dump(1, ' ', false, FieldsJson::error_handler_t::replace) + "\n";
 }
 
 Sweep parse_sweep(const std::string& path, const std::string& text) {
   try {
-    const FieldsJson json = FieldsJson::parse(text);
-    if (json.at("format") != kSweepFormat || json.at("version") != 1)
-      throw Error("its format or version is not that of this program");
-    Sweep sweep;
-    sweep.computation = json.at("computation");
-    for (const FieldsJson& run : json.at("runs")) sweep.runs.push_back(run_of(run));
-    if (!json.at("base").is_null()) sweep.base = parse_policy(json.at("base").get<std::string>());
-    sweep.layers_per_item = json.at("layers_per_item");
-    sweep.policies_per_item = json.at("policies_per_item");
-    sweep.options.header_limit = json.at("header_limit");
-    read_fields("traces", json.at("traces"), Numbers::any, sweep.traces);
+    Sweep sweep = parse_fields<Sweep>("it", text);
     require_sound(sweep);
     return sweep;
-  } catch (const FieldsJson::exception& error) {
-    throw TraceError(path, -1, "", std::string("is no sweep of kvbound: ") + error.what());
   } catch (const Error& error) {
     throw TraceError(path, -1, "", std::string("is no sweep of kvbound: ") + error.what());
   }

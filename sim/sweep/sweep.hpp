@@ -7,9 +7,8 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <kvbound/sim/replay/replay.hpp>
+#include <kvbound/sim/report/environment.hpp>
 
 #include "plan.hpp"
 
@@ -25,7 +24,7 @@ struct SweepTrace {
 };
 
 struct Sweep {
-  nlohmann::ordered_json computation;  ///< sim::computation of the program that planned it
+  Computation computation;  ///< of the program that planned it
   std::vector<SweepTrace> traces;
   std::vector<Run> runs;  ///< every_run
   std::optional<Policy> base;

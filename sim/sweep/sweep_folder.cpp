@@ -33,13 +33,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string whole_file(const std::string& path) {
-  const traces::InputFile file(path);
-  std::string text(static_cast<size_t>(file.size()), '\0');
-  file.read(0, text, "");
-  return text;
-}
-
 void write_file(const std::string& path, std::string_view text) {
   traces::OutputFile file(path);
   file.write(text);
@@ -117,7 +110,7 @@ bool SweepFolder::is_one(const std::string& path) {
 
 std::optional<std::string> SweepFolder::note(const std::string& name) const {
   const std::string path = (fs::path(path_) / name).string();
-  return fs::exists(path) ? std::optional(whole_file(path)) : std::nullopt;
+  return fs::exists(path) ? std::optional(traces::whole_text(path)) : std::nullopt;
 }
 
 void SweepFolder::keep_note(const std::string& name, const std::string& text) const {
@@ -127,7 +120,7 @@ void SweepFolder::keep_note(const std::string& name, const std::string& text) co
 Sweep SweepFolder::sweep(const std::optional<std::string>& hash) const {
   const fs::path folder(path_);
   const std::string path = (hash ? folder / "plans" / (*hash + ".json") : folder / "plan.json").string();
-  return parse_sweep(path, whole_file(path));
+  return parse_sweep(path, traces::whole_text(path));
 }
 
 std::string SweepFolder::result_path(const std::string& file) const {
@@ -161,7 +154,7 @@ std::unordered_set<std::string> SweepFolder::results() const {
 }
 
 ItemResult SweepFolder::result(const std::string& file) const {
-  return item_result_of(result_path(file), whole_file(result_path(file)));
+  return item_result_of(result_path(file), traces::whole_text(result_path(file)));
 }
 
 void SweepFolder::keep_result(const std::string& file, const ItemResult& result) const {
@@ -176,7 +169,7 @@ void SweepFolder::keep_result(const std::string& file, const ItemResult& result)
 }
 
 std::vector<std::string> SweepFolder::runs_of(const std::string& file) const {
-  std::istringstream lines(whole_file(runs_path(file)));
+  std::istringstream lines(traces::whole_text(runs_path(file)));
   std::vector<std::string> keys;
   for (std::string key; std::getline(lines, key);) keys.push_back(key);
   return keys;
@@ -198,16 +191,12 @@ std::optional<Claim> SweepFolder::claim(const std::string& file) const {
 std::vector<Attempt> SweepFolder::attempts(const std::string& file) const {
   const std::string path = attempts_path(file);
   if (!fs::exists(path)) return {};
-  const std::string text = whole_file(path);
-  std::vector<Attempt> attempts;
+  const std::string text = traces::whole_text(path);
   try {
-    read_fields("attempts", FieldsJson::parse(text), Numbers::any, attempts);
-  } catch (const FieldsJson::exception&) {  // torn: its writer ended in between
-    return {Attempt{}};
-  } catch (const Error&) {
+    return parse_fields<std::vector<Attempt>>("attempts", text);
+  } catch (const Error&) {  // torn: its writer ended in between
     return {Attempt{}};
   }
-  return attempts;
 }
 
 void SweepFolder::keep_attempts(const std::string& file, const std::vector<Attempt>& attempts) const {

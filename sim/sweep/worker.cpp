@@ -21,14 +21,13 @@ constexpr int64_t kMostMachines = 3;  // that give an item up before all do
 void require_same_computation(const SweepFolder& folder, const Sweep& sweep) {
   std::vector<std::string> backends;
   for (const Run& run : sweep.runs) backends.push_back(run.backend);
-  const nlohmann::ordered_json own = computation(backends);
+  const FieldsJson own = fields_of(computation(backends)), planned = fields_of(sweep.computation);
   for (const auto& [name, value] : own.items()) {
-    const auto planned = sweep.computation.value(name, nlohmann::ordered_json());
-    if (planned == value) continue;
+    if (planned.at(name) == value) continue;
     throw TraceError(
         folder.path(), -1, name,
         fmt::format("is {} here and {} in the sweep: numbers would differ; see the README of sim/sweep",
-                    value.dump(), planned.dump()));
+                    value.dump(), planned.at(name).dump()));
   }
 }
 

@@ -91,8 +91,8 @@ class BadTraces(CommandLineTest):
 
         for bad, found in ((-1, "-1"), (27.5, "27.5"), (27.0, "27.0"), ("27", '"27"'), (None, "null"), (True, "true"),
                            (2**63, 2**63), (2**64, "1844674407370955161[56]|1.8446744073709552e[+]?19")):
-            self.refuses_header(rf"at byte \d+: layers\.0\.key\.shape: holds ({found})", shape([2, bad, 4]))
-        self.refuses_header(r"layers\.0\.key\.shape: is 27; expected an array", shape(27))
+            self.refuses_header(rf"at byte \d+: layers\.0\.key\.shape\[1\]: is ({found}); expected an integer from 0 to", shape([2, bad, 4]))
+        self.refuses_header(r"layers\.0\.key\.shape: is 27; expected a list", shape(27))
         self.refuses_header(r"layers\.0\.key\.shape: .*more bytes than 2\^63 - 1", shape([2**32, 2**32]))
         self.refuses_header(r"layers\.0\.key\.shape: .*more bytes than 2\^63 - 1", shape([2**61, 4]))
         self.refuses_header(r"layers\.0\.key\.data_offsets: .*needs 8589934592 bytes", shape([2**31, 1]))
@@ -106,8 +106,8 @@ class BadTraces(CommandLineTest):
         field = r"at byte \d+: layers\.0\.key\.data_offsets: "
         for value in ((0, size - 4), (0, size + 4), (size, 0), (0, 0)):
             self.refuses_header(field + rf"is \[{value[0]}, {value[1]}\].*needs {size} bytes", offsets(*value))
-        for value in ((-4, size - 4), (0.5, size + 0.5), (0, 2**64)):
-            self.refuses_header(field + "holds", offsets(*value))
+        for wrong, value in ((0, (-4, size - 4)), (0, (0.5, size + 0.5)), (1, (0, 2**64))):
+            self.refuses_header(rf"layers\.0\.key\.data_offsets\[{wrong}\]: is .*; expected an integer from 0 to", offsets(*value))
         for value in ((), (0,), (0, size, size)):
             self.refuses_header(field + f"has {len(value)} items", offsets(*value))
         self.refuses_header(field + "overflows", offsets(2**63 - 1 - size, 2**63 - 1))
@@ -127,7 +127,7 @@ class BadTraces(CommandLineTest):
                             lambda header: header[KEY].update(dtype="I32"))
         for missing in ("dtype", "shape", "data_offsets"):
             self.refuses_header(field + rf"\.{missing}: is missing", lambda header: header[KEY].pop(missing) and None)
-        self.refuses_header(field + ': has the field "extra"', lambda header: header[KEY].update(extra=1))
+        self.refuses_header(field + ': member "extra" is unknown; the members of a tensor are dtype, ', lambda header: header[KEY].update(extra=1))
         self.refuses_header(field + ": is null; expected an object", lambda header: header.update({KEY: None}))
 
     def test_metadata_that_describes_no_trace_is_refused(self):

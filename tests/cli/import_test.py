@@ -454,11 +454,11 @@ class Refusals(ImportTest):
                 change(run / "metadata.jsonl")
                 self.refused(problem)
         for change, problem in (
-                ({"function_name": 3}, "function_name: is 3; expected a text"), ({"process_id": None}, "process_id: is missing"),
+                ({"function_name": 3}, "function_name: is 3; expected a string"), ({"process_id": None}, "process_id: is null; expected an integer from 0"),
                 ({"tensor_format": "torch"}, 'tensor_format: is "torch"; run FlashInfer with FLASHINFER_DUMP_SAFETENSORS=1'),
                 ({"dump_dir": "../../etc"}, 'dump_dir: is "../../etc"; expected this folder'), ({"self_id": "x"}, "self_id: is"),
                 ({"self_id": 12}, "self_id: no call of plan"), ({"function_signature": "run"}, 'function_signature: is "run"; expected'),
-                ({"graph_capture": True}, "graph_capture: is true"), ({"input_metadata": []}, "input_metadata: is missing, or no object"),
+                ({"graph_capture": True}, "graph_capture: is true"), ({"input_metadata": []}, "input_metadata: is an array; expected an object"),
                 ({"tensor_info": {}}, "tensor_info.input_tensor_keys: is missing"),
                 ({"function_name": "BatchMLAPagedAttentionWrapper.run"}, "BatchMLAPagedAttentionWrapper.run.*; expected single_decode")):
             with self.subTest(problem):

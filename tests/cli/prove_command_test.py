@@ -141,13 +141,15 @@ class Replaying(CommandLineTest):
 
     def test_files_that_are_no_instances_are_refused(self):
         for text in ("", "{", "[1,", "nonsense", '{"schema": NaN}', "\x00"):
-            self.refuses_file(r"at byte \d+: instance: is no JSON", text)
-        for text in ("{}", "[]", "1", '"x"', '{"schema": "kvbound-dump"}'):
+            self.refuses_file(r"at byte \d+: is not valid JSON", text)
+        for text in ("[]", "1", '"x"'):
+            self.refuses_file("at byte 0: is .*; expected an object", text)
+        for text in ("{}", '{"schema": "kvbound-dump"}', '{"schema": ["kvbound-instance-1"]}'):
             self.refuses_file('schema: nowhere is "kvbound-instance-1"', text)
         for opening, closing in ("[]", ('{"a":', "}")):
-            self.refuses_file("is more than 16 levels deep", opening * 20000 + "1" + closing * 20000)
+            self.refuses_file("is nested deeper than 16 levels", opening * 20000 + "1" + closing * 20000)
         twice = json.dumps(INSTANCE)[:-1] + ', "kept": [1]}'
-        self.refuses_file('the key "kept" is there twice', twice)
+        self.refuses_file('the key "kept" occurs twice', twice)
 
     def test_fields_that_are_missing_or_no_numbers_are_refused_by_name(self):
         for field in INSTANCE:
@@ -155,17 +157,21 @@ class Replaying(CommandLineTest):
                 self.refuses_file(f"{field}: is missing", {k: v for k, v in INSTANCE.items() if k != field})
         for field in ("votes", "query_vectors", "ema"):
             self.refuses_file(f"{field}: is missing", {k: v for k, v in MERGING.items() if k != field})
-        for field, value, problem in (("votes", 1, "expected a list of numbers"), ("votes", ["1"], "expected numbers"),
-                                      ("query_vectors", [1], "expected a list of rows"), ("ema", None, "expected numbers")):
-            self.refuses_file(f"{field}: {problem}", MERGING | {field: value})
+        for field, value, problem in (("votes", 1, ": is 1; expected a list"), ("votes", ["1"], r'\[0\]: is "1"; expected a number'),
+                                      ("query_vectors", [1], r"\[0\]: is 1; expected a list"),
+                                      ("ema", None, ": is null; expected a number")):
+            self.refuses_file(f"{field}{problem}", MERGING | {field: value})
         for field, value, problem in (
-                ("property", 3, "expected a text"), ("property", "ckv-9", "no theorem 'ckv-9'; known: ckv-3.2, "),
-                ("query_heads", 1.5, "expected integers, found 1.5"), ("logits", 1, "expected a list of rows"),
-                ("logits", [1], "expected a list of rows"), ("logits", [[0.0, "x"]], "expected numbers"),
-                ("logits", [[0.0, None]], "expected numbers"), ("values", [[0.0], [1.0, 2.0]], "row 1 has 2 numbers"),
-                ("kept", [0.0], "expected integers"), ("kept", [2**64 - 1], "expected integers"), ("kept", 0, "expected a list of positions"),
-                ("epsilon", "0", "expected numbers")):
-            self.refuses_file(f"{field}: {problem}", INSTANCE | {field: value})
+                ("property", 3, ": is 3; expected a string"), ("property", "ckv-9", ": no theorem 'ckv-9'; known: ckv-3.2, "),
+                ("query_heads", 1.5, ": is 1.5; expected an integer"), ("logits", 1, ": is 1; expected a list"),
+                ("logits", [1], r"\[0\]: is 1; expected a list"), ("logits", [[0.0, "x"]], r'\[0\]\[1\]: is "x"; expected a number'),
+                ("logits", [[0.0, None]], r"\[0\]\[1\]: is null; expected a number"),
+                ("values", [[0.0], [1.0, 2.0]], r"\[1\]: has 2 numbers, those before have 1"),
+                ("kept", [0.0], r"\[0\]: is 0.0; expected an integer"),
+                ("kept", [2**64 - 1], r"\[0\]: is 18446744073709551615; expected an integer"),
+                ("kept", [-1], r"\[0\]: is -1; expected an integer from 0"), ("kept", 0, ": is 0; expected a list"),
+                ("epsilon", "0", ': is "0"; expected a number')):
+            self.refuses_file(f"{field}{problem}", INSTANCE | {field: value})
 
     def test_instances_without_sense_are_refused(self):
         for field, value, problem in (
@@ -175,18 +181,18 @@ class Replaying(CommandLineTest):
                 ("output_projection", [[1.0], [1.0]], "rows of output_projection is 2 but"),
                 ("output_projection", [[]], "output_projection is empty"),
                 ("stage_one", [], "stage_one is empty"), ("kept", [], "kept is empty"),
-                ("kept", [2], "position 2 outside 0..1"), ("kept", [-1], "position -1 outside"),
+                ("kept", [2], "position 2 outside 0..1"),
                 ("kept", [1, 0], "not ascending"), ("kept", [0, 0], "not ascending"),
                 ("stage_one", [1], "stage_one is not part of kept"), ("epsilon", -1, "epsilon is negative"),
                 ("logits", [[0.0, 1e300]], "logits has 1e.300, which is not within"),
                 ("values", [[0.0], [1e300]], "values has 1e.300")):
-            self.refuses_file(f"instance: .*{problem}", INSTANCE | {field: value})
+            self.refuses_file(f"is no instance: .*{problem}", INSTANCE | {field: value})
         for field, value, problem in (
                 ("votes", [1], "votes is 1 but columns of logits is 2"), ("votes", [1, 0.5], "votes are below 1"),
                 ("votes", [1, 1e10], "votes has 1e.10, which is not within"), ("query_vectors", [[0.0]], "next to nothing on its diagonal"),
                 ("query_vectors", [[1.0, 0.0]], "columns of query_vectors is 2"), ("ema", 1, "ema is not within 0 and 1")):
-            self.refuses_file(f"instance: .*{problem}", MERGING | {field: value})
-        self.refuses_file("a number that no double holds", json.dumps(INSTANCE).replace("[[0.0, 0.0]]", "[[0.0, 1e999]]"))
+            self.refuses_file(f"is no instance: .*{problem}", MERGING | {field: value})
+        self.refuses_file("is not valid JSON: number overflow", json.dumps(INSTANCE).replace("[[0.0, 0.0]]", "[[0.0, 1e999]]"))
 
     def test_files_that_cannot_be_read_are_refused(self):
         self.refuses(WORLD, "missing.json", "prove", "--replay", "missing.json")

@@ -194,10 +194,10 @@ class Refusals(RecordTest):
     def test_configurations_that_a_trace_cannot_represent(self):
         for fields, problem in (
                 ({"model_type": "gemma2"}, 'model_type: is "gemma2"; expected llama, mistral, qwen2 or qwen3'),
-                ({"model_type": None}, "model_type: is missing"),
+                ({"model_type": None}, "model_type: is null; expected a string"),
                 ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window: is 4096: a trace cannot say"),
                 ({"use_sliding_window": True, "sliding_window": 128}, "sliding_window: is 128"),
-                ({"layer_types": ["full_attention", "sliding_attention"]}, 'layer_types: has "sliding_attention"'),
+                ({"layer_types": ["full_attention", "sliding_attention"]}, r'layer_types\[1\]: is "sliding_attention"; a trace records full_attention only'),
                 ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: is 50.0: a trace cannot say"),
                 ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
                 ({"num_local_experts": 8}, "num_local_experts: is 8: models with experts are not computed"),
@@ -207,10 +207,10 @@ class Refusals(RecordTest):
                 ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_scaling.rope_type: is "yarn"'),
                 ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RoPE's frequency factors"),
                 ({"rope_theta": "many"}, 'rope_theta: is "many"; expected a number'), ({"rope_theta": 0.5}, "RoPE's base"),
-                ({"num_hidden_layers": 0}, "num_hidden_layers: is 0; expected a number from 1"),
+                ({"num_hidden_layers": 0}, "num_hidden_layers: is 0; expected an integer from 1"),
                 ({"num_hidden_layers": 2.5}, "num_hidden_layers: is 2.5"), ({"num_key_value_heads": 3}, "KV heads: are 3"),
                 ({"head_dim": 7}, "head_dim: is 7; RoPE rotates pairs"), ({"rms_norm_eps": -1.0}, "epsilon of the norms"),
-                ({"hidden_size": None}, "hidden_size: is missing"), ({"tie_word_embeddings": 1}, "tie_word_embeddings: is 1")):
+                ({"hidden_size": None}, "hidden_size: is null; expected an integer from 1"), ({"tie_word_embeddings": 1}, "tie_word_embeddings: is 1; expected true or false")):
             with self.subTest(problem):
                 model = TinyModel()
                 model.config.update(fields)

@@ -36,14 +36,7 @@ void refuse_link(const std::string& path) {
 
 // The last line that is not empty, as JSON. Every line before it has to be well-formed, too.
 Json last_record(const std::string& path) {
-  const InputFile file(path);
-  if (file.size() > kMostMetadataBytes) {
-    throw TraceError(
-        path, -1, "",
-        "has " + std::to_string(file.size()) + " bytes; the limit is " + std::to_string(kMostMetadataBytes));
-  }
-  std::string text(file.size(), '\0');
-  file.read(0, text, "metadata");
+  const std::string text = whole_text(path, kMostMetadataBytes);
   std::optional<Json> record;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -104,21 +97,16 @@ std::string description(const Argument& argument) {
   return argument.tensors.empty() ? description(argument.value) : "a tensor";
 }
 
-RecordedCall::RecordedCall(const std::string& folder) : folder_(folder) {
-  refuse_link(metadata_path());
-  metadata_ = last_record(metadata_path());
+RecordedCall::RecordedCall(const std::string& folder)
+    : folder_(folder), metadata_path_(joined(folder, "metadata.jsonl")) {
+  refuse_link(metadata_path_);
+  metadata_ = last_record(metadata_path_);
   read_fields();
 }
 
 std::string RecordedCall::name() const { return std::filesystem::path(folder_).filename().string(); }
-std::string RecordedCall::metadata_path() const { return joined(folder_, "metadata.jsonl"); }
 
-const std::string& RecordedCall::text(const char* field) const {
-  const Json* json = metadata_.member(field);
-  if (!json) refuse(field, "is missing");
-  if (!json->text()) refuse(field, "is " + description(*json) + "; expected a text");
-  return *json->text();
-}
+std::string RecordedCall::text(const char* field) const { return record().member(field).any_text(); }
 
 void RecordedCall::read_fields() {
   function_ = text("function_name");
@@ -129,27 +117,17 @@ void RecordedCall::read_fields() {
     refuse("dump_dir",
            "is " + in_quotes(text("dump_dir"), 200) + "; expected this folder, " + in_quotes(name(), 200));
   }
-  const Json* process = metadata_.member("process_id");
-  if (!process || !process->number()) refuse("process_id", "is missing, or no number");
-  process_ = *process->number();
-  if (const Json* object = metadata_.member("self_id")) {
-    if (!object->number()) refuse("self_id", "is " + description(*object) + "; expected a number");
-    object_ = *object->number();
-  }
-  if (const Json* graph = metadata_.member("graph_capture")) in_cuda_graph_ = description(*graph) == "true";
+  process_ = record().member("process_id").integer();
+  if (const auto object = record().find("self_id")) object_ = object->integer();
+  const auto graph = record().find("graph_capture");
+  in_cuda_graph_ = graph && graph->description() == "true";
   const Json* versions = metadata_.member("versions");
   const Json* version = versions ? versions->member("flashinfer") : nullptr;
   version_ = version && version->text() ? *version->text() : "of unknown version";
-  const Json* given = metadata_.member("input_metadata");
-  if (!given || !given->object()) refuse("input_metadata", "is missing, or no object");
-  const Json* info = metadata_.member("tensor_info");
-  const Json* keys = info ? info->member("input_tensor_keys") : nullptr;
-  if (!keys || !keys->array()) refuse("tensor_info.input_tensor_keys", "is missing, or no array");
-  for (const Json& key : *keys->array()) {
-    if (!key.text())
-      refuse("tensor_info.input_tensor_keys", "holds " + description(key) + "; expected texts");
-    tensors_.push_back(*key.text());
-  }
+  if (const JsonField given = record().member("input_metadata"); !given.is_object())
+    given.expected("an object");
+  for (const JsonField& key : record().member("tensor_info").member("input_tensor_keys").items(true))
+    tensors_.push_back(key.any_text());
   parameters_ = python_parameters(text("function_signature"));
 }
 
@@ -250,11 +228,11 @@ std::vector<std::string> RecordedCall::paths() const {
 
 void RecordedCall::refuse(const std::string& field, const std::string& problem) const {
   const Json* json = metadata_.member(field);
-  throw TraceError(metadata_path(), json ? json->offset : -1, field, problem);
+  throw TraceError(metadata_path_, json ? json->offset : -1, field, problem);
 }
 
 void RecordedCall::refuse(const Argument& argument, const std::string& problem) const {
-  throw TraceError(metadata_path(), argument.tensors.empty() ? argument.value.offset : -1, argument.field,
+  throw TraceError(metadata_path_, argument.tensors.empty() ? argument.value.offset : -1, argument.field,
                    problem);
 }
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include <kvbound/traces/json_field.hpp>
 #include <kvbound/traces/safetensors.hpp>
-#include <kvbound/traces/strict_json.hpp>
 
 #include "python_signature.hpp"
 
@@ -42,7 +42,6 @@ class RecordedCall {
 
   const std::string& folder() const { return folder_; }
   std::string name() const;  ///< the folder's own name
-  std::string metadata_path() const;
 
   const std::string& function() const {
     return function_;
@@ -74,17 +73,18 @@ class RecordedCall {
  private:
   void read_fields();
   const std::vector<PythonParameter>& parameters() const;
-  const std::string& text(const char* field) const;
+  JsonField record() const { return {metadata_path_, "", metadata_}; }
+  std::string text(const char* field) const;
   std::unique_ptr<SafetensorsFile> open(const std::string& kind) const;
   std::optional<Argument> given_as(const std::string& key) const;
   Argument default_of(const PythonParameter& parameter) const;
 
-  std::string folder_;
+  std::string folder_, metadata_path_;
   Json metadata_;
   std::string function_, status_, timestamp_, version_;
   bool in_cuda_graph_ = false;
-  uint64_t process_ = 0;
-  std::optional<uint64_t> object_;
+  int64_t process_ = 0;
+  std::optional<int64_t> object_;
   std::vector<std::string> tensors_;                        // names of the tensors among the arguments
   std::optional<std::vector<PythonParameter>> parameters_;  // none: the signature cannot be read
 };

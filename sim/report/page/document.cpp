@@ -1,10 +1,6 @@
 #include "document.hpp"
 
-#include <fmt/format.h>
-
-#include <kvbound/reference/core/error.hpp>
 #include <kvbound/traces/input_file.hpp>
-#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/sha256.hpp>
 
 namespace kvbound::sim {
@@ -16,11 +12,7 @@ constexpr traces::JsonLimits kLimits{.levels = 16, .items = 200'000};
 }  // namespace
 
 std::unique_ptr<const Document> read_document(const std::string& path) {
-  const traces::InputFile file(path);
-  if (file.size() > kMostBytes)
-    throw TraceError(path, -1, "", fmt::format("has {} bytes; expected at most 1 GiB", file.size()));
-  std::string text(static_cast<size_t>(file.size()), '\0');
-  file.read(0, text, "");
+  const std::string text = traces::whole_text(path, kMostBytes);
   auto document = std::make_unique<Document>();
   document->path = path;
   document->sha256 = traces::sha256_of(text);

@@ -4,9 +4,11 @@
 #include <memory>
 #include <string>
 
-#include <kvbound/sim/options/json_field.hpp>
+#include <kvbound/traces/json_field.hpp>
 
 namespace kvbound::sim {
+
+using traces::JsonField;
 
 /// A JSON document that a page is made of.
 struct Document {

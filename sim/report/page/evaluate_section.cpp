@@ -72,7 +72,7 @@ Cube outcomes_cube(const JsonField& root) {
 
 // Whether a task's answer was decoded whole: every token the most likely one.
 double is_exact(const JsonField& decoded, const std::vector<double>& target) {
-  return decoded.member("top1").numbers(std::ssize(target)) == target ? 1 : 0;
+  return decoded.member("top1").numbers_or_nan(std::ssize(target)) == target ? 1 : 0;
 }
 
 // Exact answers by depth and length, of tasks that have a depth; no rows if there is none.
@@ -84,7 +84,7 @@ Cube retrieval_cube(const JsonField& root) {
     if (!depth || !task.member("answer").boolean()) continue;
     tasks["depth"].push_back(depth->number());
     tasks["tokens"].push_back(task.member("prompt_tokens").integer(1));
-    const std::vector<double> target = task.member("target").numbers();
+    const std::vector<double> target = task.member("target").numbers_or_nan();
     for (const JsonField& run : task.member("runs").items()) cube.append("exact", is_exact(run, target));
     cube.append("exact", is_exact(task.member("full"), target));
   }

@@ -60,7 +60,7 @@ std::string ReplayedTrace::label(const JsonField& run) const {
 double ReplayedTrace::bytes(const JsonField& run) const {
   double entries = 0;
   for (const JsonField& layer : run.member("layers").items()) {
-    for (const double kept : layer.member("kept").numbers(kv_heads)) entries += kept;
+    for (const double kept : layer.member("kept").numbers_or_nan(kv_heads)) entries += kept;
   }
   return entries * 2 *
          static_cast<double>(trace.member("head_dim").integer(1, kMostParts) *
@@ -124,7 +124,7 @@ Cube heads_cube(const ReplayedTrace& replayed) {
     for (const size_t l : shown) {
       for (const char* name : {"perturbation", "relative", "bound", "tightness", "stage_one_at_most_half"}) {
         const auto numbers = layers[l].optional_member(name);
-        cube.append(name, numbers ? numbers->numbers(replayed.query_heads) : none);
+        cube.append(name, numbers ? numbers->numbers_or_nan(replayed.query_heads) : none);
       }
     }
   }
@@ -137,7 +137,7 @@ Cube budgets_cube(const ReplayedTrace& replayed) {
   cube.add_counted_axis("KV head", replayed.kv_heads);
   for (const auto& layers : replayed.layers_of) {
     for (const size_t l : replayed.shown_layers())
-      cube.append("kept", layers[l].member("kept").numbers(replayed.kv_heads));
+      cube.append("kept", layers[l].member("kept").numbers_or_nan(replayed.kv_heads));
   }
   return cube;
 }
@@ -147,7 +147,7 @@ std::optional<size_t> shared_out(const ReplayedTrace& replayed) {
   for (size_t r = 0; r < replayed.runs.size(); ++r) {
     std::vector<double> all;
     for (const JsonField& layer : replayed.layers_of[r]) {
-      for (const double kept : layer.member("kept").numbers(replayed.kv_heads)) all.push_back(kept);
+      for (const double kept : layer.member("kept").numbers_or_nan(replayed.kv_heads)) all.push_back(kept);
     }
     if (std::ranges::adjacent_find(all, std::not_equal_to()) != all.end()) return r;
   }

@@ -104,7 +104,7 @@ TEST(Tasks, MayBeNestedAsDeeplyAsTheyNeed) {
 TEST(TasksRefusal, NamesLineByteAndMember) {
   const std::string good = R"({"id":"a","prompt":[1],"answer":[1,2]})";
   EXPECT_EQ(refusal(good + "\n" + R"({"id":"b","prompt":[1,256],"answer":[1,2]})"),
-            "at byte 64: line 2: prompt: item 1 is 256; expected a token id from 0 to 255");
+            "at byte 64: line 2: prompt[1]: is 256; expected a token id from 0 to 255");
 }
 
 TEST(TasksRefusal, IsOfFilesWithoutTasks) {
@@ -131,10 +131,11 @@ TEST(TasksRefusal, IsOfWhatIsNoObjectOfJson) {
 }
 
 TEST(TasksRefusal, IsOfUnknownRepeatedAndMissingMembers) {
-  EXPECT_THAT(refusal_with(R"("answer":[1,2],"depht":0.5)"),
-              HasSubstr("line 1: \"depht\" is unknown; the members of a task are id, prompt, prompt_text, "));
+  EXPECT_THAT(
+      refusal_with(R"("answer":[1,2],"depht":0.5)"),
+      HasSubstr("line 1: member \"depht\" is unknown; the members of a task are id, prompt, prompt_text, "));
   EXPECT_THAT(refusal_with(R"("answer":[1,2],"id":"b")"), HasSubstr("line 1: the key \"id\" occurs twice"));
-  EXPECT_THAT(refusal(R"({"prompt":[1],"answer":[1,2]})"), HasSubstr("line 1: has no id"));
+  EXPECT_THAT(refusal(R"({"prompt":[1],"answer":[1,2]})"), HasSubstr("line 1: id: is missing"));
   EXPECT_THAT(refusal(R"({"id":"a","answer":[1,2]})"),
               HasSubstr("has none of prompt, prompt_text; expected one"));
   EXPECT_THAT(refusal(R"({"id":"a","prompt":[1]})"),
@@ -159,13 +160,12 @@ TEST(TasksRefusal, IsOfIdsThatAreNoNamesOrAreThereTwice) {
 
 TEST(TasksRefusal, IsOfTokensThatTheModelDoesNotHave) {
   for (const char* id : {"256", "-1", "-0", "1.0", "1e0", "\"1\"", "null", "true", "18446744073709551616"}) {
-    EXPECT_THAT(refusal_with(R"("answer":[1,)" + std::string(id) + "]"), HasSubstr("answer: item 1 is "))
-        << id;
+    EXPECT_THAT(refusal_with(R"("answer":[1,)" + std::string(id) + "]"), HasSubstr("answer[1]: is ")) << id;
   }
   for (const char* ids : {"1", "\"12\"", "null"}) {
-    EXPECT_THAT(refusal_with(R"("answer":)" + std::string(ids)), HasSubstr("expected an array of token ids"));
+    EXPECT_THAT(refusal_with(R"("answer":)" + std::string(ids)), HasSubstr("expected a list"));
   }
-  EXPECT_THAT(refusal_with(R"("answer":{})"), HasSubstr("answer: is an object; expected an array"));
+  EXPECT_THAT(refusal_with(R"("answer":{})"), HasSubstr("answer: is an object; expected a list"));
   EXPECT_THAT(refusal_with(R"("answer":[])"), HasSubstr("answer: is empty; expected at least one token"));
   EXPECT_THAT(refusal_with(R"("answer_text":"")"), HasSubstr("answer_text: is empty"));
   EXPECT_THAT(refusal_with(R"("answer_text":[1])"), HasSubstr("answer_text: is an array; expected a string"));
@@ -183,7 +183,7 @@ TEST(TasksRefusal, IsOfTextForModelsWhoseTokensAreNotBytes) {
 TEST(TasksRefusal, IsOfPositionsOutsideThePrompt) {
   for (const char* position : {"0", "4", "-1", "1.5", "2.0", "null", "\"1\"", "18446744073709551615"}) {
     EXPECT_THAT(refusal_with(R"("answer":[1,2],"compress_at":)" + std::string(position)),
-                HasSubstr("expected an integer from 1 to the prompt's 3 tokens"))
+                HasSubstr("expected a number of the prompt's tokens from 1 to 3"))
         << position;
   }
 }
@@ -209,7 +209,8 @@ TEST(TasksRefusal, IsOfWhatIsNoRegularFile) {
 }
 
 TEST(TasksRefusal, IsPrintable) {
-  EXPECT_THAT(refusal_with("\"answer\":[1,2],\"\\u001b[31m\":1"), HasSubstr("\"\\x1b[31m\" is unknown"));
+  EXPECT_THAT(refusal_with("\"answer\":[1,2],\"\\u001b[31m\":1"),
+              HasSubstr("line 1: member \"\\x1b[31m\" is unknown"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <kvbound/sim/options/runs.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 
 namespace kvbound::sim {

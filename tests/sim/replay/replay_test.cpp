@@ -5,9 +5,8 @@
 
 #include <gtest/gtest.h>
 
-#include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/sim/options/runs.hpp>
 #include <kvbound/sim/replay/replay.hpp>
-#include <kvbound/sim/replay/runs.hpp>
 #include <kvbound/traces/generate.hpp>
 
 #include "support/safetensors_bytes.hpp"

@@ -38,15 +38,6 @@ RunResult run_of(const std::string& policy, std::vector<LayerMetrics> layers,
   return run;
 }
 
-TEST(Mean, LeavesOutAndCountsWhatIsUndefined) {
-  Mean mean;
-  EXPECT_EQ(mean.value(), std::nullopt);
-  for (const double value : {1.0, kNan, 4.0, kNan, kNan}) mean.add(value);
-  EXPECT_EQ(mean.value(), 2.5);
-  EXPECT_EQ(mean.undefined, 3);
-  EXPECT_EQ(mean.count, 2);
-}
-
 TEST(Summary, MeansAreOverLayersStepsAndHeads) {
   const RunResult run =
       run_of("snapkv", {metrics(matrix({{4, 2}, {1, 1}})), metrics(matrix({{0, 0}, {8, 0}}))});

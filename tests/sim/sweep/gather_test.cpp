@@ -130,7 +130,7 @@ TEST(Gathered, ResultsOfOtherBuildsAreTakenOnlyIfTheyMayBeMixed) {
   const Sweep sweep = scratch.sweep();
   work_all(folder, sweep);
   Sweep later = sweep;
-  later.computation["build"] = "a later one";
+  later.computation.build = "a later one";
   const Gathering strict(folder, later, false);
   ASSERT_EQ(strict.missing().size(), 5);
   for (const MissingItem& missing : strict.missing()) EXPECT_TRUE(missing.other_computation);
@@ -145,15 +145,15 @@ TEST(Gathered, EnvironmentsNameAllMachines) {
   const Sweep sweep = scratch.sweep();
   for (const PlannedItem& item : schedule(folder, sweep, {})) {
     ItemResult result = compute(sweep, item.item);
-    result.environment["device"] = item.number % 2 == 0 ? "one" : "other";
-    result.environment["threads"] = item.number;
+    result.environment.device = item.number % 2 == 0 ? "one" : "other";
+    result.environment.threads = item.number;
     folder.keep_result(item.file, result);
   }
   Gathering gathering(folder, sweep, false);
   for (size_t t = 0; t < 2; ++t) gathering.trace(t);
-  EXPECT_EQ(gathering.environment().at("device"), "one; other");
-  EXPECT_EQ(gathering.environment().at("threads"), 4);
-  EXPECT_EQ(gathering.environment().at("version"), version());
+  EXPECT_EQ(gathering.environment().device, "one; other");
+  EXPECT_EQ(gathering.environment().threads, 4);
+  EXPECT_EQ(gathering.environment().version, version());
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ TEST(SweepItems, HaveKeysThatChangeWithEverythingThatResultsDependOn) {
   for (SweepTrace& trace : other.traces) trace.sha256.front() ^= 1;
   changed("trace", other);
   other = sweep;
-  other.computation["build"] = "another";
+  other.computation.build = "another";
   changed("build", other);
 }
 

@@ -66,7 +66,10 @@ TEST(Sweeps, AreNotReadIfTheySayWhatNoPlanGives) {
               HasSubstr(none + "items of no layers"));
   EXPECT_THAT(refusal([](auto& json) { json["policies_per_item"] = -1; }),
               HasSubstr(none + "items of no layers"));
-  EXPECT_THAT(refusal([](auto& json) { json["computation"] = 1; }), HasSubstr(none + "no computation"));
+  EXPECT_EQ(refusal([](auto& json) { json["computation"] = 1; }),
+            "p: is no sweep of kvbound: computation is 1; expected an object");
+  EXPECT_EQ(refusal([](auto& json) { json["version"] = 2; }),
+            "p: is no sweep of kvbound: version is 2; expected 1");
   EXPECT_THAT(refusal([](auto& json) { json["runs"].clear(); }), HasSubstr(none + "no runs"));
   EXPECT_THAT(refusal([](auto& json) { json["traces"].clear(); }), HasSubstr(none + "no runs or traces"));
   EXPECT_THAT(refusal([](auto& json) {

@@ -115,7 +115,7 @@ TEST_F(Workers, DoNotBlameItemsForAFolderThatCannotBeWritten) {
 }
 
 TEST_F(Workers, DoNotComputeWithAnotherBuildThanTheSweeps) {
-  sweep_.computation["build"] = "another";
+  sweep_.computation.build = "another";
   EXPECT_THAT(test::message_of<TraceError>([&] { worked(); }), HasSubstr("build: is \""));
   EXPECT_TRUE(folder_.results().empty());
 }

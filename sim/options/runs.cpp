@@ -5,7 +5,8 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/options/policy.hpp>
+
+#include "policy.hpp"
 
 namespace kvbound::sim {
 namespace {

@@ -1,13 +1,32 @@
-// The runs of a study: every policy at every budget on every backend.
+// Runs: policies at budgets on backends.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "replay.hpp"
+#include <kvbound/reference/core/policy.hpp>
+
+#include "budget.hpp"
 
 namespace kvbound::sim {
+
+/// The name of the backend that computes in double precision.
+inline constexpr std::string_view kReference = "reference";
+
+/// A policy with the text by which the user named it.
+struct NamedPolicy {
+  std::string label;  ///< as typed
+  Policy policy;
+};
+
+/// One policy at one budget on one backend.
+struct Run {
+  NamedPolicy policy;
+  Budget budget;
+  std::string backend;
+};
 
 /// Reads policies' texts. A base that is not among them comes first.
 ///

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/options/json_field.hpp>
+#include <kvbound/traces/json_field.hpp>
 
-namespace kvbound::sim {
+namespace kvbound::traces {
 namespace {
 
 using testing::ElementsAre;
@@ -27,9 +27,9 @@ class JsonFields : public testing::Test {
   }
 
   std::string path_ = "file.json";
-  traces::Json json_ = traces::parse_strict_json(
+  Json json_ = parse_strict_json(
       path_, 0, "",
-      R"({"text": "a", "empty": "", "three": 3, "half": 0.5, "yes": true, "none": null, "list": [1, null, 2.5], "nothing": []})");
+      R"({"text": "a", "empty": "", "three": 3, "half": 0.5, "yes": true, "none": null, "list": [1, null, 2.5], "nothing": [], "figures": [7, 0, 2]})");
 };
 
 TEST_F(JsonFields, AreReadByTheirType) {
@@ -42,7 +42,10 @@ TEST_F(JsonFields, AreReadByTheirType) {
   EXPECT_TRUE(at("yes").boolean());
   EXPECT_TRUE(at("none").is_null());
   EXPECT_TRUE(std::isnan(at("none").number_or_nan()));
-  EXPECT_THAT(at("list").numbers(3), ElementsAre(1, testing::IsNan(), 2.5));
+  EXPECT_THAT(at("list").numbers_or_nan(3), ElementsAre(1, testing::IsNan(), 2.5));
+  EXPECT_THAT(at("figures").numbers(), ElementsAre(7, 0, 2));
+  EXPECT_THAT(at("figures").integers(0, 7), ElementsAre(7, 0, 2));
+  EXPECT_EQ(at("half").number(0, 1), 0.5);
   EXPECT_EQ(at("list").items().size(), 3u);
   EXPECT_TRUE(at("nothing").items(true).empty());
 }
@@ -52,6 +55,21 @@ TEST_F(JsonFields, OfOptionalMembersAreNoneIfMissingOrNull) {
   EXPECT_FALSE(root.optional_member("none"));
   EXPECT_FALSE(root.optional_member("other"));
   EXPECT_EQ(root.optional_member("text")->text(), "a");
+}
+
+TEST_F(JsonFields, OfAnObjectAreKnownByName) {
+  std::string path = "file.json";
+  const Json json = parse_strict_json(path, 0, "", R"({"a\n": {"b": 1}, "c": [2, {}, [3]]})");
+  const JsonField root(path, "line 1", json, ": ");
+  EXPECT_EQ(root.members().front().first, "a\n");
+  EXPECT_EQ(root.structured_parts().size(), 2u);
+  EXPECT_EQ(root.member("c").structured_parts().size(), 2u);
+  refuses([&] { root.members().front().second.member("b").text(); },
+          "line 1: a\\x0a.b: is 1; expected a string that is not empty");
+  constexpr std::string_view kKnown[] = {"c", "d"};
+  refuses([&] { root.require_known(kKnown, "an example"); },
+          "line 1: member \"a\\x0a\" is unknown; the members of an example are c, d");
+  refuses([&] { root.member("c").find("d"); }, "line 1: c: is an array; expected an object");
 }
 
 TEST_F(JsonFields, ThatAreSomethingElseAreNamed) {
@@ -65,15 +83,20 @@ TEST_F(JsonFields, ThatAreSomethingElseAreNamed) {
   refuses([&] { at("three").boolean(); }, "three: is 3; expected true or false");
   refuses([&] { at("none").number(); }, "none: is null; expected a number");
   refuses([&] { at("none").positive(); }, "none: is null; expected a number > 0");
+  refuses([&] { at("three").number(0, 1); }, "three: is 3; expected a number from 0 to 1");
+  refuses([&] { at("three").integer(4, 9, "a digit"); }, "three: is 3; expected a digit from 4 to 9");
 }
 
 TEST_F(JsonFields, OfListsAreNamedByTheirIndex) {
   refuses([&] { at("nothing").items(); }, "nothing: is an array; expected a list that is not empty");
   refuses([&] { at("text").items(true); }, "text: is \"a\"; expected a list");
   refuses([&] { at("text").numbers(); }, "text: is \"a\"; expected a list");
-  refuses([&] { at("list").numbers(2); }, "list: has 3 numbers; expected 2");
+  refuses([&] { at("list").numbers(); }, "list[1]: is null; expected a number");
+  refuses([&] { at("figures").integers(1); },
+          "figures[1]: is 0; expected an integer from 1 to 9223372036854775807");
+  refuses([&] { at("list").numbers_or_nan(2); }, "list: has 3 numbers; expected 2");
   refuses([&] { at("list").items()[1].text(); }, "list[1]: is null; expected a string that is not empty");
 }
 
 }  // namespace
-}  // namespace kvbound::sim
+}  // namespace kvbound::traces
