@@ -19,7 +19,7 @@ namespace kvbound::reference {
 
 /// Seconds of work, all threads together, from which on a loop is divided among threads: waking them takes as long as they would
 /// save of less. (numerics/README.md, "Decisions")
-inline constexpr double kLeastForThreads = 50e-6;
+inline constexpr double kLeastForThreads = 75e-6;
 
 /// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread. Each thread that gets
 /// work has its own state, made by make_state(), such as working memory. When all calls are done, the exception of the first
