@@ -24,8 +24,6 @@ Reals combination(const Real& x, const Reals& a, const Real& y, const Reals& b) 
 Reals scaled(const Real& x, const Reals& a) { return combination(x, a, 0, a); }
 Reals difference(const Reals& a, const Reals& b) { return combination(1, a, -1, b); }
 
-Real inner_product(const Reals& a, const Reals& b) { return total(product(a, b)); }
-
 Real squared(const Reals& vector) { return inner_product(vector, vector); }
 
 Query::Query(Reals logits_, Vectors values_)

@@ -19,7 +19,7 @@ Reals combination(const Real& x, const Reals& a, const Real& y, const Reals& b);
 /// x a
 Reals scaled(const Real& x, const Reals& a);
 Real squared(const Reals& vector);
-Real inner_product(const Reals& a, const Reals& b);
+inline Real inner_product(const Reals& a, const Reals& b) { return oracle::dot(a, b); }
 
 /// One query, the entries that it sees, and its attention.
 struct Query {

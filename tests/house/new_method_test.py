@@ -90,7 +90,7 @@ FILLERS = {
         ("reference/bounds/merge_errors.cpp", "scaling_error", NEW_KEY),
         ("reference/bounds/merge_errors.cpp", "largest_scale", NEW_KEY),
         ("sim/measure/merge_metrics.cpp", "lossless_key", NEW_KEY),
-        ("proofs/theorems/merge_rounding.cpp", "hold", NEW_KEY)),
+        ("proofs/oracle/merge_bounds.cpp", "merge_cluster", NEW_KEY)),
 }
 PLACES = [place for places in FILLERS.values() for place in places]
 # A missing definition of an overload that a header declares shows in the source that calls it.
