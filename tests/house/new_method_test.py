@@ -53,7 +53,7 @@ FILLERS = {
         ("reference/core/score_rules.hpp", "leaves_out_dominant", NEW_CHANGE),
         ("cuda/window/obcache_terms.hpp", "require_scored", NEW_CHANGE),
         ("reference/bounds/obcache_errors.cpp", "judge", NEW_CHANGE),
-        ("proofs/oracle/output_change.cpp", "score", NEW_CHANGE),
+        ("proofs/oracle/output_change.cpp", "change_vector", NEW_CHANGE),
         ("proofs/theorems/score_bounds.cpp", "terms_of", NEW_CHANGE),
         ("proofs/theorems/score_bounds.cpp", "terms_of_aside", NEW_CHANGE)),
     "A selection": (
