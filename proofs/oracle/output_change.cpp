@@ -18,13 +18,6 @@ namespace kvbound::exact {
 
 using reference::Change;
 
-namespace {
-
-const Real& value_of(const Real& number) { return number; }
-const Real& value_of(const Measured& number) { return number.value; }
-
-}  // namespace
-
 Vectors vectors(MatrixView rows) {
   Vectors result;
   for (int64_t i = 0; i < rows.rows; ++i) {
@@ -58,7 +51,7 @@ QueryOf<Number>::QueryOf(Reals logits_, std::vector<std::vector<Number>> values_
   for (size_t i = 0; i < values.size(); ++i) {
     for (size_t c = 0; c < output.size(); ++c) {
       output[c] += attention[i] * values[i][c];
-      size = std::max<Real>(size, abs(value_of(values[i][c])));
+      size = std::max<Real>(size, abs(Measured(values[i][c]).value));
     }
   }
 }
