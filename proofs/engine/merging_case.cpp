@@ -68,9 +68,13 @@ Reals MergingCase::predicted(size_t head, const Cluster& cluster) const {
 }
 
 Real MergingCase::log_denominator(size_t head) const {
-  Real sum = 0;
-  for (size_t j = 0; j < cache.count(); ++j) sum += cache.votes[j] * exp(heads[head].predicted[j]);
-  return log(sum);
+  return oracle::log_sum_exp(oracle::voted(cache.votes, heads[head].predicted));
+}
+
+Reals MergingCase::log_denominators() const {
+  Reals result;
+  for (size_t h = 0; h < heads.size(); ++h) result.push_back(log_denominator(h));
+  return result;
 }
 
 exact::Vectors MergingCase::first_queries() const {

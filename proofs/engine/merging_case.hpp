@@ -53,6 +53,8 @@ struct MergingCase {
   }
   /// ln D_h, the sum of all p s^
   exact::Real log_denominator(size_t head) const;
+  /// Of all heads.
+  exact::Reals log_denominators() const;
   /// The first queries of all heads.
   exact::Vectors first_queries() const;
   /// Upper bounds of the absolute terms that are rounded to 50 digits in a logit of this head, and in a sum of values.

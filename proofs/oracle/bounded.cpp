@@ -1,6 +1,6 @@
 #include "bounded.hpp"
 
-#include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 namespace kvbound::oracle {
@@ -39,6 +39,12 @@ Rows exactly(MatrixView numbers) {
   Rows rows;
   for (int64_t i = 0; i < numbers.rows; ++i) rows.push_back(exactly(VectorView(numbers.row(i))));
   return rows;
+}
+
+Reals values_of(const Row& row) {
+  Reals result;
+  for (const Bounded& number : row) result.push_back(number.value);
+  return result;
 }
 
 Bounded operator+(const Bounded& a, const Bounded& b) {
@@ -101,19 +107,63 @@ Bounded dot(const Row& a, const Row& b) {
   return total;
 }
 
-Row at(const Row& row, Indices indices) {
-  Row result;
+Real sum(const Reals& terms) { return std::accumulate(terms.begin(), terms.end(), Real(0)); }
+
+Real dot(const Reals& a, const Reals& b) {
+  if (a.size() != b.size()) throw std::invalid_argument("a dot product of different lengths");
+  return std::inner_product(a.begin(), a.end(), b.begin(), Real(0));
+}
+
+template <class Number>
+RowOf<Number> at(const RowOf<Number>& row, Indices indices) {
+  RowOf<Number> result;
   for (const int64_t i : indices) result.push_back(row.at(i));
   return result;
 }
 
-Row outside(const Row& row, Indices indices) {
+template <class Number>
+RowOf<Number> outside(const RowOf<Number>& row, Indices indices) {
   const std::vector<bool> marked = marks(row.size(), indices);
-  Row result;
+  RowOf<Number> result;
   for (size_t i = 0; i < row.size(); ++i) {
     if (!marked[i]) result.push_back(row[i]);
   }
   return result;
 }
+
+template <class Number>
+RowOf<Number> column(const RowsOf<Number>& rows, size_t index) {
+  RowOf<Number> result;
+  for (const RowOf<Number>& row : rows) result.push_back(row[index]);
+  return result;
+}
+
+template <class Number>
+RowOf<Number> weighted_sum(const RowOf<Number>& weights, const RowsOf<Number>& rows) {
+  RowOf<Number> result;
+  if (rows.empty()) return result;
+  for (size_t c = 0; c < rows.front().size(); ++c) result.push_back(dot(weights, column(rows, c)));
+  return result;
+}
+
+template <class Number>
+RowOf<Number> mean(const RowsOf<Number>& rows) {
+  const Number count = static_cast<double>(rows.size());
+  RowOf<Number> result;
+  for (size_t c = 0; c < rows.front().size(); ++c) result.push_back(sum(column(rows, c)) / count);
+  return result;
+}
+
+template Reals at(const Reals&, Indices);
+template Row at(const Row&, Indices);
+template Rows at(const Rows&, Indices);
+template Reals outside(const Reals&, Indices);
+template Row outside(const Row&, Indices);
+template Reals column(const RowsOf<Real>&, size_t);
+template Row column(const Rows&, size_t);
+template Reals weighted_sum(const Reals&, const RowsOf<Real>&);
+template Row weighted_sum(const Row&, const Rows&);
+template Reals mean(const RowsOf<Real>&);
+template Row mean(const Rows&);
 
 }  // namespace kvbound::oracle

@@ -46,12 +46,20 @@ struct Bounded {
   Bounded(double exact) : value(exact) {}  // an input, known exactly to both sides
   Bounded(Real value_, Real bound_) : value(std::move(value_)), bound(std::move(bound_)) {}
 };
-using Row = std::vector<Bounded>;
-using Rows = std::vector<Row>;
+/// Numbers and rows of numbers: Real where a claim is judged, Bounded where an evaluation in double precision is.
+template <class Number>
+using RowOf = std::vector<Number>;
+template <class Number>
+using RowsOf = std::vector<RowOf<Number>>;
+using Row = RowOf<Bounded>;
+using Rows = RowsOf<Bounded>;
+using Reals = RowOf<Real>;
 
 /// Inputs, known exactly to both sides: bound 0.
 Row exactly(VectorView numbers);
 Rows exactly(MatrixView numbers);
+/// Without their bounds.
+Reals values_of(const Row& row);
 
 /// A value that its operands' errors change by at most `carried`, after `roundings` roundings.
 Bounded rounded(const Real& value, const Real& carried, int roundings = 1);
@@ -68,9 +76,26 @@ Bounded abs(const Bounded& a);
 Bounded exp(const Bounded& a);
 Bounded log(const Bounded& a);
 Bounded sqrt(const Bounded& a);
-Bounded sum(const Row& terms);                 ///< in any order
-Bounded dot(const Row& a, const Row& b);       ///< in any order, fused or not
-Row at(const Row& row, Indices indices);       ///< the entries at the indices
-Row outside(const Row& row, Indices indices);  ///< the other entries
+Bounded sum(const Row& terms);  ///< in any order
+Real sum(const Reals& terms);
+Bounded dot(const Row& a, const Row& b);  ///< in any order, fused or not
+Real dot(const Reals& a, const Reals& b);
+
+// ---- for either number
+
+/// The entries at the indices, and the other entries.
+template <class Number>
+RowOf<Number> at(const RowOf<Number>& row, Indices indices);
+template <class Number>
+RowOf<Number> outside(const RowOf<Number>& row, Indices indices);
+/// rows[:,index]
+template <class Number>
+RowOf<Number> column(const RowsOf<Number>& rows, size_t index);
+/// sum_j weights_j rows_j
+template <class Number>
+RowOf<Number> weighted_sum(const RowOf<Number>& weights, const RowsOf<Number>& rows);
+/// (1/n) sum_j rows_j
+template <class Number>
+RowOf<Number> mean(const RowsOf<Number>& rows);
 
 }  // namespace kvbound::oracle

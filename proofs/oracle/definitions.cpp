@@ -1,7 +1,7 @@
 #include "definitions.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <stdexcept>
 
 #include <kvbound/reference/numerics/gram_norms.hpp>
 
@@ -12,34 +12,22 @@ namespace {
 
 Real largest(const Row& row) { return std::ranges::max_element(row, {}, &Bounded::value)->value; }
 
-// exp(z), not shifted by the largest logit.
-std::vector<Real> exponentials(const Row& logits) {
-  std::vector<Real> result;
-  for (const Bounded& logit : logits) result.push_back(exp(logit.value));
-  return result;
-}
-
-Real total(const std::vector<Real>& terms) { return std::accumulate(terms.begin(), terms.end(), Real(0)); }
-
 // exp(z_j - m) with the error of evaluating it in double, m the largest computed logit. An error of m is common to all
 // terms and cancels, so only the subtraction's rounding counts, for a difference that m's error may have enlarged.
-Row shifted_exponentials(const Row& logits, const std::vector<Real>& exponentials) {
-  const Real m = largest(logits), largest_exponential = *std::ranges::max_element(exponentials);
+Row shifted_exponentials(const Row& logits) {
+  const Real m = largest(logits);
   Real m_error = 0;
   for (const Bounded& logit : logits) m_error = std::max(m_error, logit.bound);
   Row result;
-  for (size_t j = 0; j < logits.size(); ++j) {
-    const Real rounding = unit_roundoff() * (abs(logits[j].value - m) + logits[j].bound + m_error);
-    result.push_back(exponential(exponentials[j] / largest_exponential, logits[j].bound + rounding));
+  for (const Bounded& logit : logits) {
+    const Real rounding = unit_roundoff() * (abs(logit.value - m) + logit.bound + m_error);
+    result.push_back(exponential(exp(logit.value - m), logit.bound + rounding));
   }
   return result;
 }
 
-Row column(MatrixView matrix, int64_t index) {
-  Row result;
-  for (int64_t i = 0; i < matrix.rows; ++i) result.emplace_back(matrix(i, index));
-  return result;
-}
+// The sum of two numbers that stands for no evaluation: errors add up.
+Bounded together(const Bounded& a, const Bounded& b) { return {a.value + b.value, a.bound + b.bound}; }
 
 Bounded l1_norm(const Row& row) {
   Row terms;
@@ -48,15 +36,11 @@ Bounded l1_norm(const Row& row) {
 }
 
 Row projected_sum(const Row& weights, MatrixView values, MatrixView output_projection) {
-  Row head, hidden;
-  for (int64_t c = 0; c < values.cols; ++c) head.push_back(dot(weights, column(values, c)));
-  for (int64_t j = 0; j < output_projection.cols; ++j) {
-    hidden.push_back(dot(head, column(output_projection, j)));
-  }
-  return hidden;
+  return weighted_sum(weighted_sum(weights, exactly(values)), exactly(output_projection));
 }
 
-Bounded norm_mass(const Row& weights, const Row& norms, Indices entries) {
+template <class Number>
+Number norm_mass(const RowOf<Number>& weights, const RowOf<Number>& norms, Indices entries) {
   return dot(at(weights, entries), at(norms, entries));
 }
 
@@ -66,6 +50,7 @@ Bounded least(const Row& norms) {
   for (const Bounded& norm : norms) result.bound = std::max(result.bound, norm.bound);
   return result;
 }
+Real least(const Reals& norms) { return *std::ranges::min_element(norms); }
 
 }  // namespace
 
@@ -82,22 +67,54 @@ Rows logits(MatrixView queries, MatrixView keys, double scale) {
   return result;
 }
 
-// The bound is that of the computed form m + ln sum exp(z - m); the value is ln sum exp(z).
+// Evaluated as m + ln sum exp(z - m).
 Bounded log_sum_exp(const Row& logits) {
-  const std::vector<Real> plain = exponentials(logits);
-  return rounded(log(total(plain)), log(sum(shifted_exponentials(logits, plain))).bound);
+  const Row exponentials = shifted_exponentials(logits);
+  Real total = 0;
+  for (const Bounded& exponential : exponentials) total += exponential.value;
+  return rounded(largest(logits) + log(total), log(sum(exponentials)).bound);
 }
 
+Real log_sum_exp(const Reals& logits) {
+  const Real m = *std::ranges::max_element(logits);
+  Real total = 0;
+  for (const Real& logit : logits) total += exp(logit - m);
+  return m + log(total);
+}
+
+// With e_j the relative error of exponential j and w the exact weights, a quotient's is (e_j - sum w e) / (1 + sum w e):
+// where one entry has nearly all weight, its own error matters little.
 Row softmax(const Row& logits) {
   if (logits.empty()) return {};
-  const std::vector<Real> plain = exponentials(logits);
-  const Real plain_total = total(plain);
-  const Row shifted = shifted_exponentials(logits, plain);
-  const Bounded denominator = sum(shifted);
+  const Row exponentials = shifted_exponentials(logits);
+  Row after{Bounded()};  // sums of the last exponentials
+  for (auto each = exponentials.rbegin(); each != exponentials.rend(); ++each)
+    after.push_back(together(after.back(), *each));
+  const Bounded all = after.back();
+  if (!(all.bound < all.value)) throw std::domain_error("weights of what is hardly known");
+  const Real summed = gamma(std::ssize(logits) - 1), sum_error = summed / (1 - summed);
+  Bounded before;
   Row result;
-  for (size_t j = 0; j < logits.size(); ++j) {
-    result.emplace_back(plain[j] / plain_total, (shifted[j] / denominator).bound);
+  for (const Bounded& own : exponentials) {
+    after.pop_back();
+    const Bounded others = together(before, after.back());
+    const Real weight = own.value / all.value;
+    const Real carried =
+        (others.value * own.bound + own.value * others.bound) / (all.value * (all.value - all.bound));
+    result.push_back(rounded(weight, carried + sum_error * (weight + carried)));
+    before = together(before, own);
   }
+  return result;
+}
+
+Reals softmax(const Reals& logits) {
+  if (logits.empty()) return {};
+  // Subtracted from all logits, because a scaled key may have a logit of billions.
+  const Real m = *std::ranges::max_element(logits);
+  Reals result;
+  for (const Real& logit : logits) result.push_back(exp(logit - m));
+  const Real total = sum(result);
+  for (Real& weight : result) weight /= total;
   return result;
 }
 
@@ -112,17 +129,27 @@ Rows causal_softmax(const Rows& logits, int64_t first_position) {
   return result;
 }
 
+template <class Number>
+RowOf<Number> voted(const RowOf<Number>& votes, const RowOf<Number>& logits) {
+  RowOf<Number> result;
+  for (size_t j = 0; j < votes.size(); ++j) result.push_back(log(votes[j]) + logits[j]);
+  return result;
+}
+
 Attention attention(MatrixView queries, MatrixView keys, MatrixView values, double scale, VectorView votes) {
   Attention result;
   for (Row row : logits(queries, keys, scale)) {
-    for (size_t j = 0; j < votes.size(); ++j) row[j] = row[j] + log(Bounded(votes[j]));
-    const Row weights = softmax(row);
-    Row output;
-    for (int64_t c = 0; c < values.cols; ++c) output.push_back(dot(weights, column(values, c)));
-    result.output.push_back(output);
+    if (!votes.empty()) row = voted(exactly(votes), row);
+    result.output.push_back(weighted_sum(softmax(row), exactly(values)));
     result.log_sum_exp.push_back(log_sum_exp(row));
   }
   return result;
+}
+
+Row attention(VectorView query, const Rows& keys, const Rows& values, const Row& votes, double scale) {
+  Row logits;
+  for (const Row& key : keys) logits.push_back(Bounded(scale) * dot(exactly(query), key));
+  return weighted_sum(softmax(voted(votes, logits)), values);
 }
 
 Rows window_attention(const LayerView& layer, int64_t window) {
@@ -131,13 +158,7 @@ Rows window_attention(const LayerView& layer, int64_t window) {
     const MatrixView queries = layer.queries.slice(h).middle_rows(layer.queries.rows - window, window);
     const MatrixView keys = layer.keys.slice(h / (layer.shape.query_heads / layer.shape.kv_heads));
     const Rows weights = causal_softmax(logits(queries, keys, layer.scale), keys.rows - window);
-    Row mean;
-    for (size_t j = 0; j < static_cast<size_t>(keys.rows); ++j) {
-      Row paid;
-      for (const Row& row : weights) paid.push_back(row[j]);
-      mean.push_back(sum(paid) / Bounded(static_cast<double>(window)));
-    }
-    result.push_back(mean);
+    result.push_back(mean(weights));
   }
   return result;
 }
@@ -163,27 +184,17 @@ Rows max_pool(const Rows& scores, int64_t width) {
 }
 
 Rows group_mean(const Rows& scores, int64_t group_size) {
-  const auto size = static_cast<size_t>(group_size);
   Rows result;
-  for (size_t first = 0; first < scores.size(); first += size) {
-    Row mean;
-    for (size_t j = 0; j < scores[first].size(); ++j) {
-      Row members;
-      for (size_t h = first; h < first + size; ++h) members.push_back(scores[h][j]);
-      mean.push_back(sum(members) / Bounded(static_cast<double>(group_size)));
-    }
-    result.push_back(mean);
-  }
+  for (auto first = scores.begin(); first != scores.end(); first += group_size)
+    result.push_back(mean(Rows(first, first + group_size)));
   return result;
 }
 
 Row projected_value_norms(MatrixView values, MatrixView output_projection, Norm norm) {
+  const Rows projection = exactly(output_projection);
   Row result;
   for (int64_t i = 0; i < values.rows; ++i) {
-    Row projected;
-    for (int64_t j = 0; j < output_projection.cols; ++j) {
-      projected.push_back(dot(exactly(VectorView(values.row(i))), column(output_projection, j)));
-    }
+    const Row projected = weighted_sum(exactly(VectorView(values.row(i))), projection);
     result.push_back(norm == Norm::l1 ? l1_norm(projected) : sqrt(dot(projected, projected)));
     // Where the reference takes the Gram matrix, it guarantees this much less.
     if (norm == Norm::l2) result.back().bound += reference::kGramNormError * result.back().value;
@@ -208,9 +219,10 @@ Row stage_two_scores(const Rows& head_scores, const Rows& norms, double epsilon,
   return result;
 }
 
-Row kept_attention_weights(const Row& attention_weights, Indices kept) {
-  const Bounded mass = sum(at(attention_weights, kept));
-  Row result(attention_weights.size());
+template <class Number>
+RowOf<Number> kept_attention_weights(const RowOf<Number>& attention_weights, Indices kept) {
+  const Number mass = sum(at(attention_weights, kept));
+  RowOf<Number> result(attention_weights.size());
   for (const int64_t i : kept) {
     result[i] = attention_weights[i] / mass;
   }
@@ -228,10 +240,11 @@ Row eviction_weights(const Row& logits, Indices kept) {
   return result;
 }
 
-Row eviction_weights_of_mean(const Row& attention_weights, Indices kept) {
-  const Bounded evicted_mass = sum(outside(attention_weights, kept));
-  const Row shares = kept_attention_weights(attention_weights, kept);
-  Row result = attention_weights;
+template <class Number>
+RowOf<Number> eviction_weights_of_mean(const RowOf<Number>& attention_weights, Indices kept) {
+  const Number evicted_mass = sum(outside(attention_weights, kept));
+  const RowOf<Number> shares = kept_attention_weights(attention_weights, kept);
+  RowOf<Number> result = attention_weights;
   for (const int64_t i : kept) {
     result[i] = -(evicted_mass * shares[i]);
   }
@@ -252,55 +265,89 @@ Bounded output_perturbation_as_printed(const Row& attention_weights, MatrixView 
   return l1_norm(change);
 }
 
-Bounded perturbation_bound(const Row& eviction_weights, const Row& norms) {
-  Row sizes;
-  for (const Bounded& weight : eviction_weights) sizes.push_back(abs(weight));
+template <class Number>
+Number perturbation_bound(const RowOf<Number>& eviction_weights, const RowOf<Number>& norms) {
+  RowOf<Number> sizes;
+  for (const Number& weight : eviction_weights) sizes.push_back(abs(weight));
   return dot(sizes, norms);
 }
 
-Bounded perturbation_bound_as_printed(const Row& attention_weights, const Row& norms, Indices kept) {
-  const Bounded factor = Bounded(2.0) - Bounded(1.0) / sum(at(attention_weights, kept));
+template <class Number>
+Number perturbation_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, Indices kept) {
+  return perturbation_bound(eviction_weights_of_mean(attention_weights, kept), norms);
+}
+
+template <class Number>
+Number perturbation_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
+                                     Indices kept) {
+  const Number factor = Number(2) - Number(1) / sum(at(attention_weights, kept));
   return dot(attention_weights, norms) - factor * norm_mass(attention_weights, norms, kept);
 }
 
-Bounded stage_two_bound(const Row& attention_weights, const Row& norms, Indices stage_one, Indices kept) {
-  const Bounded outside_one = sum(outside(attention_weights, stage_one));
-  const Bounded evicted = dot(outside(attention_weights, kept), outside(norms, kept));
+template <class Number>
+Number stage_two_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, Indices stage_one,
+                       Indices kept) {
+  const Number outside_one = sum(outside(attention_weights, stage_one));
+  const Number evicted = dot(outside(attention_weights, kept), outside(norms, kept));
   return evicted +
          outside_one * (norm_mass(attention_weights, norms, kept) / sum(at(attention_weights, stage_one)));
 }
 
 // The computed S'' is the difference of two sums.
-Bounded stage_two_bound_as_printed(const Row& attention_weights, const Row& norms, Indices stage_one,
-                                   Indices kept) {
-  const Bounded factor = Bounded(2.0) - Bounded(1.0) / sum(at(attention_weights, stage_one));
-  const Bounded one = norm_mass(attention_weights, norms, stage_one);
-  const Bounded two = norm_mass(attention_weights, norms, kept) - one;
+template <class Number>
+Number stage_two_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
+                                  Indices stage_one, Indices kept) {
+  const Number factor = Number(2) - Number(1) / sum(at(attention_weights, stage_one));
+  const Number one = norm_mass(attention_weights, norms, stage_one);
+  const Number two = norm_mass(attention_weights, norms, kept) - one;
   return dot(attention_weights, norms) - factor * one - factor * two;
 }
 
-Bounded attention_only_bound(const Row& attention_weights, const Row& norms, Indices stage_one,
-                             Indices kept) {
+template <class Number>
+Number attention_only_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
+                            Indices stage_one, Indices kept) {
   const std::vector<int64_t> two = exact::difference(kept, stage_one);
-  const Bounded smallest = least(norms);
-  Row excess;
-  for (const Bounded& norm : at(norms, two)) excess.push_back(norm - smallest);
-  const Bounded evicted = dot(outside(attention_weights, kept), outside(norms, kept));
-  const Bounded outside_one = sum(outside(attention_weights, stage_one));
-  const Bounded inside =
+  const Number smallest = least(norms);
+  RowOf<Number> excess;
+  for (const Number& norm : at(norms, two)) excess.push_back(norm - smallest);
+  const Number evicted = dot(outside(attention_weights, kept), outside(norms, kept));
+  const Number outside_one = sum(outside(attention_weights, stage_one));
+  const Number inside =
       norm_mass(attention_weights, norms, stage_one) + smallest * sum(at(attention_weights, two));
   return evicted + dot(at(attention_weights, two), excess) +
          outside_one * (inside / sum(at(attention_weights, stage_one)));
 }
 
 // The computed mass of stage two is the difference of two sums.
-Bounded attention_only_bound_as_printed(const Row& attention_weights, const Row& norms, Indices stage_one,
-                                        Indices kept) {
-  const Bounded one = sum(at(attention_weights, stage_one));
-  const Bounded factor = Bounded(2.0) - Bounded(1.0) / one;
-  const Bounded two = sum(at(attention_weights, kept)) - one;
+template <class Number>
+Number attention_only_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
+                                       Indices stage_one, Indices kept) {
+  const Number one = sum(at(attention_weights, stage_one));
+  const Number factor = Number(2) - Number(1) / one;
+  const Number two = sum(at(attention_weights, kept)) - one;
   return dot(attention_weights, norms) - factor * norm_mass(attention_weights, norms, stage_one) -
          least(norms) * factor * two;
 }
+
+template Reals voted(const Reals&, const Reals&);
+template Reals kept_attention_weights(const Reals&, Indices);
+template Reals eviction_weights_of_mean(const Reals&, Indices);
+template Real perturbation_bound(const Reals&, const Reals&);
+template Real perturbation_bound(const Reals&, const Reals&, Indices);
+template Real perturbation_bound_as_printed(const Reals&, const Reals&, Indices);
+template Real stage_two_bound(const Reals&, const Reals&, Indices, Indices);
+template Real stage_two_bound_as_printed(const Reals&, const Reals&, Indices, Indices);
+template Real attention_only_bound(const Reals&, const Reals&, Indices, Indices);
+template Real attention_only_bound_as_printed(const Reals&, const Reals&, Indices, Indices);
+template Row voted(const Row&, const Row&);
+template Row kept_attention_weights(const Row&, Indices);
+template Row eviction_weights_of_mean(const Row&, Indices);
+template Bounded perturbation_bound(const Row&, const Row&);
+template Bounded perturbation_bound(const Row&, const Row&, Indices);
+template Bounded perturbation_bound_as_printed(const Row&, const Row&, Indices);
+template Bounded stage_two_bound(const Row&, const Row&, Indices, Indices);
+template Bounded stage_two_bound_as_printed(const Row&, const Row&, Indices, Indices);
+template Bounded attention_only_bound(const Row&, const Row&, Indices, Indices);
+template Bounded attention_only_bound_as_printed(const Row&, const Row&, Indices, Indices);
 
 }  // namespace kvbound::oracle

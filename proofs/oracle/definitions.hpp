@@ -1,5 +1,5 @@
-// The quantities of the theorems by their definitions, in 50 digits, each with a bound on its
-// rounding error in double precision.
+// The quantities of the theorems by their definitions, in 50 digits: with a bound on each number's rounding error in
+// double precision, and as reals those with which claims are checked.
 #pragma once
 
 #include <kvbound/reference/core/policy.hpp>
@@ -15,8 +15,10 @@ namespace kvbound::oracle {
 Rows logits(MatrixView queries, MatrixView keys, double scale);
 /// ln sum exp(z)
 Bounded log_sum_exp(const Row& logits);
+Real log_sum_exp(const Reals& logits);
 /// exp(z_j) / sum exp(z)
 Row softmax(const Row& logits);
+Reals softmax(const Reals& logits);
 /// softmax over positions 0..first_position + i, 0 for later positions
 Rows causal_softmax(const Rows& logits, int64_t first_position);
 
@@ -27,6 +29,11 @@ struct Attention {
 /// sum p exp(z) v / sum p exp(z); votes empty: all 1
 Attention attention(MatrixView queries, MatrixView keys, MatrixView values, double scale,
                     VectorView votes = {});
+/// The output alone, over entries that have error bounds.
+Row attention(VectorView query, const Rows& keys, const Rows& values, const Row& votes, double scale);
+/// ln p + z
+template <class Number>
+RowOf<Number> voted(const RowOf<Number>& votes, const RowOf<Number>& logits);
 
 // ---- scores of a layer
 
@@ -43,11 +50,13 @@ Row stage_two_scores(const Rows& head_scores, const Rows& norms, double epsilon,
 // error bounds; their values equal those of the definitions, which have the suffix `_as_printed`.
 
 /// A' = A / sum of the kept A
-Row kept_attention_weights(const Row& attention_weights, Indices kept);
+template <class Number>
+RowOf<Number> kept_attention_weights(const RowOf<Number>& attention_weights, Indices kept);
 /// w_i = A_i if evicted, -e A'_i if kept, from the logits
 Row eviction_weights(const Row& logits, Indices kept);
 /// the same from attention weights of any sum, such as means over a window
-Row eviction_weights_of_mean(const Row& attention_weights, Indices kept);
+template <class Number>
+RowOf<Number> eviction_weights_of_mean(const RowOf<Number>& attention_weights, Indices kept);
 
 /// || sum_i w_i V_i ||_1
 Bounded output_perturbation(const Row& eviction_weights, MatrixView values, MatrixView output_projection);
@@ -55,18 +64,30 @@ Bounded output_perturbation(const Row& eviction_weights, MatrixView values, Matr
 Bounded output_perturbation_as_printed(const Row& attention_weights, MatrixView values,
                                        MatrixView output_projection, Indices kept);
 /// sum_i |w_i| N_i
-Bounded perturbation_bound(const Row& eviction_weights, const Row& norms);
+template <class Number>
+Number perturbation_bound(const RowOf<Number>& eviction_weights, const RowOf<Number>& norms);
+/// the same from attention weights: sum_{evicted} A N + (e / Sigma) S
+template <class Number>
+Number perturbation_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, Indices kept);
 /// C - (2 - 1/Sigma) S
-Bounded perturbation_bound_as_printed(const Row& attention_weights, const Row& norms, Indices kept);
+template <class Number>
+Number perturbation_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
+                                     Indices kept);
 /// sum_{evicted} A N + ((1 - sigma) / sigma) sum_{kept} A N
-Bounded stage_two_bound(const Row& attention_weights, const Row& norms, Indices stage_one, Indices kept);
+template <class Number>
+Number stage_two_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, Indices stage_one,
+                       Indices kept);
 /// C' - (2 - 1/sigma) S''
-Bounded stage_two_bound_as_printed(const Row& attention_weights, const Row& norms, Indices stage_one,
-                                   Indices kept);
+template <class Number>
+Number stage_two_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
+                                  Indices stage_one, Indices kept);
 /// sum_{evicted} A N + sum_{two} A (N - M) + ((1 - sigma) / sigma) (sum_{one} A N + M sum_{two} A)
-Bounded attention_only_bound(const Row& attention_weights, const Row& norms, Indices stage_one, Indices kept);
+template <class Number>
+Number attention_only_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
+                            Indices stage_one, Indices kept);
 /// C' - M (2 - 1/sigma) sum_{stage two} A
-Bounded attention_only_bound_as_printed(const Row& attention_weights, const Row& norms, Indices stage_one,
-                                        Indices kept);
+template <class Number>
+Number attention_only_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
+                                       Indices stage_one, Indices kept);
 
 }  // namespace kvbound::oracle

@@ -16,31 +16,11 @@ double binomial(size_t of, size_t count) {
   return result;
 }
 
-// 2 - 1/mass
-Real coefficient(const Real& mass) { return 2 - 1 / mass; }
-
-// C' = C - (2 - 1/sigma) S'
-Real after_stage_one(const Reals& attention, const Reals& norms, Indices stage_one) {
-  const Reals terms = product(attention, norms);
-  return total(terms) - coefficient(total(attention, stage_one)) * total(terms, stage_one);
-}
-
 }  // namespace
 
 const char* name(Norm norm) {
   constexpr const char* kNames[] = {"L1", "L2", "L-infinity"};
   return kNames[static_cast<size_t>(norm)];
-}
-
-Reals softmax(const Reals& logits) {
-  Reals result;
-  if (logits.empty()) return result;
-  // Subtracted from all logits, because a scaled key may have a logit of billions.
-  const Real largest = *std::ranges::max_element(logits);
-  for (const Real& logit : logits) result.push_back(exp(logit - largest));
-  const Real sum = total(result);
-  for (Real& weight : result) weight /= sum;
-  return result;
 }
 
 Reals softmax(VectorView logits) { return softmax(Reals(logits.begin(), logits.end())); }
@@ -72,28 +52,9 @@ Reals norms(const std::vector<Reals>& projected_values, Norm norm) {
   return result;
 }
 
-Real total(const Reals& numbers) { return std::accumulate(numbers.begin(), numbers.end(), Real(0)); }
-
-Real total(const Reals& numbers, Indices entries) {
-  Real sum = 0;
-  for (const int64_t i : entries) sum += at(numbers, i);
-  return sum;
-}
-
+Real total(const Reals& numbers, Indices entries) { return oracle::sum(oracle::at(numbers, entries)); }
 Real total_outside(const Reals& numbers, Indices entries) {
-  Real sum = 0;
-  for (int64_t i = 0; i < std::ssize(numbers); ++i) {
-    if (!std::ranges::binary_search(entries, i)) sum += at(numbers, i);
-  }
-  return sum;
-}
-
-Reals weighted_sum(const Reals& weights, const std::vector<Reals>& vectors) {
-  Reals result(vectors.front().size());
-  for (size_t i = 0; i < weights.size(); ++i) {
-    for (size_t j = 0; j < result.size(); ++j) result[j] += weights[i] * vectors[i][j];
-  }
-  return result;
+  return oracle::sum(oracle::outside(numbers, entries));
 }
 
 Reals product(const Reals& a, const Reals& b) {
@@ -109,60 +70,14 @@ std::vector<int64_t> difference(Indices all, Indices some) {
 }
 
 Reals output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept) {
-  const Real mass = total(attention, kept);
-  Reals kept_attention(attention.size());
-  for (const int64_t i : kept) kept_attention[i] = at(attention, i) / mass;
   Reals change = weighted_sum(attention, projected_values);
-  const Reals compressed = weighted_sum(kept_attention, projected_values);
+  const Reals compressed = weighted_sum(oracle::kept_attention_weights(attention, kept), projected_values);
   for (size_t j = 0; j < change.size(); ++j) change[j] -= compressed[j];
   return change;
 }
 
 Reals stable_output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept) {
-  const Real factor = total_outside(attention, kept) / total(attention, kept);
-  Reals weights = attention;
-  for (const int64_t i : kept) weights[i] *= -factor;
-  return weighted_sum(weights, projected_values);
-}
-
-Real perturbation_bound(const Reals& attention, const Reals& norms, Indices kept) {
-  const Reals terms = product(attention, norms);
-  return total(terms) - coefficient(total(attention, kept)) * total(terms, kept);
-}
-
-Real stable_perturbation_bound(const Reals& attention, const Reals& norms, Indices kept) {
-  const Reals terms = product(attention, norms);
-  return total_outside(terms, kept) +
-         total_outside(attention, kept) / total(attention, kept) * total(terms, kept);
-}
-
-Real stage_two_bound(const Reals& attention, const Reals& norms, Indices stage_one, Indices kept) {
-  const Real stage_two = total(product(attention, norms), difference(kept, stage_one));
-  return after_stage_one(attention, norms, stage_one) - coefficient(total(attention, stage_one)) * stage_two;
-}
-
-Real stable_stage_two_bound(const Reals& attention, const Reals& norms, Indices stage_one, Indices kept) {
-  const Reals terms = product(attention, norms);
-  return total_outside(terms, kept) +
-         total_outside(attention, stage_one) / total(attention, stage_one) * total(terms, kept);
-}
-
-Real attention_only_bound(const Reals& attention, const Reals& norms, Indices stage_one, Indices kept) {
-  const Real stage_two = total(attention, difference(kept, stage_one));
-  return after_stage_one(attention, norms, stage_one) -
-         *std::ranges::min_element(norms) * coefficient(total(attention, stage_one)) * stage_two;
-}
-
-Real stable_attention_only_bound(const Reals& attention, const Reals& norms, Indices stage_one,
-                                 Indices kept) {
-  const Reals terms = product(attention, norms);
-  const std::vector<int64_t> stage_two = difference(kept, stage_one);
-  const Real least = *std::ranges::min_element(norms);
-  Real excess = 0;
-  for (const int64_t i : stage_two) excess += at(attention, i) * (at(norms, i) - least);
-  return total_outside(terms, kept) + excess +
-         total_outside(attention, stage_one) / total(attention, stage_one) *
-             (total(terms, stage_one) + least * total(attention, stage_two));
+  return weighted_sum(oracle::eviction_weights_of_mean(attention, kept), projected_values);
 }
 
 std::vector<int64_t> with_best(const Reals& scores, Indices excluded, int64_t count) {

@@ -3,60 +3,102 @@
 #include <algorithm>
 #include <numeric>
 
-namespace kvbound::exact {
+namespace kvbound::oracle {
 namespace {
 
-Reals with_votes(const Reals& logits, const Reals& votes) {
-  Reals result;
-  for (size_t j = 0; j < logits.size(); ++j) result.push_back(logits[j] + log(votes[j]));
+// sum (w/W) ln((w/W) / (p/P)). For scores less than 10^-15 apart, whose shares differ by too little for 50 digits: the
+// cumulants of the scores by shares p/P, kappa_2 / 2 + kappa_3 / 3, which differs by less than the fourth power of the
+// distance.
+Real divergence_of(const Reals& votes, const Reals& log_scores, const Reals& weights) {
+  const Real all_votes = sum(votes);
+  Reals shares, apart;
+  Real furthest = 0;
+  for (size_t j = 0; j < votes.size(); ++j) {
+    shares.push_back(votes[j] / all_votes);
+    apart.push_back(log_scores[j] - log_scores[0]);
+    furthest = std::max<Real>(furthest, abs(apart[j]));
+  }
+  const Real middle = dot(shares, apart);
+  Real direct = 0, second = 0, third = 0;
+  for (size_t j = 0; j < votes.size(); ++j) {
+    const Real centred = apart[j] - middle, square = shares[j] * centred * centred;
+    direct += weights[j] * log(weights[j] / shares[j]);
+    second += square;
+    third += square * centred;
+  }
+  return furthest > Real("1e-15") ? direct : Real(second / 2 + third / 3);
+}
+
+// e^x - 1, accurate to 1 ulp in the C library.
+Bounded expm1(const Bounded& x) {
+  const Bounded power = exp(x);
+  return rounded(power.value - 1, power.value * x.bound * (1 + x.bound), 2);
+}
+
+// -ln(1 + sum (p/P) expm1(x)), x the scores minus their mean, or, where that sum is at most -1/2, -ln sum (p/P) exp(x);
+// where rounding decides between the forms, with the larger bound.
+Real divergence_bound(const Row& votes, const Row& centred) {
+  const Bounded all_votes = sum(votes);
+  Row shares, less_one, whole;
+  for (size_t j = 0; j < votes.size(); ++j) {
+    shares.push_back(votes[j] / all_votes);
+    less_one.push_back(expm1(centred[j]));
+    whole.push_back(exp(centred[j]));
+  }
+  const Bounded below = dot(shares, less_one);
+  Real bound = 0;
+  if (below.value + below.bound > -0.5) {
+    const Real rest = 1 + below.value;
+    bound = rounded(log(rest), below.bound / (rest - below.bound), 2).bound;
+  }
+  if (below.value - below.bound <= -0.5) bound = std::max<Real>(bound, log(dot(shares, whole)).bound);
+  return bound;
+}
+
+Real divergence(const Reals& votes, const Reals& log_scores, const Reals& weights, const Reals&) {
+  return divergence_of(votes, log_scores, weights);
+}
+Bounded divergence(const Row& votes, const Row& log_scores, const Row& weights, const Row& centred) {
+  return {divergence_of(values_of(votes), values_of(log_scores), values_of(weights)),
+          divergence_bound(votes, centred)};
+}
+
+const Real& value_of(const Real& number) { return number; }
+const Real& value_of(const Bounded& number) { return number.value; }
+Real divided(const Real& number, const Real& size) { return number / size; }
+Bounded divided(const Bounded& number, const Real& size) {
+  return {number.value / size, number.bound / size};
+}
+
+// The row in units of its largest number, so that nothing underflows; no weight depends on the unit.
+template <class Number>
+RowOf<Number> unit_sized(const RowOf<Number>& row) {
+  Real size = 0;
+  for (const Number& number : row) size = std::max<Real>(size, abs(value_of(number)));
+  RowOf<Number> result;
+  for (const Number& number : row) result.push_back(size == 0 ? number : divided(number, size));
   return result;
 }
 
-// Jacobi rotation: rotates rows and columns p and q of a symmetric
-// matrix so that element (p, q) becomes 0, and the vectors with them.
-void rotate(Vectors& symmetric, Vectors& vectors, size_t p, size_t q) {
-  const Real tangent_of_twice = 2 * symmetric[p][q] / (symmetric[q][q] - symmetric[p][p]);
-  const Real angle =
-      symmetric[q][q] == symmetric[p][p] ? Real(atan(Real(1))) : Real(atan(tangent_of_twice) / 2);
-  const Real cosine = cos(angle), sine = sin(angle);
-  const auto turn = [&](Reals& first, Reals& second) {
-    const Reals before = first;
-    first = combination(cosine, before, -sine, second);
-    second = combination(sine, before, cosine, second);
-  };
-  turn(symmetric[p], symmetric[q]);
-  for (Reals& row : symmetric) {
-    const Real before = row[p];
-    row[p] = cosine * before - sine * row[q];
-    row[q] = sine * before + cosine * row[q];
-  }
-  turn(vectors[p], vectors[q]);
+template <class Number>
+bool is_zero(const RowOf<Number>& row) {
+  return std::ranges::all_of(row, [](const Number& number) { return value_of(number) == 0; });
 }
 
-// Jacobi's method: returns the eigenvectors; the diagonal of `symmetric` becomes the eigenvalues.
-Vectors diagonalised(Vectors& symmetric) {
-  // Relative to the product of two diagonal elements: the square of 50-digit precision.
-  const Real nothing("1e-98");
-  Vectors vectors(symmetric.size(), Reals(symmetric.size()));
-  for (size_t i = 0; i < vectors.size(); ++i) vectors[i][i] = 1;
-  for (bool turned = true; turned;) {
-    turned = false;
-    for (size_t p = 0; p < symmetric.size(); ++p) {
-      for (size_t q = p + 1; q < symmetric.size(); ++q) {
-        const Real shared = symmetric[p][q] * symmetric[p][q];
-        if (!(shared > nothing * abs(symmetric[p][p] * symmetric[q][q]))) continue;
-        rotate(symmetric, vectors, p, q);
-        turned = true;
-      }
-    }
-  }
-  return vectors;
+template <class Number>
+RowOf<Number> normalised(const RowOf<Number>& log_weights) {
+  RowOf<Number> weights;
+  for (const Number& log_weight : log_weights) weights.push_back(exp(log_weight));
+  const Number total = sum(weights);
+  for (Number& weight : weights) weight = weight / total;
+  return weights;
 }
 
 }  // namespace
 
-Entries Entries::at(Indices indices) const {
-  Entries result;
+template <class Number>
+EntriesOf<Number> EntriesOf<Number>::at(Indices indices) const {
+  EntriesOf result;
   for (const int64_t i : indices) {
     const int64_t index = i;
     result.keys.push_back(keys[index]);
@@ -66,6 +108,130 @@ Entries Entries::at(Indices indices) const {
   return result;
 }
 
+template <class Number>
+Number log_mean_score(const RowOf<Number>& votes, const RowOf<Number>& log_scores) {
+  return log_sum_exp(voted(votes, log_scores)) - log(sum(votes));
+}
+
+template <class Number>
+ClusterMeanOf<Number>::ClusterMeanOf(const EntriesOf<Number>& members, const RowOf<Number>& log_scores)
+    : weights(softmax(voted(members.votes, log_scores))),
+      votes(sum(members.votes)),
+      log_weight(log_sum_exp(voted(members.votes, log_scores))),
+      target(log_mean_score(members.votes, log_scores)),
+      key(weighted_sum(weights, members.keys)),
+      value(weighted_sum(weights, members.values)) {
+  RowOf<Number> apart;
+  for (size_t j = 0; j < log_scores.size(); ++j)
+    apart.push_back(j == 0 ? Number(0) : log_scores[j] - log_scores[0]);
+  const Number middle = dot(weights, apart);
+  mean_score = log_scores[0] + middle;
+  for (Number& difference : apart) difference = difference - middle;
+  divergence = oracle::divergence(members.votes, log_scores, weights, apart);
+}
+
+template <class Number>
+JointMeanOf<Number>::JointMeanOf(const std::vector<ClusterMeanOf<Number>>& heads,
+                                 const RowsOf<Number>& queries, const RowOf<Number>& log_denominators)
+    : value(heads.front().value), votes(heads.front().votes), key(heads.front().key) {
+  const bool alone = heads.size() == 1;
+  if (!alone) {
+    RowsOf<Number> keys, values;
+    RowOf<Number> log_shares;
+    for (size_t h = 0; h < heads.size(); ++h) {
+      keys.push_back(heads[h].key);
+      values.push_back(heads[h].value);
+      log_shares.push_back(Number(2) * (heads[h].log_weight - log_denominators[h]));
+    }
+    value = weighted_sum(softmax(log_shares), values);
+    key = mean(keys);
+  }
+  for (size_t h = 0; h < heads.size(); ++h) {
+    RowOf<Number> apart;
+    for (size_t c = 0; c < key.size(); ++c) apart.push_back(alone ? Number(0) : heads[h].key[c] - key[c]);
+    missing.push_back(dot(queries[h], apart) - heads[h].divergence);
+  }
+}
+
+template <class Number>
+RowOf<Number> similarity_weights(const RowsOf<Number>& keys) {
+  const RowOf<Number> target = unit_sized(keys.front());
+  RowOf<Number> cosines{Number(1)};
+  for (size_t j = 1; j < keys.size(); ++j) {
+    const RowOf<Number> key = unit_sized(keys[j]);
+    cosines.push_back(is_zero(key) || is_zero(target)
+                          ? Number(0)
+                          : dot(key, target) / (sqrt(dot(key, key)) * sqrt(dot(target, target))));
+  }
+  return normalised(cosines);
+}
+
+template <class Number>
+RowOf<Number> gaussian_weights(const RowsOf<Number>& keys) {
+  RowOf<Number> differences;  // of all keys, scaled by a common factor
+  for (const RowOf<Number>& key : keys) {
+    for (size_t c = 0; c < key.size(); ++c)
+      differences.push_back(&key == &keys.front() ? Number(0) : key[c] - keys.front()[c]);
+  }
+  differences = unit_sized(differences);
+  RowOf<Number> distances;
+  for (auto first = differences.begin(); first != differences.end();) {
+    const RowOf<Number> difference(first, first + std::ssize(keys.front()));
+    distances.push_back(dot(difference, difference));
+    first += std::ssize(keys.front());
+  }
+  const Number total = sum(distances);
+  if (value_of(total) == 0) return normalised(RowOf<Number>(keys.size(), Number(0)));
+  const Number twice_variance = Number(2) * (total / Number(static_cast<double>(keys.size() - 1)));
+  for (Number& distance : distances) distance = -(distance / twice_variance);
+  return normalised(distances);
+}
+
+template struct EntriesOf<Real>;
+template struct EntriesOf<Bounded>;
+template Bounded log_mean_score(const Row&, const Row&);
+template struct ClusterMeanOf<Real>;
+template struct ClusterMeanOf<Bounded>;
+template struct JointMeanOf<Real>;
+template struct JointMeanOf<Bounded>;
+template Reals similarity_weights(const RowsOf<Real>&);
+template Row similarity_weights(const Rows&);
+template Reals gaussian_weights(const RowsOf<Real>&);
+template Row gaussian_weights(const Rows&);
+
+}  // namespace kvbound::oracle
+
+namespace kvbound::exact {
+namespace {
+
+// Hestenes' rotation, which makes two rows orthogonal, of these and of the combinations that they are.
+//
+// returns  whether they were not yet orthogonal
+bool rotated(Vectors& rows, Vectors& combinations, size_t p, size_t q) {
+  const Real a = squared(rows[p]), b = squared(rows[q]), c = inner_product(rows[p], rows[q]);
+  // A row that is mere rounding of the other one needs no rotation.
+  if (c * c <= Real("1e-94") * a * b || std::min(a, b) <= Real("1e-90") * std::max(a, b)) return false;
+  const Real zeta = (b - a) / (2 * c);
+  const Real tangent = (zeta < 0 ? -1 : 1) / (abs(zeta) + sqrt(1 + zeta * zeta));
+  const Real cosine = 1 / sqrt(1 + tangent * tangent), sine = cosine * tangent;
+  for (Vectors* matrix : {&rows, &combinations}) {
+    const Reals first = (*matrix)[p], second = (*matrix)[q];
+    (*matrix)[p] = combination(cosine, first, -sine, second);
+    (*matrix)[q] = combination(sine, first, cosine, second);
+  }
+  return true;
+}
+
+bool any_rotated(Vectors& rows, Vectors& combinations) {
+  bool any = false;
+  for (size_t p = 0; p < rows.size(); ++p) {
+    for (size_t q = p + 1; q < rows.size(); ++q) any = rotated(rows, combinations, p, q) || any;
+  }
+  return any;
+}
+
+}  // namespace
+
 Reals logits(const Reals& query, const Vectors& keys) {
   Reals result;
   for (const Reals& key : keys) result.push_back(inner_product(query, key));
@@ -73,22 +239,7 @@ Reals logits(const Reals& query, const Vectors& keys) {
 }
 
 Query attention(const Reals& logits, const Reals& votes, const Vectors& values) {
-  return {with_votes(logits, votes), values};
-}
-
-ClusterMean::ClusterMean(const Entries& members, const Reals& log_scores)
-    : weights(softmax(with_votes(log_scores, members.votes))), votes(total(members.votes)) {
-  Real weight = 0;
-  for (size_t j = 0; j < members.count(); ++j) weight += members.votes[j] * exp(log_scores[j]);
-  log_weight = log(weight);
-  mean_score = inner_product(weights, log_scores);
-  target = log(weight / votes);
-  const bool agreed =
-      std::ranges::all_of(log_scores, [&](const Real& score) { return score == log_scores.front(); });
-  for (size_t j = 0; j < members.count() && !agreed; ++j)
-    divergence += weights[j] * log(weights[j] * votes / members.votes[j]);
-  key = weighted_sum(weights, members.keys);
-  value = weighted_sum(weights, members.values);
+  return {oracle::voted(votes, logits), values};
 }
 
 MergedEntry min_norm_merge(const ClusterMean& mean, const Reals& query) {
@@ -121,27 +272,6 @@ Entries with_merged(const Entries& cache, const std::vector<std::vector<int64_t>
   return result;
 }
 
-Reals similarity_weights(const Vectors& keys) {
-  Reals cosines{1};
-  for (size_t j = 1; j < keys.size(); ++j) {
-    const Real size = sqrt(squared(keys[j]) * squared(keys.front()));
-    cosines.push_back(size > 0 ? Real(inner_product(keys[j], keys.front()) / size) : Real(0));
-  }
-  return softmax(cosines);
-}
-
-Reals gaussian_weights(const Vectors& keys) {
-  Reals exponents;
-  Real sum = 0;
-  for (const Reals& key : keys) {
-    exponents.push_back(-squared(difference(key, keys.front())) / 2);
-    sum += squared(difference(key, keys.front()));
-  }
-  for (Real& exponent : exponents)
-    exponent *= sum > 0 ? Real(static_cast<int64_t>(keys.size() - 1) / sum) : Real(0);
-  return softmax(exponents);
-}
-
 Query merged_attention(const Reals& logits, const Entries& cache, const std::vector<int64_t>& cluster,
                        const Real& merged_logit, const MergedEntry& merged) {
   Reals seen, votes;
@@ -158,18 +288,18 @@ Query merged_attention(const Reals& logits, const Entries& cache, const std::vec
   return attention(seen, votes, values);
 }
 
-SingularValues::SingularValues(const Vectors& rows) {
-  Vectors products;
-  for (const Reals& row : rows) products.push_back(logits(row, rows));
-  const Vectors vectors = diagonalised(products);
+SingularValues::SingularValues(const Vectors& matrix) {
+  Vectors rows = matrix, combinations(rows.size(), Reals(rows.size()));
+  for (size_t i = 0; i < rows.size(); ++i) combinations[i][i] = 1;
+  while (any_rotated(rows, combinations)) {
+  }
   std::vector<size_t> order(rows.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return products[a][a] > products[b][b]; });
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return squared(rows[a]) > squared(rows[b]); });
   for (const size_t i : order) {
-    const Real sigma = products[i][i] > 0 ? Real(sqrt(products[i][i])) : Real(0);
-    sigmas.push_back(sigma);
-    left.push_back(vectors[i]);
-    right.push_back(scaled(sigma > 0 ? Real(1 / sigma) : Real(0), weighted_sum(vectors[i], rows)));
+    sigmas.push_back(sqrt(squared(rows[i])));
+    left.push_back(combinations[i]);
+    right.push_back(scaled(sigmas.back() > 0 ? Real(1 / sigmas.back()) : Real(0), rows[i]));
   }
 }
 
@@ -178,31 +308,6 @@ Reals SingularValues::solution(const Reals& targets, size_t rank) const {
   for (size_t i = 0; i < rank; ++i)
     result = combination(1, result, inner_product(left[i], targets) / sigmas[i], right[i]);
   return result;
-}
-
-size_t SingularValues::rank(const Real& share) const {
-  size_t count = 0;
-  while (count < sigmas.size() && sigmas[count] > 0 && sigmas[count] >= share * sigmas.front()) ++count;
-  return count;
-}
-
-JointMean::JointMean(const std::vector<ClusterMean>& heads, const Vectors& queries,
-                     const Reals& log_denominators)
-    : votes(heads.front().votes), singular(queries) {
-  Vectors keys, values;
-  Reals log_shares;
-  for (size_t h = 0; h < heads.size(); ++h) {
-    keys.push_back(heads[h].key);
-    values.push_back(heads[h].value);
-    log_shares.push_back(2 * (heads[h].log_weight - log_denominators[h]));
-  }
-  shares = softmax(log_shares);
-  value = weighted_sum(shares, values);
-  key = weighted_sum(Reals(heads.size(), Real(1) / std::ssize(heads)), keys);
-  for (size_t h = 0; h < heads.size(); ++h) {
-    missing.push_back(inner_product(queries[h], heads[h].key) - heads[h].divergence -
-                      inner_product(queries[h], key));
-  }
 }
 
 }  // namespace kvbound::exact

@@ -2,6 +2,18 @@
 
 #include <algorithm>
 
+namespace kvbound::oracle {
+
+Measured& Measured::operator+=(const Measured& other) {
+  value += other.value;
+  terms += other.terms;
+  return *this;
+}
+
+Measured operator*(const Measured& a, const Measured& b) { return {a.value * b.value, a.terms * b.terms}; }
+
+}  // namespace kvbound::oracle
+
 namespace kvbound::exact {
 
 using reference::Change;
@@ -15,20 +27,23 @@ Vectors vectors(MatrixView rows) {
   return result;
 }
 
-Reals combination(const Real& x, const Reals& a, const Real& y, const Reals& b) {
-  Reals result;
-  for (size_t c = 0; c < a.size(); ++c) result.push_back(x * a[c] + y * b[c]);
+template <class Number>
+std::vector<Number> combination(const Real& x, const std::vector<Number>& a, const Real& y,
+                                const std::vector<Number>& b) {
+  std::vector<Number> result;
+  for (size_t c = 0; c < a.size(); ++c) result.emplace_back(x * a[c]) += y * b[c];
   return result;
 }
 
-Reals scaled(const Real& x, const Reals& a) { return combination(x, a, 0, a); }
-Reals difference(const Reals& a, const Reals& b) { return combination(1, a, -1, b); }
+template <class Number>
+Number squared(const std::vector<Number>& vector) {
+  Number sum(0);
+  for (const Number& entry : vector) sum += entry * entry;
+  return sum;
+}
 
-Real inner_product(const Reals& a, const Reals& b) { return total(product(a, b)); }
-
-Real squared(const Reals& vector) { return inner_product(vector, vector); }
-
-Query::Query(Reals logits_, Vectors values_)
+template <class Number>
+QueryOf<Number>::QueryOf(Reals logits_, std::vector<std::vector<Number>> values_)
     : logits(std::move(logits_)),
       values(std::move(values_)),
       attention(softmax(logits)),
@@ -36,19 +51,21 @@ Query::Query(Reals logits_, Vectors values_)
   for (size_t i = 0; i < values.size(); ++i) {
     for (size_t c = 0; c < output.size(); ++c) {
       output[c] += attention[i] * values[i][c];
-      size = std::max<Real>(size, abs(values[i][c]));
+      size = std::max<Real>(size, abs(Measured(values[i][c]).value));
     }
   }
 }
 
-Real Query::rest(size_t entry) const {
+template <class Number>
+Real QueryOf<Number>::rest(size_t entry) const {
   const auto index = static_cast<int64_t>(entry);
   return total_outside(attention, {&index, 1});
 }
 
-Query without(const Query& query, Indices removed) {
+template <class Number>
+QueryOf<Number> without(const QueryOf<Number>& query, Indices removed) {
   Reals logits;
-  Vectors values;
+  std::vector<std::vector<Number>> values;
   for (size_t i = 0; i < query.entries(); ++i) {
     if (std::ranges::binary_search(removed, i)) continue;
     logits.push_back(query.logits[i]);
@@ -65,39 +82,55 @@ Query shrunk(const Query& query, size_t entry, const Real& key, const Real& valu
   return {logits, values};
 }
 
-Reals output_of_others(const Query& query, size_t entry) {
-  if (query.entries() == 1) return Reals(query.output.size());
+template <class Number>
+std::vector<Number> output_of_others(const QueryOf<Number>& query, size_t entry) {
+  if (query.entries() == 1) return std::vector<Number>(query.output.size());
   const auto index = static_cast<int64_t>(entry);
   return without(query, {&index, 1}).output;
 }
 
-Real slot_weight(const Query& query, size_t entry) {
+template <class Number>
+Real slot_weight(const QueryOf<Number>& query, size_t entry) {
   return query.attention[entry] * exp(-query.logits[entry]);
 }
 
-Reals joint_pull(const Query& query, size_t entry) {
+template <class Number>
+std::vector<Number> joint_pull(const QueryOf<Number>& query, size_t entry) {
   return combination(query.logits[entry], query.pull(entry), 1, query.values[entry]);
 }
 
-Real score(Change change, const Query& query, size_t entry) {
+template <class Number>
+std::vector<Number> change_vector(Change change, const QueryOf<Number>& query, size_t entry) {
   const Real &weight = query.attention[entry], &logit = query.logits[entry];
-  const Reals& value = query.values[entry];
+  const std::vector<Number>& value = query.values[entry];
   switch (change) {
     case Change::value:
-      return weight * weight * squared(value);
+      return scaled(weight, value);
     case Change::key:
-      return weight * weight * logit * logit * squared(query.pull(entry));
+      return scaled(weight * logit, query.pull(entry));
     case Change::joint:
-      return weight * weight * squared(joint_pull(query, entry));
+      return scaled(weight, joint_pull(query, entry));
     case Change::exact:
-      return weight * weight * squared(difference(value, output_of_others(query, entry)));
+      return scaled(weight, difference(value, output_of_others(query, entry)));
     case Change::slot:
       break;
   }
   // o - o' = (A (1 - A) / q) (v - o_(-p)) + (r / q) o
   const Real rest = query.rest(entry), slot = slot_weight(query, entry), whole = rest + slot;
-  return squared(combination(weight * rest / whole, difference(value, output_of_others(query, entry)),
-                             slot / whole, query.output));
+  return combination(weight * rest / whole, difference(value, output_of_others(query, entry)), slot / whole,
+                     query.output);
 }
+
+template struct QueryOf<Real>;
+template struct QueryOf<Measured>;
+template Reals combination(const Real&, const Reals&, const Real&, const Reals&);
+template Real squared(const Reals&);
+template Measured squared(const std::vector<Measured>&);
+template Query without(const Query&, Indices);
+template Reals output_of_others(const Query&, size_t);
+template Real slot_weight(const Query&, size_t);
+template Reals joint_pull(const Query&, size_t);
+template Reals change_vector(Change, const Query&, size_t);
+template std::vector<Measured> change_vector(Change, const QueryOf<Measured>&, size_t);
 
 }  // namespace kvbound::exact

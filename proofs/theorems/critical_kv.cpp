@@ -32,12 +32,12 @@ struct Stages {
         norms(exact.norms_of_row(kOnly)),
         sigma(exact::total(attention, instance_.stage_one)) {}
 
-  Real theta(Indices kept) const { return exact::stable_perturbation_bound(attention, norms, kept); }
+  Real theta(Indices kept) const { return oracle::perturbation_bound(attention, norms, kept); }
   Real stage_two_bound(Indices kept) const {
-    return exact::stable_stage_two_bound(attention, norms, instance.stage_one, kept);
+    return oracle::stage_two_bound(attention, norms, instance.stage_one, kept);
   }
   Real attention_only_bound(Indices kept) const {
-    return exact::stable_attention_only_bound(attention, norms, instance.stage_one, kept);
+    return oracle::attention_only_bound(attention, norms, instance.stage_one, kept);
   }
   // The absolute terms of theta and of the bounds on it, as printed.
   Real printed_terms() const {
@@ -85,10 +85,11 @@ Outcome stage_two(const Instance& instance) {
   const Stages stages(instance);
   const Real bound = stages.stage_two_bound(instance.kept);
   outcome.at_most("theta <= theta^", stages.theta(instance.kept), bound, bound);
-  outcome.at_most("theta <= theta^, as printed",
-                  exact::perturbation_bound(stages.attention, stages.norms, instance.kept),
-                  exact::stage_two_bound(stages.attention, stages.norms, instance.stage_one, instance.kept),
-                  stages.printed_terms());
+  outcome.at_most(
+      "theta <= theta^, as printed",
+      oracle::perturbation_bound_as_printed(stages.attention, stages.norms, instance.kept),
+      oracle::stage_two_bound_as_printed(stages.attention, stages.norms, instance.stage_one, instance.kept),
+      stages.printed_terms());
   outcome.ratio(stages.theta(instance.kept), bound);
   const Positions choice = stages.chosen_by(stages.scores(0));
   const Extremes extremes = stages.extremes([&](Indices kept) { return stages.stage_two_bound(kept); });
@@ -172,8 +173,9 @@ Outcome attention_only(const Instance& instance) {
     outcome.at_most("sigma >= 1/2: theta^ <= theta^_relax", bound, relaxed, relaxed);
     outcome.at_most(
         "sigma >= 1/2: theta^ <= theta^_relax, as printed",
-        exact::stage_two_bound(stages.attention, stages.norms, instance.stage_one, instance.kept),
-        exact::attention_only_bound(stages.attention, stages.norms, instance.stage_one, instance.kept),
+        oracle::stage_two_bound_as_printed(stages.attention, stages.norms, instance.stage_one, instance.kept),
+        oracle::attention_only_bound_as_printed(stages.attention, stages.norms, instance.stage_one,
+                                                instance.kept),
         stages.printed_terms());
     outcome.ratio(bound, relaxed);
     outcome.equal("sigma >= 1/2: top-k by A minimises theta^_relax", stages.attention_only_bound(choice),

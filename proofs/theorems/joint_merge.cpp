@@ -20,12 +20,8 @@ using exact::Reals;
 
 JointMean joint_mean(const MergingCase& merging, const Cluster& cluster) {
   std::vector<ClusterMean> means;
-  Reals log_denominators;
-  for (size_t h = 0; h < merging.heads.size(); ++h) {
-    means.push_back(merging.mean(h, cluster));
-    log_denominators.push_back(merging.log_denominator(h));
-  }
-  return {means, merging.first_queries(), log_denominators};
+  for (size_t h = 0; h < merging.heads.size(); ++h) means.push_back(merging.mean(h, cluster));
+  return {means, merging.first_queries(), merging.log_denominators()};
 }
 
 // The change of a head's output as an affine function of the merged value: o' - o = share * v_r - miss.

@@ -110,9 +110,9 @@ Outcome bound_dominates(const Instance& instance) {
     const Reals norms = exact::norms(projected, norm);
     const std::string claim = std::string("L <= theta in ") + exact::name(norm);
     outcome.at_most(claim, exact::norm(change, norm),
-                    exact::perturbation_bound(attention, norms, instance.kept),
+                    oracle::perturbation_bound_as_printed(attention, norms, instance.kept),
                     printed_terms(attention, norms, instance.kept));
-    const Real bound = exact::stable_perturbation_bound(attention, norms, instance.kept);
+    const Real bound = oracle::perturbation_bound(attention, norms, instance.kept);
     outcome.at_most(claim + ", stable", exact::norm(stable, norm), bound, bound);
     outcome.ratio(exact::norm(stable, norm), bound);
   }
@@ -125,7 +125,7 @@ Outcome mixed_norms(const Instance& instance) {
   const Exact exact(instance);
   const Reals change =
       exact::stable_output_change(exact.attention[kOnlyRow], exact.projected[kOnlyRow], instance.kept);
-  const Real bound = exact::stable_perturbation_bound(
+  const Real bound = oracle::perturbation_bound(
       exact.attention[kOnlyRow], exact::norms(exact.projected[kOnlyRow], Norm::l_infinity), instance.kept);
   outcome.at_most("L in L1 <= theta in L-infinity", exact::norm(change, Norm::l1), bound, bound);
   return outcome;
@@ -189,13 +189,14 @@ void hold_both_forms(const Instance& instance, Outcome& outcome) {
     if (held.printable(instance.kept)) held.theta_as_printed();
   }
   if (resolved(held.exact_attention(), instance.stage_one)) {
-    held.stages("stage two's bound", reference::stage_two_bound, oracle::stage_two_bound);
-    held.stages("attention-only bound", reference::attention_only_bound, oracle::attention_only_bound);
+    held.stages("stage two's bound", reference::stage_two_bound, oracle::stage_two_bound<oracle::Bounded>);
+    held.stages("attention-only bound", reference::attention_only_bound,
+                oracle::attention_only_bound<oracle::Bounded>);
     if (held.printable(instance.stage_one)) {
       held.stages("stage two's bound as printed", proofs::stage_two_bound_as_printed,
-                  oracle::stage_two_bound_as_printed);
+                  oracle::stage_two_bound_as_printed<oracle::Bounded>);
       held.stages("attention-only bound as printed", proofs::attention_only_bound_as_printed,
-                  oracle::attention_only_bound_as_printed);
+                  oracle::attention_only_bound_as_printed<oracle::Bounded>);
     }
   }
 }
@@ -211,18 +212,18 @@ Outcome stable_form(const Instance& instance) {
   const Reals stable = exact::stable_output_change(attention, projected, instance.kept);
   for (size_t j = 0; j < change.size(); ++j)
     outcome.equal("o - o^ as printed and stable", change[j], stable[j], terms);
-  outcome.equal("theta as printed and stable", exact::perturbation_bound(attention, norms, instance.kept),
-                exact::stable_perturbation_bound(attention, norms, instance.kept), terms);
+  outcome.equal("theta as printed and stable",
+                oracle::perturbation_bound_as_printed(attention, norms, instance.kept),
+                oracle::perturbation_bound(attention, norms, instance.kept), terms);
   const Reals norm_mass = exact::product(attention, norms);
   const Real stage_terms = 3 * exact::total(norm_mass) + exact::total(norm_mass, instance.kept) /
                                                              exact::total(attention, instance.stage_one);
   outcome.equal("theta^ as printed and stable",
-                exact::stage_two_bound(attention, norms, instance.stage_one, instance.kept),
-                exact::stable_stage_two_bound(attention, norms, instance.stage_one, instance.kept),
-                stage_terms);
+                oracle::stage_two_bound_as_printed(attention, norms, instance.stage_one, instance.kept),
+                oracle::stage_two_bound(attention, norms, instance.stage_one, instance.kept), stage_terms);
   outcome.equal("theta^_relax as printed and stable",
-                exact::attention_only_bound(attention, norms, instance.stage_one, instance.kept),
-                exact::stable_attention_only_bound(attention, norms, instance.stage_one, instance.kept),
+                oracle::attention_only_bound_as_printed(attention, norms, instance.stage_one, instance.kept),
+                oracle::attention_only_bound(attention, norms, instance.stage_one, instance.kept),
                 stage_terms);
   hold_both_forms(instance, outcome);
   return outcome;
@@ -270,7 +271,7 @@ LayerChange layer_change(const Instance& instance) {
     const std::vector<int64_t>& kept = kept_by(instance, h);
     const Reals head_change = exact::stable_output_change(attention, exact.projected[h], kept);
     for (size_t j = 0; j < change.size(); ++j) change[j] += head_change[j];
-    const Real bound = exact::stable_perturbation_bound(attention, exact.norms_of_row(h), kept);
+    const Real bound = oracle::perturbation_bound(attention, exact.norms_of_row(h), kept);
     layer.sum_of_bounds += bound;
     layer.largest_bound = std::max(layer.largest_bound, bound);
   }

@@ -98,17 +98,6 @@ oracle::Bounded mass_of(const oracle::Row& leaving, const oracle::Row& staying) 
   return mass;
 }
 
-oracle::Row mean_of(const oracle::Row& logits, MatrixView values, Indices entries) {
-  const oracle::Row weights = oracle::softmax(logits);
-  oracle::Row result;
-  for (int64_t c = 0; c < values.cols; ++c) {
-    oracle::Row column;
-    for (const int64_t i : entries) column.emplace_back(values(i, c));
-    result.push_back(oracle::dot(weights, column));
-  }
-  return result;
-}
-
 void hold_removal(const Instance& instance, int64_t row, const Positions& removed, const Reals& exact,
                   Outcome& outcome) {
   const VectorView logits = instance.logits.row(row);
@@ -118,8 +107,9 @@ void hold_removal(const Instance& instance, int64_t row, const Positions& remove
     const oracle::Row all = oracle::exactly(logits);
     const oracle::Row leaving = oracle::at(all, removed), staying = oracle::at(all, instance.kept);
     const oracle::Bounded mass = mass_of(leaving, staying);
-    const oracle::Row before = mean_of(leaving, instance.values, removed),
-                      after = mean_of(staying, instance.values, instance.kept);
+    const oracle::Rows values = oracle::exactly(instance.values.view());
+    const oracle::Row before = weighted_sum(oracle::softmax(leaving), oracle::at(values, removed)),
+                      after = weighted_sum(oracle::softmax(staying), oracle::at(values, instance.kept));
     for (size_t c = 0; c < change.size(); ++c) change[c] = mass * (after[c] - before[c]);
   }
   for (size_t c = 0; c < change.size(); ++c)

@@ -13,12 +13,6 @@ using reference::Change;
 // The share of a squared length's terms below which the reference forms the difference element by element.
 const Bounded kCancelled = 0x1p-13;
 
-Row column(const Rows& rows, size_t index) {
-  Row result;
-  for (const Row& row : rows) result.push_back(row[index]);
-  return result;
-}
-
 // The one with the larger bound of two evaluations of the same value.
 Bounded wider(const Bounded& a, const Bounded& b) { return a.bound < b.bound ? b : a; }
 
@@ -218,12 +212,7 @@ BoundedSpace::BoundedSpace(Space space, MatrixView output_projection) {
   }
 }
 
-Row BoundedSpace::gram_product(const Row& x) const {
-  if (gram_.empty()) return x;
-  Row result;
-  for (size_t c = 0; c < x.size(); ++c) result.push_back(dot(x, column(gram_, c)));
-  return result;
-}
+Row BoundedSpace::gram_product(const Row& x) const { return gram_.empty() ? x : weighted_sum(x, gram_); }
 
 ScoredQuery scored_query(Change change, VectorView logits, MatrixView values, const BoundedSpace& space) {
   const Row given = exactly(logits);

@@ -90,8 +90,8 @@ void claim_monotony(const Sweep& sweep, const std::vector<Positions>& selections
       if (2 * mass < 1 || mass < exact::total(attention, less)) continue;
       if (exact::total(norm_mass, more) < exact::total(norm_mass, less)) continue;
       outcome.at_most("more mass and more norm mass, at least half of it: no larger theta",
-                      exact::stable_perturbation_bound(attention, norms, more),
-                      exact::stable_perturbation_bound(attention, norms, less),
+                      oracle::perturbation_bound(attention, norms, more),
+                      oracle::perturbation_bound(attention, norms, less),
                       4 * exact::total(norm_mass) / exact::total(attention, less));
     }
   }

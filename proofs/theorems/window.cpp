@@ -76,20 +76,6 @@ Matrix window_means(const Instance& instance, const Matrix& attention) {
   return means;
 }
 
-oracle::Rows window_means(const Instance& instance, const oracle::Rows& attention) {
-  oracle::Rows means;
-  const auto queries = static_cast<size_t>(instance.queries());
-  for (size_t first = 0; first < attention.size(); first += queries) {
-    oracle::Row& mean = means.emplace_back();
-    for (size_t j = 0; j < attention[first].size(); ++j) {
-      oracle::Row paid;
-      for (size_t i = 0; i < queries; ++i) paid.push_back(attention[first + i][j]);
-      mean.push_back(oracle::sum(paid) / oracle::Bounded(static_cast<double>(queries)));
-    }
-  }
-  return means;
-}
-
 // Checks that the reference's stage-two score is T divided by the number of queries and heads, and its selection.
 void hold_window(const Instance& instance, const Window& window, const Positions& exact_choice,
                  Outcome& outcome) {
@@ -97,8 +83,8 @@ void hold_window(const Instance& instance, const Window& window, const Positions
   const Bounds bounds(instance);
   const auto scores = reference::stage_two_scores(window_means(instance, computed.attention), computed.norms,
                                                   0, GqaProduct::mean_of_products);
-  const auto exact_scores = oracle::stage_two_scores(window_means(instance, bounds.attention), bounds.norms,
-                                                     0, GqaProduct::mean_of_products);
+  const auto exact_scores = oracle::stage_two_scores(oracle::group_mean(bounds.attention, instance.queries()),
+                                                     bounds.norms, 0, GqaProduct::mean_of_products);
   const Real rows = instance.logits.rows();
   for (size_t j = 0; j < scores.size(); ++j) {
     outcome.equal("stage-two score times queries times heads is T", rows * exact_scores[j].value,

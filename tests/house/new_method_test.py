@@ -53,7 +53,7 @@ FILLERS = {
         ("reference/core/score_rules.hpp", "leaves_out_dominant", NEW_CHANGE),
         ("cuda/window/obcache_terms.hpp", "require_scored", NEW_CHANGE),
         ("reference/bounds/obcache_errors.cpp", "judge", NEW_CHANGE),
-        ("proofs/oracle/output_change.cpp", "score", NEW_CHANGE),
+        ("proofs/oracle/output_change.cpp", "change_vector", NEW_CHANGE),
         ("proofs/theorems/score_bounds.cpp", "terms_of", NEW_CHANGE),
         ("proofs/theorems/score_bounds.cpp", "terms_of_aside", NEW_CHANGE)),
     "A selection": (
@@ -90,7 +90,7 @@ FILLERS = {
         ("reference/bounds/merge_errors.cpp", "scaling_error", NEW_KEY),
         ("reference/bounds/merge_errors.cpp", "largest_scale", NEW_KEY),
         ("sim/measure/merge_metrics.cpp", "lossless_key", NEW_KEY),
-        ("proofs/theorems/merge_rounding.cpp", "hold", NEW_KEY)),
+        ("proofs/oracle/merge_bounds.cpp", "merge_cluster", NEW_KEY)),
 }
 PLACES = [place for places in FILLERS.values() for place in places]
 # A missing definition of an overload that a header declares shows in the source that calls it.

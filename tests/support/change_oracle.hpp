@@ -8,37 +8,28 @@
 // u: 1e-10 for d + n < 100.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include <gtest/gtest.h>
 
-#include <kvbound/proofs/oracle/bounded.hpp>
-#include <kvbound/reference/eviction/obcache.hpp>
+#include <kvbound/proofs/oracle/output_change.hpp>
 
 namespace kvbound::oracle {
 
-using Reals = std::vector<Real>;
-
 /// scale * query . keys[j,:]
 Reals exact_logits(VectorView query, MatrixView keys, double scale);
-/// exp(z_j) / sum exp(z)
-Reals exact_weights(const Reals& logits);
 
-/// A change, and the square of the sum of its absolute terms.
-struct Measured {
-  Real value = 0;
-  Real terms = 0;
-  Measured& operator+=(const Measured& other);
-};
+/// x W, or x without a W.
+///
+/// projection  [head_dim, model_dim]; no rows: none
+std::vector<Measured> projected(const std::vector<Measured>& x, MatrixView projection);
 
 /// The change of one query's output by one entry, by definition: `exact` deletes it, `slot` zeroes its key and value,
 /// `value` zeroes its value, `key` and `joint` follow their formulas. The query sees all entries.
 ///
 /// values      [entries, head_dim]; `exact`: at least two entries
 /// projection  [head_dim, model_dim]; no rows: the change is not projected
+/// votes       [entries], in the attention but not in z; empty: all 1; not for `slot`
 Measured change(reference::Change change, const Reals& logits, MatrixView values, MatrixView projection,
-                int64_t entry);
+                int64_t entry, VectorView votes = {});
 
 /// o' - o by deleting the entries, from both outputs, with the sums of absolute terms.
 ///

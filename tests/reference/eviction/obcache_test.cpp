@@ -253,7 +253,7 @@ void expect_definition(const Cache& cache, Change change) {
   const ScoredAttention attention = cache.scored(change);
   for (int64_t h = 0; h < cache.queries.rows(); ++h) {
     const oracle::Reals logits = exact_logits(cache.queries.row(h), cache.keys, cache.scale);
-    const oracle::Reals weights = oracle::exact_weights(logits);
+    const oracle::Reals weights = oracle::softmax(logits);
     std::vector<Measured> output(cache.values.cols());
     for (int64_t j = 0; j < cache.keys.rows(); ++j) {
       const oracle::Real weight = weights[j];
@@ -499,7 +499,7 @@ Drawn drawn_cache() {
 RC_GTEST_PROP(ScoredAttentionProperty, IsTheDefinitionAndNeverNegative, ()) {
   const Cache cache = drawn_cache().cache;
   const oracle::Reals logits = exact_logits(cache.queries.row(0), cache.keys, 1);
-  RC_CLASSIFY(std::ranges::any_of(oracle::exact_weights(logits), [](const auto& a) { return a > 0.999; }),
+  RC_CLASSIFY(std::ranges::any_of(oracle::softmax(logits), [](const auto& a) { return a > 0.999; }),
               "nearly all on one");
   for (const Change change : kChanges) {
     const std::vector<double> scores = cache.scores(change);

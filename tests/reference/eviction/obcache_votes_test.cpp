@@ -22,7 +22,6 @@ namespace {
 
 using namespace test;
 using oracle::exact_logits;
-using oracle::exact_weights;
 using oracle::Measured;
 using oracle::near;
 using oracle::Real;
@@ -59,67 +58,21 @@ struct VotingCache {
   }
 };
 
-Reals voted(Reals logits, const Numbers& votes) {
-  for (size_t j = 0; j < votes.size(); ++j) logits[j] += boost::multiprecision::log(Real(votes[j]));
-  return logits;
-}
-
-// A change by its definition, with votes in A and o but not in z. Removal and zeroing the value depend on the weights
-// alone.
-Measured voted_change(Change change, const Reals& logits, const VotingCache& cache, int64_t head,
-                      int64_t entry) {
-  const Reals voting = voted(logits, cache.votes);
-  if (change == Change::exact || change == Change::value) {
-    return oracle::change(change, voting, cache.values, cache.projection(head), entry);
-  }
-  const Reals weights = exact_weights(voting);
-  const auto at = static_cast<size_t>(entry);
-  const Real own = change == Change::joint ? 1 : 0, z = logits[at];
-  const auto head_dim = static_cast<size_t>(cache.values.cols());
-  Reals moved(head_dim), terms(head_dim);
-  for (size_t c = 0; c < head_dim; ++c) {
-    const Real value = cache.values.row(entry)[c];
-    Real output = 0, size = 0;
-    for (size_t j = 0; j < weights.size(); ++j) {
-      const Real term = weights[j] * cache.values.row(j)[c];
-      output += term;
-      size += abs(term);
-    }
-    moved[c] = weights[at] * (own * value + z * (value - output));
-    terms[c] = weights[at] * (own * abs(value) + abs(z) * (abs(value) + size));
-  }
-  const MatrixView projection = cache.projection(head);
-  Measured result;
-  for (int64_t m = 0; m < (projection.rows == 0 ? cache.values.cols() : projection.cols); ++m) {
-    Real sum = 0, size = 0;
-    if (projection.rows == 0) {
-      sum = moved[m];
-      size = terms[m];
-    } else {
-      for (size_t c = 0; c < head_dim; ++c) {
-        const Real weight = projection(c, m);
-        sum += moved[c] * weight;
-        size += terms[c] * abs(weight);
-      }
-    }
-    result += {sum * sum, size * size};
-  }
-  return result;
-}
-
 void expect_definition(const VotingCache& cache) {
   for (const Change change : kChanges) {
     const ScoredAttention attention = cache.scored(change);
     for (int64_t h = 0; h < cache.queries.rows(); ++h) {
       const Reals logits = exact_logits(cache.queries.row(h), cache.keys, cache.scale);
-      const Reals weights = exact_weights(voted(logits, cache.votes));
+      const Reals weights =
+          oracle::softmax(oracle::voted(Reals(cache.votes.begin(), cache.votes.end()), logits));
       std::vector<Measured> output(cache.values.cols());
       for (int64_t j = 0; j < cache.keys.rows(); ++j) {
         SCOPED_TRACE("change " + std::to_string(static_cast<int>(change)) + ", head " + std::to_string(h) +
                      ", entry " + std::to_string(j));
         const Real& weight = weights[j];
         EXPECT_TRUE(near(attention.weights(h, j), {weight, weight}));
-        EXPECT_TRUE(near(attention.scores(h, j), voted_change(change, logits, cache, h, j)));
+        EXPECT_TRUE(near(attention.scores(h, j),
+                         oracle::change(change, logits, cache.values, cache.projection(h), j, cache.votes)));
         for (size_t c = 0; c < output.size(); ++c) {
           const Real term = weight * cache.values.row(j)[c];
           output[c] += {term, abs(term)};
@@ -187,7 +140,7 @@ TEST(ScoredAttentionWithVotes, IsThatOfSoManyCopies) {
       }
     }
     const Reals logits = exact_logits(cache.queries.row(0), keys, 1);
-    const Reals weights = exact_weights(logits);
+    const Reals weights = oracle::softmax(logits);
     const ScoredAttention attention = cache.scored(Change::exact);
     for (int64_t j = 0; j < 5; ++j) {
       const std::vector<int64_t>& mine = copies[j];

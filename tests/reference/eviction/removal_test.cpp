@@ -126,7 +126,7 @@ RC_GTEST_PROP(RemovalChangeProperty, IsThePrintedForm, ()) {
   Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   const Positions removed = random.subset(entries, *test::integer(1, entries - 1));
   const Matrix values = random.matrix(entries, 2);
-  const oracle::Reals weights = oracle::exact_weights({logits.begin(), logits.end()});
+  const oracle::Reals weights = oracle::softmax(oracle::Reals(logits.begin(), logits.end()));
   oracle::Real left = 1, output[2];
   for (const int64_t j : removed) left -= weights[j];
   for (int64_t j = 0; j < entries; ++j) {

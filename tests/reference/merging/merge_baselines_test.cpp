@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <kvbound/proofs/oracle/merging.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/merging/merge_baselines.hpp>
 #include <kvbound/reference/merging/weighted_mean.hpp>
@@ -36,63 +37,6 @@ double sum(const std::vector<double>& numbers) {
   double result = 0;
   for (const double number : numbers) result += number;
   return result;
-}
-
-// The oracle scales rows so that their largest number is 1; no weight depends on this scale, and nothing underflows.
-Row unit_sized(const Row& row) {
-  Real size = 0;
-  for (const Bounded& number : row) size = std::max(size, Real(abs(number.value)));
-  Row result;
-  for (const Bounded& number : row) {
-    result.push_back(size == 0 ? number : Bounded(number.value / size, number.bound / size));
-  }
-  return result;
-}
-
-bool is_zero(const Row& row) {
-  return std::ranges::all_of(row, [](const Bounded& number) { return number.value == 0; });
-}
-
-Row normalised(const Row& log_weights) {
-  Row weights;
-  for (const Bounded& log_weight : log_weights) weights.push_back(oracle::exp(log_weight));
-  const Bounded total = oracle::sum(weights);
-  for (Bounded& weight : weights) weight = weight / total;
-  return weights;
-}
-
-Row similarity_oracle(MatrixView keys) {
-  const Row target = unit_sized(oracle::exactly(keys.row(0)));
-  Row cosines{Bounded(1.0)};
-  for (int64_t j = 1; j < keys.rows; ++j) {
-    const Row key = unit_sized(oracle::exactly(keys.row(j)));
-    cosines.push_back(is_zero(key) || is_zero(target)
-                          ? Bounded(0.0)
-                          : oracle::dot(key, target) / (oracle::sqrt(oracle::dot(key, key)) *
-                                                        oracle::sqrt(oracle::dot(target, target))));
-  }
-  return normalised(cosines);
-}
-
-Row gaussian_oracle(MatrixView keys) {
-  Row differences;  // of all keys, scaled by a common factor
-  for (int64_t j = 1; j < keys.rows; ++j) {
-    for (int64_t c = 0; c < keys.cols; ++c) {
-      differences.push_back(Bounded(keys(j, c)) - Bounded(keys(0, c)));
-    }
-  }
-  differences = unit_sized(differences);
-  Row distances{Bounded(0.0)};
-  for (int64_t j = 1; j < keys.rows; ++j) {
-    const auto first = differences.begin() + (j - 1) * keys.cols;
-    const Row difference(first, first + keys.cols);
-    distances.push_back(oracle::dot(difference, difference));
-  }
-  const Bounded total = oracle::sum(distances);
-  if (total.value == 0) return normalised(Row(distances.size(), Bounded(0.0)));
-  const Bounded twice_variance = Bounded(2.0) * (total / Bounded(static_cast<double>(keys.rows - 1)));
-  for (Bounded& distance : distances) distance = -(distance / twice_variance);
-  return normalised(distances);
 }
 
 // Keys of any size: some near each other, some far apart, some zero.
@@ -203,13 +147,13 @@ TEST(ClusterWeights, RefuseWhatIsNoCluster) {
 RC_GTEST_PROP(SimilarityWeights, AreWithinTheirRoundingBoundOfFiftyDigits, ()) {
   const Matrix keys = any_keys();
   RC_LOG() << keys.rows() << " x " << keys.cols();
-  RC_ASSERT(all_within(similarity_weights(keys), similarity_oracle(keys)));
+  RC_ASSERT(all_within(similarity_weights(keys), oracle::similarity_weights(oracle::exactly(keys.view()))));
 }
 
 RC_GTEST_PROP(GaussianWeights, AreWithinTheirRoundingBoundOfFiftyDigits, ()) {
   const Matrix keys = any_keys();
   RC_LOG() << keys.rows() << " x " << keys.cols();
-  RC_ASSERT(all_within(gaussian_weights(keys), gaussian_oracle(keys)));
+  RC_ASSERT(all_within(gaussian_weights(keys), oracle::gaussian_weights(oracle::exactly(keys.view()))));
 }
 
 RC_GTEST_PROP(ClusterWeights, AreAtLeastZeroAndAddUpToOne, ()) {

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <kvbound/proofs/oracle/merge_bounds.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/numerics/pseudo_inverse.hpp>
 
-#include "support/merge_oracle.hpp"
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
@@ -136,16 +136,19 @@ RC_GTEST_PROP(PseudoInverseProperty, MeetsItsDefinition, ()) {
   const double rank = *rc::gen::element(0.0, 1e-6, 0.1, 0.3, 0.9, 1.0);
   const Matrix rows = rows_of_condition(random, count, unknowns, std::pow(10, static_cast<double>(digits)));
   const Matrix targets = random.matrix(1, count);
-  const auto expected = oracle::solution(exactly(rows.view()), rank, exactly(VectorView(targets.row(0))));
-  RC_PRE(expected.decided);
-  RC_CLASSIFY(expected.rank == 1, "one direction");
-  RC_CLASSIFY(expected.rank > 1 && expected.rank < std::min(count, unknowns), "some dropped");
-  RC_CLASSIFY(expected.rank == std::min(count, unknowns) && count > 1, "all kept");
+  const oracle::BoundedInverse exact(exactly(rows.view()));
+  const std::vector<size_t> ranks = exact.ranks(rank);
+  const auto directions = static_cast<int64_t>(ranks.front());
+  const auto expected = exact.solution(exactly(VectorView(targets.row(0))), ranks.front());
+  RC_PRE(ranks.size() == 1 && expected);
+  RC_CLASSIFY(directions == 1, "one direction");
+  RC_CLASSIFY(directions > 1 && directions < std::min(count, unknowns), "some dropped");
+  RC_CLASSIFY(directions == std::min(count, unknowns) && count > 1, "all kept");
   RC_CLASSIFY(count > unknowns, "more conditions than unknowns");
   const PseudoInverse inverse(rows, rank);
-  RC_ASSERT(inverse.rank() == expected.rank);
+  RC_ASSERT(inverse.rank() == directions);
   const Numbers x = inverse.solve(targets.row(0));
-  for (size_t c = 0; c < x.size(); ++c) RC_ASSERT(bool(within(x[c], expected.x[c])));
+  for (size_t c = 0; c < x.size(); ++c) RC_ASSERT(bool(within(x[c], (*expected)[c])));
 }
 
 // The oracle is not a copy of the tested code: its solution has the properties that define the pseudo-inverse.
@@ -153,11 +156,14 @@ TEST(PseudoInverseOracle, IsInTheRowsSpaceAndMeetsTheConditions) {
   Random random(7);
   for (const int64_t count : {1, 2, 4}) {
     const Matrix rows = random.matrix(count, 5), targets = random.matrix(1, count);
-    const auto solution = oracle::solution(exactly(rows.view()), 0, exactly(VectorView(targets.row(0))));
-    ASSERT_TRUE(solution.decided);
+    const oracle::BoundedInverse inverse(exactly(rows.view()));
+    const auto rank = static_cast<size_t>(count);
+    ASSERT_EQ(inverse.ranks(0), std::vector{rank});
+    const auto solution = inverse.solution(exactly(VectorView(targets.row(0))), rank);
+    ASSERT_TRUE(solution);
     for (int64_t i = 0; i < count; ++i) {
       Real product = 0;
-      for (size_t c = 0; c < 5; ++c) product += solution.x[c].value * rows.row(i)[c];
+      for (size_t c = 0; c < 5; ++c) product += (*solution)[c].value * rows.row(i)[c];
       EXPECT_LT(abs(product - targets(0, i)), Real("1e-40"));
     }
     // The solution is the shortest of all that meet the conditions: any other vector with the same products is longer.
@@ -168,10 +174,10 @@ TEST(PseudoInverseOracle, IsInTheRowsSpaceAndMeetsTheConditions) {
       for (int64_t c = 0; c < 5; ++c) product += rows(i, c) * more(0, c);
       products.push_back(product);
     }
-    const auto shortest = oracle::solution(exactly(rows.view()), 0, exactly(VectorView(products)));
+    const auto shortest = inverse.solution(exactly(VectorView(products)), rank);
     Real length = 0, other = 0;
     for (size_t c = 0; c < 5; ++c) {
-      length += shortest.x[c].value * shortest.x[c].value;
+      length += (*shortest)[c].value * (*shortest)[c].value;
       other += Real(more.row(0)[c]) * more.row(0)[c];
     }
     EXPECT_LT(length, other);

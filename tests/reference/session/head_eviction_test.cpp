@@ -151,7 +151,7 @@ class Definition {
     return oracle::exact_logits(query, rows_at(layer_.all_keys.slice(g_), seen), layer_.view().scale);
   }
   void add(ScoreSums& sums, VectorView query, int64_t h, const Positions& seen) const {
-    const Reals all = logits(query, seen), weights = oracle::exact_weights(all);
+    const Reals all = logits(query, seen), weights = oracle::softmax(all);
     const Matrix values = rows_at(layer_.all_values.slice(g_), seen);
     const auto change = rules_of(policy_.score).change;
     for (size_t j = 0; j < seen.size(); ++j) {
@@ -180,7 +180,7 @@ class Definition {
   int64_t adaptive_count(int64_t step, const Positions& cached, const Positions& ranked, int64_t k) const {
     int64_t count = 0;
     for (int64_t h = 0; h < heads(); ++h) {
-      const Reals weights = oracle::exact_weights(logits(layer_.step(step).queries.row(head(h)), cached));
+      const Reals weights = oracle::softmax(logits(layer_.step(step).queries.row(head(h)), cached));
       std::map<int64_t, Real> weight;
       for (size_t j = 0; j < cached.size(); ++j) weight[cached[j]] = weights[j];
       Real mass = 1;
@@ -279,7 +279,7 @@ TEST(HeadEviction, AnswersAsTheEntriesThatAreLeft) {
         const auto head = static_cast<int64_t>(g);
         const Matrix values = rows_at(layer.all_values.slice(head), cached[g]);
         for (int64_t h = 2 * head; h < 2 * head + 2; ++h) {
-          const Reals weights = oracle::exact_weights(
+          const Reals weights = oracle::softmax(
               oracle::exact_logits(layer.step(t).queries.row(h),
                                    rows_at(layer.all_keys.slice(head), cached[g]), layer.view().scale));
           for (int64_t c = 0; c < 3; ++c) {

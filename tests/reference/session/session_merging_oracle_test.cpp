@@ -6,9 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include <kvbound/proofs/oracle/definitions.hpp>
+#include <kvbound/proofs/oracle/merge_bounds.hpp>
 
-#include "support/merge_oracle.hpp"
 #include "support/merging_cases.hpp"
 #include "support/oracle.hpp"
 
@@ -75,12 +74,10 @@ Rows scores_of(const Moment& moment, const MergeCluster& cluster) {
 
 // ln D_h
 Row log_denominators(const Moment& moment) {
+  const std::vector<double> numbers = moment.before.votes();
+  const Row votes = oracle::exactly(VectorView(numbers));
   Row result;
-  for (Row row : moment.logits()) {
-    const std::vector<double> votes = moment.before.votes();
-    for (size_t j = 0; j < votes.size(); ++j) row[j] = row[j] + log(Bounded(votes[j]));
-    result.push_back(oracle::log_sum_exp(row));
-  }
+  for (const Row& row : moment.logits()) result.push_back(oracle::log_sum_exp(oracle::voted(votes, row)));
   return result;
 }
 
@@ -108,14 +105,15 @@ Merged merged_by_definition(const Moment& moment, const Merge& merge, const Head
     for (size_t h = 0; h < scores.size(); ++h) expect_within(cluster.log_scores.row(h), scores[h]);
     clusters[cluster.into] = oracle::merge_cluster(rule_of(merge), moment.queries, moment.scale,
                                                    members_of(moment.before, cluster), scores, denominators);
-    result.decided = result.decided && clusters[cluster.into].decided;
+    result.decided = result.decided && clusters[cluster.into].keys.size() == 1;
     ++result.clusters;
   }
   for (const int64_t position : staying) {
     const CachedEntry& entry = moment.before.entries.at(position);
     const auto cluster = clusters.find(position);
     const bool is_merged = cluster != clusters.end();
-    result.keys.push_back(is_merged ? cluster->second.key : oracle::exactly(VectorView(entry.key)));
+    result.keys.push_back(!is_merged || !result.decided ? oracle::exactly(VectorView(entry.key))
+                                                        : cluster->second.keys.front());
     result.values.push_back(is_merged ? cluster->second.value : oracle::exactly(VectorView(entry.value)));
     const bool votes = is_merged && std::holds_alternative<KeepKv>(merge);
     result.votes.push_back(votes ? cluster->second.votes : Bounded(entry.votes));
