@@ -127,20 +127,20 @@ TEST(SafetensorsReader, RefusesDimensionsThatAreNoCounts) {
     return refusal_of_header(one_tensor("F32", shape, "[0,4]"), "1234");
   };
   const std::string expected = "; expected an integer from 0 to 9223372036854775807";
-  EXPECT_EQ(message("[-1]"), "at byte 13: t.shape[0]: is -1" + expected);
-  EXPECT_EQ(message("[-0]"), "at byte 13: t.shape[0]: is -0" + expected);
-  EXPECT_EQ(message("[1.0]"), "at byte 13: t.shape[0]: is 1.0" + expected);
-  EXPECT_EQ(message("[1e0]"), "at byte 13: t.shape[0]: is 1e0" + expected);
-  EXPECT_EQ(message("[18446744073709551616]"), "at byte 13: t.shape[0]: is 18446744073709551616" + expected);
-  EXPECT_EQ(message("[9223372036854775808]"), "at byte 13: t.shape[0]: is 9223372036854775808" + expected);
-  EXPECT_EQ(message("[null]"), "at byte 13: t.shape[0]: is null" + expected);
-  EXPECT_EQ(message("[\"1\"]"), "at byte 13: t.shape[0]: is \"1\"" + expected);
-  EXPECT_EQ(message("1"), "at byte 13: t.shape: is 1; expected a list");
+  EXPECT_EQ(message("[-1]"), "at byte 39: t.shape[0]: is -1" + expected);
+  EXPECT_EQ(message("[-0]"), "at byte 39: t.shape[0]: is -0" + expected);
+  EXPECT_EQ(message("[1.0]"), "at byte 40: t.shape[0]: is 1.0" + expected);
+  EXPECT_EQ(message("[1e0]"), "at byte 40: t.shape[0]: is 1e0" + expected);
+  EXPECT_EQ(message("[18446744073709551616]"), "at byte 57: t.shape[0]: is 18446744073709551616" + expected);
+  EXPECT_EQ(message("[9223372036854775808]"), "at byte 56: t.shape[0]: is 9223372036854775808" + expected);
+  EXPECT_EQ(message("[null]"), "at byte 40: t.shape[0]: is null" + expected);
+  EXPECT_EQ(message("[\"1\"]"), "at byte 39: t.shape[0]: is \"1\"" + expected);
+  EXPECT_EQ(message("1"), "at byte 37: t.shape: is 1; expected a list");
 }
 
 TEST(SafetensorsReader, RefusesShapesThatOverflow) {
   EXPECT_EQ(refusal_of_header(one_tensor("F32", "[4294967296,4294967296]", "[0,0]")),
-            "at byte 13: t.shape: [4294967296, 4294967296] has more bytes than 2^63 - 1");
+            "at byte 36: t.shape: [4294967296, 4294967296] has more bytes than 2^63 - 1");
   EXPECT_THAT(refusal_of_header(one_tensor("F64", "[9223372036854775807]", "[0,0]")),
               HasSubstr("has more bytes than 2^63 - 1"));
   EXPECT_THAT(refusal_of_header(one_tensor("U8", "[0]", "[9223372036854775807,9223372036854775807]")),
@@ -153,7 +153,7 @@ TEST(SafetensorsReader, RefusesShapesThatOverflow) {
 
 TEST(SafetensorsReader, RefusesASizeThatIsNotTheShapes) {
   EXPECT_EQ(refusal_of_header(one_tensor("F32", "[2]", "[0,4]"), "1234"),
-            "at byte 13: t.data_offsets: is [0, 4]; shape [2] of F32 needs 8 bytes");
+            "at byte 55: t.data_offsets: is [0, 4]; shape [2] of F32 needs 8 bytes");
   EXPECT_THAT(refusal_of_header(one_tensor("F32", "[1]", "[4,0]"), "1234"),
               HasSubstr("t.data_offsets: is [4, 0]; shape [1] of F32 needs 4 bytes"));
   EXPECT_THAT(refusal_of_header(one_tensor("F32", "[1]", "[0,4,8]"), "1234"),
@@ -164,7 +164,7 @@ TEST(SafetensorsReader, RefusesASizeThatIsNotTheShapes) {
 
 TEST(SafetensorsReader, RefusesUnknownTypes) {
   EXPECT_EQ(refusal_of_header(one_tensor("f32", "[1]", "[0,4]"), "1234"),
-            "at byte 13: t.dtype: is \"f32\"; expected a safetensors type such as BF16");
+            "at byte 26: t.dtype: is \"f32\"; expected a safetensors type such as BF16");
 }
 
 TEST(SafetensorsReader, RefusesMissingAndForeignFields) {
@@ -176,13 +176,13 @@ TEST(SafetensorsReader, RefusesMissingAndForeignFields) {
             "at byte 13: t.shape: is missing");
   EXPECT_EQ(
       refusal_of_header(R"({"t":{"dtype":"F32","shape":[],"data_offsets":[0,4],"strides":[]}})"),
-      "at byte 13: t: member \"strides\" is unknown; the members of a tensor are dtype, shape, data_offsets");
+      "at byte 70: t: member \"strides\" is unknown; the members of a tensor are dtype, shape, data_offsets");
   EXPECT_THAT(refusal_of_header(R"({"t":[]})"), HasSubstr("t: is an array; expected an object"));
 }
 
 TEST(SafetensorsReader, RefusesMetadataOtherThanStrings) {
   EXPECT_EQ(refusal_of_header(R"({"__metadata__":{"layers":4}})"),
-            "at byte 24: __metadata__.layers: is 4; expected a string");
+            "at byte 35: __metadata__.layers: is 4; expected a string");
   EXPECT_EQ(refusal_of_header(R"({"__metadata__":[]})"),
             "at byte 24: __metadata__: is an array; expected an object");
 }
