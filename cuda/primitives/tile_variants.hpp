@@ -1,5 +1,5 @@
 // Kernels that are compiled with several tile shapes. The shapes of a kernel are a constexpr list, of which its operation uses
-// the first; the others are there to be compared with it on a GPU (tests/first_run/tile_variants_test.cpp): whether their results
+// the first; the others are there to be compared with it on a GPU (tests/measure/tile_variants_test.cpp): whether their results
 // are right, then how fast they are. To put another one into use, move it to the front.
 #pragma once
 

@@ -3,12 +3,16 @@
 
     kernel_metrics.py profile.csv
     kernel_metrics.py profile.csv --counters counters.json
+    kernel_metrics.py steps.csv --steps
 
-profile.csv: results of `ncu --csv --page raw` one behind the other, each behind a line "operation",NAME; the stage `profile` of
-cuda/first_run.sh writes it. A metric that ncu did not report is shown as -.
+profile.csv: results of `ncu --csv --page raw` one behind the other, each behind a line "operation",NAME; the stages `profile` and
+`anatomy` of cuda/measure.sh write such files. A metric that ncu did not report is shown as -. What a kernel's warps wait for is
+ncu's reason of most stalls, with the warps that it holds for each instruction issued.
 
 --counters: a file of `kvbound bench --backend emulated --model h100 --json`, of the same shape: what the emulation counted of
 the same kernel of the same operation, and the time that its model predicts.
+
+--steps: of each decode step's launches the last whole step, which ends with pack_kernel, and its sum.
 
 Exit codes: 0; 1 no kernel was measured; 2 usage; 4 a file that cannot be read.
 """
@@ -27,6 +31,7 @@ WAVEFRONTS = ("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",)
 TENSOR = ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
           "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active")
 COLUMNS = ("us", "MB read", "MB written", "registers", "occupancy %", "sectors/load", "sectors/store", "conflicts %", "tensor %")
+STALLED = re.compile(r"issue_stalled_(?!selected|not_selected)(\w+?)_per_")
 COUNTED = ("us / model", "MB read", "MB written", "registers", "occupancy %", "sectors/request", "conflicts %")
 
 
@@ -54,6 +59,11 @@ class Launch:
                 self.first(("sm__warps_active.avg.pct_of_peak_sustained_active",)),
                 *(self.ratio([of.format("sectors")], [of.format("requests")]) for of in (LOADED, STORED)),
                 self.ratio(CONFLICTS, WAVEFRONTS, 100), self.first(TENSOR))
+
+
+    def waits_for(self):
+        stalls = [(warps, STALLED.search(name)[1]) for name, warps in self.metrics.items() if STALLED.search(name)]
+        return "{1} {0:.2g}".format(*max(stalls)) if stalls else "-"
 
 
 def number(text):
@@ -87,10 +97,24 @@ def launches(lines):
 
 
 def table(found):
-    lines = [f"{'':<24}{'kernel':<34}" + "".join(f"{name:>14}" for name in COLUMNS)]
+    lines = [f"{'':<24}{'kernel':<34}" + "".join(f"{name:>14}" for name in COLUMNS) + "  waits for"]
     for launch in found:
         cells = ("-" if cell is None else f"{cell:.4g}" for cell in launch.row())
-        lines.append(f"{launch.operation:<24}{launch.kernel:<34}" + "".join(f"{cell:>14}" for cell in cells))
+        lines.append(f"{launch.operation:<24}{launch.kernel:<34}" + "".join(f"{cell:>14}" for cell in cells) +
+                     f"  {launch.waits_for()}")
+    return "\n".join(lines)
+
+
+def steps_table(found):
+    """The kernels of the last whole step of each policy, in microseconds."""
+    lines = []
+    for operation in dict.fromkeys(launch.operation for launch in found):
+        own = [launch for launch in found if launch.operation == operation]
+        ends = [at for at, launch in enumerate(own) if launch.kernel == "pack_kernel"]
+        if len(ends) > 1:
+            step = [(launch.kernel, launch.row()[0] or 0) for launch in own[ends[-2] + 1:ends[-1] + 1]]
+            step.append((f"{len(step)} kernels", sum(time for _, time in step)))
+            lines += [f"{operation:<30}{name:<34}{time:>10.4g}" for name, time in step]
     return "\n".join(lines)
 
 
@@ -139,9 +163,13 @@ def perform():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", metavar="profile.csv")
     parser.add_argument("--counters", metavar="FILE", help="what the emulation counted")
+    parser.add_argument("--steps", action="store_true", help="the last whole step of each policy")
     options = parser.parse_args()
     with open(options.profile, encoding="utf-8") as file:
         found = list(launches(file))
+    if options.steps:
+        print(steps := steps_table(found))
+        return 0 if steps else 1
     print(table(found))
     if options.counters:
         print(f"\n{comparison(found, counted(options.counters))}")

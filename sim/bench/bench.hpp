@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -131,6 +132,8 @@ struct BenchOptions {
   int64_t prompt = 4096;   ///< tokens that it reads
   std::optional<Gpu> gpu =
       {};  ///< whose time is predicted from what the operation does; the emulated device only
+  /// What every operation of a device is measured against, made by the first one: random matrices take long.
+  std::shared_ptr<std::vector<BenchPiece>> ceilings = std::make_shared<std::vector<BenchPiece>>();
 };
 
 /// The number of threads that OpenBLAS uses if asked for this many; fewer if its build does not support them.

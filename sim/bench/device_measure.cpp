@@ -126,6 +126,17 @@ BenchPiece library_piece(std::unique_ptr<cuda::MatrixLibrary> opened, const Benc
                       Launches::direct);
 }
 
+// The copy, mma.sync's products and, last, cuBLAS's where it is found.
+const std::vector<BenchPiece>& ceilings(const BenchOptions& options) {
+  std::vector<BenchPiece>& pieces = *options.ceilings;
+  if (pieces.empty()) {
+    pieces = {copy_piece(options), tensor_products_piece(options)};
+    if (auto library = cuda::MatrixLibrary::open(nullptr))
+      pieces.push_back(library_piece(std::move(library), options));
+  }
+  return pieces;
+}
+
 // Each round's shares of the rooflines timed in that round: piece 1 is the copy, the last piece the matrix product.
 class Shares {
  public:
@@ -176,11 +187,10 @@ BenchResult measure_on_device(const BenchOptions& options, const std::string& na
     result.prediction = predict(*options.gpu, counted_work([&] { call(kStream); }), measured.work);
     return result;
   }
-  std::vector<BenchPiece> pieces{device_piece(name, measured.work, call), copy_piece(options),
-                                 tensor_products_piece(options)};
-  auto library = cuda::MatrixLibrary::open(nullptr);
-  const bool has_library = library != nullptr;
-  if (has_library) pieces.push_back(library_piece(std::move(library), options));
+  constexpr size_t kWithoutLibrary = 2;
+  const std::vector<BenchPiece>& against = ceilings(options);
+  std::vector<BenchPiece> pieces{device_piece(name, measured.work, call)};
+  pieces.insert(pieces.end(), against.begin(), against.end());
   Shares shares(measured.work, pieces);
   BenchResult result = measure(pieces, options.rounds, [&](std::span<const double> seconds) {
     shares.add(seconds);
@@ -189,7 +199,7 @@ BenchResult measure_on_device(const BenchOptions& options, const std::string& na
                                                       : shares.all().copy_bandwidth.back();
   });
   result.shares = shares.all();
-  result.ratio_meaning = meaning_of(measured, has_library);
+  result.ratio_meaning = meaning_of(measured, against.size() > kWithoutLibrary);
   result.goal = goal_of(measured);
   if (!kNative && measured.roofline == Roofline::time) {
     result.ratios.clear();

@@ -83,44 +83,6 @@ class Model(CommandLineTest):
         self.assertEqual(len(step), 1)
         self.assertIn("times attention", step[0])
 
-    def measurement_table(self, *arguments):
-        script = REPOSITORY / "cuda" / "scripts" / "measurement_table.py"
-        return subprocess.run([sys.executable, script, *arguments], cwd=self.folder, check=False, capture_output=True, text=True)
-
-    def test_the_script_sets_what_a_gpu_measured_beside_what_was_predicted(self):
-        self.document("compact", "step", "--policy", "h2o", gpu="h200")
-        (self.folder / "out.json").rename(self.folder / "model.json")
-        lines = []
-        for operation in (["compact"], ["step", "--policy", "h2o"], ["max-pool"]):
-            self.passes(*MODEL, *operation, "--repeats", "1", "--json", "one.json")
-            document = json.loads((self.folder / "one.json").read_text("utf-8"))
-            document["accelerator"]["name"] = "NVIDIA H200"
-            lines.append({**document, "backend": "cuda"})
-        measured = self.folder / "bench.jsonl"
-        measured.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-        table = self.measurement_table("bench.jsonl", "model.json")
-        self.assertEqual(table.returncode, 0, table.stderr)
-        rows = table.stdout.splitlines()[2:]
-        self.assertRegex(rows[0], r"^\| `compact` \| [0-9.]+ .s \| [0-9.]+ µs \| [0-9.]+ \| .* \| [0-9]+ % \|$")
-        self.assertRegex(rows[1], r"^\| `step, h2o:.*` \| ")
-        self.assertRegex(rows[2], r"^\| `max-pool` \| [0-9.]+ .s \|  \|  \|  \|  \|$")
-        listed = json.loads(self.measurement_table("bench.jsonl", "model.json", "--json").stdout)
-        self.assertEqual([one["operation"].split(",")[0] for one in listed], ["compact", "step"])
-        together = next(time for time in lines[1]["operations"][0]["times"] if time["name"] == "queued together")
-        self.assertAlmostEqual(listed[1]["seconds"], together["seconds"]["median"] / 4, delta=0.01 * listed[1]["seconds"])
-
-    def test_the_script_takes_no_times_of_the_emulation_and_none_of_another_shape(self):
-        self.document("compact")
-        (self.folder / "out.json").rename(self.folder / "model.json")
-        self.passes(*MODEL, "compact", "--repeats", "1", "--json", "one.json")
-        document = json.loads((self.folder / "one.json").read_text("utf-8"))
-        for change, said in (({}, "backend: expected cuda"), ({"backend": "cuda", "shape": {}}, "of another shape than model.json"),
-                             ({"schema": "3"}, "schema: expected kvbound-bench-1")):
-            (self.folder / "bench.jsonl").write_text(json.dumps({**document, **change}), "utf-8")
-            done = self.measurement_table("bench.jsonl", "model.json")
-            self.assertEqual((done.returncode, done.stdout), (4, ""))
-            self.assertTrue(done.stderr.startswith("measurement_table: bench.jsonl: ") and said in done.stderr, done.stderr)
-
 
 if __name__ == "__main__":
     kvbound_cli.main()

@@ -126,7 +126,7 @@ class Documentation(CommandLineTest):
                        "sim/bench/peers/bench_torch"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
                 [sys.executable, ROOT / f"{script}.py", "--help"], check=True, capture_output=True, text=True).stdout))
-        known |= set(re.findall(r"--[a-z][a-z-]+", (ROOT / "cuda" / "first_run.sh").read_text("utf-8").split("set -uo")[0]))
+        known |= set(re.findall(r"--[a-z][a-z-]+", (ROOT / "cuda" / "measure.sh").read_text("utf-8").split("set -uo")[0]))
         for document in documents():
             text = re.sub(r"(cmake|ctest|git|apt-get|pip \w+|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
             mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))

@@ -1,4 +1,4 @@
-// The layer that the gates of cuda/first_run.sh work on: one of Llama-3.1-8B, or with --tiny one that the emulation can run.
+// The layer that the gates of cuda/measure.sh work on: one of Llama-3.1-8B, or with --tiny one that the emulation can run.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "parity/support.hpp"
 
-namespace kvbound::first_run {
+namespace kvbound::measure {
 
 using Stored = cuda::Bfloat16;
 
@@ -56,4 +56,4 @@ Tensor rows_of(TensorView tensor, const std::vector<int64_t>& rows);
 /// Places in 0..count - 1, ascending: both ends, both sides of multiples of 64, and as many at random.
 std::vector<int64_t> sampled(int64_t count);
 
-}  // namespace kvbound::first_run
+}  // namespace kvbound::measure

@@ -6,6 +6,7 @@
 #include <functional>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <cuda_runtime.h>
@@ -232,6 +233,41 @@ TEST_F(GpuConstants, Rates) {
     });
   });
   show("l2_bandwidth", kBytes * kRounds / seconds, "bytes/s", "16 MB read again and again");
+}
+
+// ---- clusters ----------------------------------------------------------------------------------------------------------------
+
+// How many clusters of so many blocks, each with so much shared memory, are resident together; 0 if none can be.
+int clusters_that_fit(unsigned blocks, unsigned shared) {
+  constexpr unsigned kMostClusters = 132;
+  const auto kernel = reinterpret_cast<const void*>(&shared_chain);
+  EXPECT_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), cudaSuccess);
+  EXPECT_EQ(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+      cudaSuccess);
+  cudaLaunchAttribute size{};
+  size.id = cudaLaunchAttributeClusterDimension;
+  size.val.clusterDim = {blocks, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kMostClusters * blocks);
+  config.blockDim = dim3(128);
+  config.dynamicSmemBytes = shared;
+  config.attrs = &size;
+  config.numAttrs = 1;
+  int clusters = 0;
+  EXPECT_EQ(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), cudaSuccess) << blocks << " blocks";
+  return clusters;
+}
+
+TEST_F(GpuConstants, ClustersThatFit) {
+  int whole = 0;
+  ASSERT_EQ(cudaDeviceGetAttribute(&whole, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), cudaSuccess);
+  for (const unsigned blocks : {2U, 4U, 8U, 16U}) {
+    const std::string name = "clusters of " + std::to_string(blocks);
+    show(name.c_str(), clusters_that_fit(blocks, static_cast<unsigned>(whole)), "together",
+         "blocks of a whole multiprocessor");
+    show(name.c_str(), clusters_that_fit(blocks, 1 << 15), "together", "blocks with 32 kB");
+  }
 }
 
 // ---- launches, waits and copies ----------------------------------------------------------------------------------------------

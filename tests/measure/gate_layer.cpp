@@ -7,7 +7,7 @@
 
 #include <kvbound/traces/portable_random.hpp>
 
-namespace kvbound::first_run {
+namespace kvbound::measure {
 namespace {
 
 const GateShape kLarge{{.query_heads = 32, .kv_heads = 8, .head_dim = 128, .model_dim = 4096}, 32768, 32};
@@ -91,4 +91,4 @@ std::vector<int64_t> sampled(int64_t count) {
   return {places.begin(), places.end()};
 }
 
-}  // namespace kvbound::first_run
+}  // namespace kvbound::measure

@@ -21,7 +21,7 @@
 #include "gate_layer.hpp"
 #include "row_sums.hpp"
 
-namespace kvbound::first_run {
+namespace kvbound::measure {
 namespace {
 
 using cuda::NormsKernel;
@@ -296,4 +296,4 @@ TEST_F(LargeShapes, SumsOfRowsAreThoseOfFloat64) {
 }
 
 }  // namespace
-}  // namespace kvbound::first_run
+}  // namespace kvbound::measure

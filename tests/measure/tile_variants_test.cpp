@@ -15,7 +15,7 @@
 
 #include "gate_layer.hpp"
 
-namespace kvbound::first_run {
+namespace kvbound::measure {
 namespace {
 
 using cuda::attention_splits::Deal;
@@ -192,4 +192,4 @@ TEST_F(TileVariants, OfWindowAttentionAreRight) {
 }
 
 }  // namespace
-}  // namespace kvbound::first_run
+}  // namespace kvbound::measure
