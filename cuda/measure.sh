@@ -153,8 +153,10 @@ step_rehearsal() {
 step_model() {
   local gpu
   source "$root/cuda/scripts/measure_stages.sh"
+  (cd "$root" && cmake --preset release -B build/counted -D KVBOUND_CUDA=OFF -D KVBOUND_COUNTED=ON &&
+    cmake --build build/counted --target kvbound) || return
   for gpu in h100 h200; do
-    "$folder/kvbound" bench "${main_operations[@]}" step --policy "$step_policies" --backend emulated --model $gpu \
+    "$root/build/counted/kvbound" bench "${main_operations[@]}" step --policy "$step_policies" --backend emulated --model $gpu \
       --shape llama-3.1-8b --json "$build/$gpu.json" || return
   done
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes what `cuda/measure.sh A` measured into sim/roofline/GPU.json and the table of cuda/README.md.
+"""Takes what `cuda/measure.sh A` measured into the file of the GPU in sim/roofline and the table of cuda/README.md.
 
     cuda/measure.sh take FOLDER
     cuda/measure.sh take FOLDER --model model.json

@@ -16,6 +16,7 @@ import unittest
 from pathlib import Path
 
 from support.peer_file import PEER
+from support.report_documents import BENCH_MODEL
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT, SCRIPTS = ROOT / "cuda" / "measure.sh", ROOT / "cuda" / "scripts"
@@ -386,7 +387,9 @@ class Take(MeasureTest):
                 subprocess.run([PROGRAMS / "kvbound", "bench", "compact", *arguments, "--backend", "emulated", "--quiet", "--json",
                                 f"{folder}/json"], check=True, stdout=subprocess.DEVNULL)
                 return json.loads(Path(folder, "json").read_text("utf-8"))
-            cls.document, cls.model = bench("--repeats", "1"), bench("--model", "h200", "--shape", "pocket:256")
+            cls.document = bench("--repeats", "1")
+        cls.model = json.loads(BENCH_MODEL.read_text("utf-8"))
+        cls.model["gpu"]["name"] = "NVIDIA H200 SXM"
 
     def setUp(self):
         super().setUp()
