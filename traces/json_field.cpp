@@ -110,6 +110,7 @@ std::vector<JsonField> JsonField::structured_parts() const {
   }
   for (size_t i = 0; is_list() && i < json_->array()->size(); ++i)
     if (is_structured((*json_->array())[i])) parts.push_back(item(i));
+  std::ranges::sort(parts, {}, &JsonField::offset);
   return parts;
 }
 

@@ -42,7 +42,7 @@ class JsonField {
 
   /// The items of a list; an empty one is refused unless it may be empty.
   std::vector<JsonField> items(bool may_be_empty = false) const;
-  /// The values of an object or a list that are objects or lists; of other values, none.
+  /// The values of an object or a list that are objects or lists, in the order of the file; of other values, none.
   std::vector<JsonField> structured_parts() const;
 
   /// A string, which may be empty; of text, one that is not.
