@@ -4,6 +4,7 @@ The mutated object comes before the libraries, so that the linker takes the orig
 the tests' inline functions. A library compiles the sources of a folder as one file (a unity build), which would bring the
 original back: the other sources of that file are therefore compiled one by one, once for all mutants, and linked, too.
 """
+import os
 import re
 import shlex
 import subprocess
@@ -30,8 +31,8 @@ class Programs:
         self.folder = build / "tests" / "mutants"
         self.run([cmake, "--build", build, "--target", "mutants"])
         self.commands = {group: self.commands_of(group) for group, _ in GROUPS}
-        self.unities = [re.findall(r'#include "(.+)"', path.read_text("utf-8"))
-                        for path in build.glob("*/CMakeFiles/*.dir/Unity/*.cxx")]
+        self.unities = [list(map(os.path.normpath, re.findall(r'#include "(.+)"', path.read_text("utf-8"))))
+                        for depth in ("*", "*/*") for path in build.glob(f"{depth}/CMakeFiles/*.dir/Unity/*.cxx")]
 
     def run(self, command):
         done = subprocess.run(command, cwd=self.build_folder, text=True, errors="replace", stdout=subprocess.PIPE,
