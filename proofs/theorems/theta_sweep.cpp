@@ -57,8 +57,8 @@ struct Sweep {
     oracle::Row thetas;
     for (int64_t h = 0; h < instance.query_heads; ++h) {
       const oracle::Row attention = oracle::exactly(VectorView(computed.attention.row(h)));
-      thetas.push_back(oracle::perturbation_bound(oracle::eviction_weights_of_mean(attention, kept),
-                                                  oracle::exactly(VectorView(computed.norms.row(h)))));
+      thetas.push_back(
+          oracle::perturbation_bound(attention, oracle::exactly(VectorView(computed.norms.row(h))), kept));
     }
     return oracle::sum(thetas);
   }

@@ -1,6 +1,7 @@
 // Layers as a trace holds them, for tests of records.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <utility>
@@ -24,6 +25,29 @@ inline traces::Layer trace_layer(RandomLayer random) {
   layer.queries = std::move(random.all_queries);
   layer.output_projection = std::move(random.output_projection);
   return layer;
+}
+
+/// A random layer with this scale, drawn number by number in the order keys, values, queries, projection.
+inline traces::Layer random_trace_layer(const LayerShape& shape, double scale, int64_t prompt_tokens,
+                                        int64_t window_queries, int64_t steps, uint64_t seed) {
+  Random random(seed);
+  traces::Layer layer;
+  layer.shape = shape;
+  layer.scale = scale;
+  layer.prompt_tokens = prompt_tokens;
+  layer.window_queries = window_queries;
+  layer.keys = random.tensor(shape.kv_heads, prompt_tokens + steps, shape.head_dim);
+  layer.values = random.tensor(shape.kv_heads, prompt_tokens + steps, shape.head_dim);
+  layer.queries = random.tensor(shape.query_heads, window_queries + steps, shape.head_dim);
+  layer.output_projection = random.matrix(shape.query_heads * shape.head_dim, shape.model_dim);
+  return layer;
+}
+
+/// One head of dimension 1 with these numbers.
+inline Tensor column(const std::vector<double>& numbers) {
+  Tensor tensor(1, std::ssize(numbers), 1);
+  std::ranges::copy(numbers, tensor.numbers().begin());
+  return tensor;
 }
 
 /// The layer as seen by an implementation that stores its inputs in single precision.

@@ -11,8 +11,8 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/obcache.hpp>
 
-#include "support/change_oracle.hpp"
 #include "support/random_layer.hpp"
+#include "support/voted_cache.hpp"
 
 namespace kvbound::reference::obcache_test {
 namespace {
@@ -25,6 +25,7 @@ using test::matrix;
 using test::message_of;
 using test::Random;
 using test::RandomLayer;
+using Cache = test::VotedCache;
 
 constexpr Change kChanges[] = {Change::value, Change::key, Change::joint, Change::exact, Change::slot};
 constexpr const char* kNames[] = {"value", "key", "joint", "exact", "slot"};
@@ -32,32 +33,6 @@ const char* name(Change change) { return kNames[static_cast<size_t>(change)]; }
 const double kInfinity = std::numeric_limits<double>::infinity();
 
 std::vector<double> list(VectorView numbers) { return {numbers.begin(), numbers.end()}; }
-
-// One KV head's entries and the query heads that attend to them.
-struct Cache {
-  Matrix keys, values, queries;  // [entries, head_dim] twice, [heads, head_dim]
-  Matrix output_projection;      // [heads * head_dim, model_dim]; empty: scores in the head's own space
-  double scale = 1;
-
-  MatrixView projection(int64_t head) const {
-    return output_projection.rows() == 0
-               ? MatrixView()
-               : output_projection.view().middle_rows(head * keys.cols(), keys.cols());
-  }
-  ScoredAttention scored(Change change) const {
-    std::vector<ValueSpace> spaces;
-    Matrix norms(queries.rows(), values.rows());
-    for (int64_t h = 0; h < queries.rows(); ++h) {
-      spaces.push_back(output_projection.rows() == 0 ? ValueSpace()
-                                                     : ValueSpace(Space::projected, projection(h)));
-      std::ranges::copy(spaces.back().squared_norms(values), norms.row(h).begin());
-    }
-    return scored_attention(change, queries, {keys, values, norms, spaces}, scale);
-  }
-  std::vector<double> scores(Change change, int64_t head = 0) const {
-    return list(scored(change).scores.row(head));
-  }
-};
 
 // A = (1/4, 3/4), v = (4, 8), o = 7.
 Cache two_entries() { return {matrix({{0}, {std::log(3)}}), matrix({{4}, {8}}), matrix({{1}}), {}}; }
@@ -246,29 +221,6 @@ std::vector<NamedCache> regimes() {
   result.push_back({"huge", with_logits(huge, 9)});
   result.push_back({"deep", with_logits(std::vector<double>(19, -1e4), 10)});
   return result;
-}
-
-// Compares the outputs, weights and scores with their definitions.
-void expect_definition(const Cache& cache, Change change) {
-  const ScoredAttention attention = cache.scored(change);
-  for (int64_t h = 0; h < cache.queries.rows(); ++h) {
-    const oracle::Reals logits = exact_logits(cache.queries.row(h), cache.keys, cache.scale);
-    const oracle::Reals weights = oracle::softmax(logits);
-    std::vector<Measured> output(cache.values.cols());
-    for (int64_t j = 0; j < cache.keys.rows(); ++j) {
-      const oracle::Real weight = weights[j];
-      EXPECT_TRUE(near(attention.weights(h, j), {weight, weight}));
-      EXPECT_TRUE(
-          near(attention.scores(h, j), oracle::change(change, logits, cache.values, cache.projection(h), j)))
-          << "head " << h << ", entry " << j;
-      EXPECT_GE(attention.scores(h, j), 0);
-      for (size_t c = 0; c < output.size(); ++c) {
-        const oracle::Real term = weight * cache.values(j, c);
-        output[c] += {term, abs(term)};
-      }
-    }
-    for (size_t c = 0; c < output.size(); ++c) EXPECT_TRUE(near(attention.output.row(h)[c], output[c]));
-  }
 }
 
 TEST(ScoredAttentionOracle, IsMetInEveryRegimeAndSpace) {

@@ -14,8 +14,8 @@
 #include <kvbound/reference/eviction/obcache.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
 
-#include "support/change_oracle.hpp"
 #include "support/merging_cases.hpp"
+#include "support/voted_cache.hpp"
 
 namespace kvbound::reference::obcache_votes_test {
 namespace {
@@ -34,61 +34,12 @@ using Numbers = std::vector<double>;
 
 constexpr Change kChanges[] = {Change::value, Change::key, Change::joint, Change::exact};
 
-// One KV head's entries with their votes, and the query heads that attend to them.
-struct VotingCache {
-  Matrix keys, values, queries;
-  Numbers votes;
-  Matrix output_projection;  // [heads * head_dim, model_dim]; empty: scores in the head's own space
-  double scale = 1;
-
-  MatrixView projection(int64_t head) const {
-    return output_projection.rows() == 0
-               ? MatrixView()
-               : output_projection.view().middle_rows(head * keys.cols(), keys.cols());
-  }
-  ScoredAttention scored(Change change) const {
-    std::vector<ValueSpace> spaces;
-    Matrix norms(queries.rows(), values.rows());
-    for (int64_t h = 0; h < queries.rows(); ++h) {
-      spaces.push_back(output_projection.rows() == 0 ? ValueSpace()
-                                                     : ValueSpace(Space::projected, projection(h)));
-      std::ranges::copy(spaces.back().squared_norms(values), norms.row(h).begin());
-    }
-    return scored_attention(change, queries, {keys, values, norms, spaces, votes}, scale);
-  }
-};
-
-void expect_definition(const VotingCache& cache) {
-  for (const Change change : kChanges) {
-    const ScoredAttention attention = cache.scored(change);
-    for (int64_t h = 0; h < cache.queries.rows(); ++h) {
-      const Reals logits = exact_logits(cache.queries.row(h), cache.keys, cache.scale);
-      const Reals weights =
-          oracle::softmax(oracle::voted(Reals(cache.votes.begin(), cache.votes.end()), logits));
-      std::vector<Measured> output(cache.values.cols());
-      for (int64_t j = 0; j < cache.keys.rows(); ++j) {
-        SCOPED_TRACE("change " + std::to_string(static_cast<int>(change)) + ", head " + std::to_string(h) +
-                     ", entry " + std::to_string(j));
-        const Real& weight = weights[j];
-        EXPECT_TRUE(near(attention.weights(h, j), {weight, weight}));
-        EXPECT_TRUE(near(attention.scores(h, j),
-                         oracle::change(change, logits, cache.values, cache.projection(h), j, cache.votes)));
-        for (size_t c = 0; c < output.size(); ++c) {
-          const Real term = weight * cache.values.row(j)[c];
-          output[c] += {term, abs(term)};
-        }
-      }
-      for (size_t c = 0; c < output.size(); ++c) EXPECT_TRUE(near(attention.output.row(h)[c], output[c]));
-    }
-  }
-}
-
 // The first dimension determines the logits; small random numbers in the others perturb them.
-VotingCache with_logits(const Numbers& logits, const Numbers& votes, uint64_t seed) {
+VotedCache with_logits(const Numbers& logits, const Numbers& votes, uint64_t seed) {
   Random random(seed);
   const auto entries = std::ssize(logits);
-  VotingCache cache{
-      random.matrix(entries, 3, 0.1), random.matrix(entries, 3), random.matrix(2, 3), votes, {}};
+  VotedCache cache{
+      random.matrix(entries, 3, 0.1), random.matrix(entries, 3), random.matrix(2, 3), {}, 1, votes};
   for (int64_t j = 0; j < entries; ++j) cache.keys(j, 0) = logits[j];
   for (int64_t h = 0; h < 2; ++h) cache.queries(h, 0) = 1;
   return cache;
@@ -105,15 +56,18 @@ TEST(ScoredAttentionWithVotes, MeetsItsDefinition) {
   for (const Numbers& votes : {few, many}) {
     for (const int64_t model_dim : {0, 2, 5}) {
       const Matrix projection = model_dim == 0 ? Matrix() : random.matrix(6, model_dim);
-      const auto expect = [&](const std::string& regime, VotingCache cache) {
+      const auto expect = [&](const std::string& regime, VotedCache cache) {
         SCOPED_TRACE(regime + ", votes of " + std::to_string(votes[5]) + ", model_dim " +
                      std::to_string(model_dim));
         cache.output_projection = projection;
-        expect_definition(cache);
+        for (const Change change : kChanges) {
+          SCOPED_TRACE("change " + std::to_string(static_cast<int>(change)));
+          expect_definition(cache, change);
+        }
       };
       expect("flat", with_logits(flat, votes, 2));
       expect("huge", with_logits(huge, votes, 3));
-      VotingCache free = with_logits(flat, votes, 4);
+      VotedCache free = with_logits(flat, votes, 4);
       free.keys = random.matrix(17, 3, 1.5);
       expect("random", free);
       for (const double gap : {2.0, 14.0, 38.0, 800.0, -14.0}) {
@@ -128,8 +82,8 @@ TEST(ScoredAttentionWithVotes, MeetsItsDefinition) {
 TEST(ScoredAttentionWithVotes, IsThatOfSoManyCopies) {
   Random random(6);
   for (const double size : {0.5, 6.0}) {
-    VotingCache cache{
-        random.matrix(5, 2, size), random.matrix(5, 2), random.matrix(1, 2), {3, 1, 4, 1, 2}, {}};
+    VotedCache cache{
+        random.matrix(5, 2, size), random.matrix(5, 2), random.matrix(1, 2), {}, 1, {3, 1, 4, 1, 2}};
     Matrix keys, values;
     std::vector<std::vector<int64_t>> copies(5);
     for (int64_t j = 0; j < 5; ++j) {
@@ -158,8 +112,9 @@ TEST(ScoredAttentionWithVotes, IsThatOfSoManyCopies) {
 
 TEST(ScoredAttentionWithVotes, OfOneEachIsThatWithoutBitForBit) {
   Random random(7);
-  VotingCache cache{random.matrix(40, 5, 2), random.matrix(40, 5), random.matrix(3, 5), Numbers(40, 1.0), {}};
-  VotingCache without = cache;
+  VotedCache cache{random.matrix(40, 5, 2), random.matrix(40, 5), random.matrix(3, 5), {}, 1,
+                   Numbers(40, 1.0)};
+  VotedCache without = cache;
   without.votes.clear();
   for (const Change change : {Change::value, Change::key, Change::joint, Change::exact, Change::slot}) {
     const ScoredAttention one = cache.scored(change), other = without.scored(change);
@@ -170,7 +125,7 @@ TEST(ScoredAttentionWithVotes, OfOneEachIsThatWithoutBitForBit) {
 }
 
 TEST(ScoredAttentionWithVotes, NamesVotesOfAnotherNumber) {
-  VotingCache cache{Matrix(3, 2), Matrix(3, 2), Matrix(1, 2), {1, 2}, {}};
+  VotedCache cache{Matrix(3, 2), Matrix(3, 2), Matrix(1, 2), {}, 1, {1, 2}};
   for (const Change change : kChanges) {
     EXPECT_EQ(message_of<ShapeMismatch>([&] { cache.scored(change); }),
               "votes is 2 but columns of logits is 3");

@@ -12,11 +12,12 @@
 #include <kvbound/reference/eviction/removal.hpp>
 #include <kvbound/sim/study/recall.hpp>
 
-#include "support/random_layer.hpp"
+#include "support/trace_layer.hpp"
 
 namespace kvbound::reference::recall_test {
 namespace {
 
+using test::column;
 using test::message_of;
 using test::Random;
 using Indices = std::vector<int64_t>;
@@ -72,12 +73,6 @@ TEST(Recall, RefusesWhatHasNoTop) {
 }
 
 // One head of width 1 with these numbers.
-Tensor column(const Numbers& numbers) {
-  Tensor tensor(1, std::ssize(numbers), 1);
-  std::ranges::copy(numbers, tensor.numbers().begin());
-  return tensor;
-}
-
 TEST(EvictionErrors, OfAHandMadeStepAreThoseOfPaper) {
   // Weights 1/4, 1/2, 1/4, values 4, 2, 1: o = 9/4. Without entry 0 o is 5/3, without entry 1 5/2.
   const Matrix errors = eviction_errors({1, 1, 1, 1}, 1, column({0, std::log(2.0), 0}), column({4, 2, 1}),
@@ -167,21 +162,10 @@ namespace kvbound::sim {
 namespace {
 
 using test::message_of;
-using test::Random;
 
 // Two KV heads with two query heads each, 30 prompt tokens, `steps` decode steps.
 traces::Layer random_layer(uint64_t seed, int64_t steps = 3) {
-  Random random(seed);
-  traces::Layer layer;
-  layer.shape = {4, 2, 5, 7};
-  layer.scale = 0.75;
-  layer.prompt_tokens = 30;
-  layer.window_queries = 9;
-  layer.keys = random.tensor(2, 30 + steps, 5);
-  layer.values = random.tensor(2, 30 + steps, 5);
-  layer.queries = random.tensor(4, 9 + steps, 5);
-  layer.output_projection = random.matrix(20, 7);
-  return layer;
+  return test::random_trace_layer({4, 2, 5, 7}, 0.75, 30, 9, steps, seed);
 }
 
 TEST(LayerRecall, HasEveryScoreWithEveryWindowAndAllHeads) {

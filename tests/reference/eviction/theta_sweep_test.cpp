@@ -14,6 +14,7 @@
 
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
+#include "support/sweep_oracle.hpp"
 
 namespace kvbound::reference::theta_sweep_test {
 namespace {
@@ -47,8 +48,8 @@ Bounded total_bound(const Head& head, const Positions& selected) {
   kept.insert(kept.end(), head.always.begin(), head.always.end());
   oracle::Row bounds;
   for (int64_t h = 0; h < head.weights.rows(); ++h) {
-    const oracle::Row weights = oracle::eviction_weights_of_mean(oracle::exactly(head.weights.row(h)), kept);
-    bounds.push_back(oracle::perturbation_bound(weights, oracle::exactly(head.norms.row(h))));
+    bounds.push_back(oracle::perturbation_bound(oracle::exactly(head.weights.row(h)),
+                                                oracle::exactly(head.norms.row(h)), kept));
   }
   return sum(bounds);
 }
@@ -170,29 +171,6 @@ TEST(ThetaSweepOracle, IsNeverWorseThanItsRivals) {
   EXPECT_GT(better_than_all, 0) << "the sweep adds something to its rivals";
 }
 
-// The selections of the sweep itself in 50 digits: for each lambda the k largest exact scores.
-std::vector<Positions> swept_selections(const Head& head, int64_t k) {
-  std::vector<std::optional<Real>> lambdas{Real(0)};
-  for (int i = 0; i < 25; ++i) lambdas.emplace_back(pow(Real(10), Real(i) / 4 - 3));
-  lambdas.emplace_back();  // infinity
-  std::vector<Positions> selections;
-  for (const std::optional<Real>& lambda : lambdas) {
-    std::vector<Real> scores(head.candidates.size());
-    for (int64_t h = 0; h < head.weights.rows(); ++h) {
-      const Real mean_norm = sum(oracle::exactly(head.norms.row(h))).value / head.norms.cols();
-      for (size_t j = 0; j < scores.size(); ++j) {
-        scores[j] += head.weights.row(h)[j] * (lambda ? *lambda + head.norms.row(h)[j] / mean_norm : Real(1));
-      }
-    }
-    Positions ranked = head.candidates;
-    std::ranges::stable_sort(ranked, std::ranges::greater(), [&](int64_t i) { return scores[i]; });
-    ranked.resize(k);
-    std::ranges::sort(ranked);
-    selections.push_back(ranked);
-  }
-  return selections;
-}
-
 // Norms span many orders of magnitude, and their common scale must not matter.
 TEST(ThetaSweepOracle, TakesTheLeastBoundOfAllItsSelections) {
   std::vector<int64_t> times_best(27);
@@ -206,7 +184,9 @@ TEST(ThetaSweepOracle, TakesTheLeastBoundOfAllItsSelections) {
     const int64_t k = 3 + random.index(18);
     const Positions selected = select_theta_sweep(head.input(), k);
     const Bounded bound = total_bound(head, selected);
-    const std::vector<Positions> choices = swept_selections(head, k);
+    const std::vector<Positions> choices =
+        oracle::swept_selections(oracle::exactly(head.weights.view()), oracle::exactly(head.norms.view()),
+                                 std::ssize(head.candidates), k);
     const auto chosen = std::ranges::find(choices, selected);
     ASSERT_NE(chosen, choices.end()) << "seed " << seed;
     ++times_best[chosen - choices.begin()];

@@ -1,7 +1,6 @@
 // The scores, kept entries and outputs of a session, against the definitions in 50 digits.
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -13,6 +12,7 @@
 
 #include "support/oracle.hpp"
 #include "support/session_cases.hpp"
+#include "support/sweep_oracle.hpp"
 
 namespace kvbound::reference::session_oracle_test {
 namespace {
@@ -66,8 +66,7 @@ struct Expected {
     Row bounds;
     for (int64_t h = g * group_size; h < (g + 1) * group_size; ++h) {
       const auto head = static_cast<size_t>(h);
-      bounds.push_back(oracle::perturbation_bound(oracle::eviction_weights_of_mean(mean[head], kept),
-                                                  norms_in(norm)[head]));
+      bounds.push_back(oracle::perturbation_bound(mean[head], norms_in(norm)[head], kept));
     }
     return sum(bounds);
   }
@@ -219,31 +218,6 @@ TEST(SessionOracle, FollowsTheDefinitionsForEveryPolicyAndGroupSize) {
   EXPECT_TRUE(adapted);
 }
 
-// The selections of the sweep by exact scores: top k by mean_h A^h (lambda + N^h / mean N^h), unpooled, for lambda in
-// 0, 25 points from 10^-3 to 10^3, infinity.
-std::vector<Positions> swept_selections(const Expected& expected, int64_t g, int64_t group_size, Norm norm,
-                                        int64_t k) {
-  std::vector<std::optional<Real>> lambdas{Real(0)};
-  for (int i = 0; i < 25; ++i) lambdas.emplace_back(pow(Real(10), Real(i) / 4 - 3));
-  lambdas.emplace_back();  // infinity
-  std::vector<Positions> selections;
-  for (const std::optional<Real>& lambda : lambdas) {
-    std::vector<Real> scores(kTokens - kHost.window);
-    for (int64_t h = g * group_size; h < (g + 1) * group_size; ++h) {
-      const Row &weights = expected.mean[h], &norms = expected.norms_in(norm)[h];
-      const Real mean_norm = sum(norms).value / kTokens;
-      for (size_t j = 0; j < scores.size(); ++j) {
-        scores[j] += weights[j].value * (lambda ? *lambda + norms[j].value / mean_norm : Real(1));
-      }
-    }
-    Positions ranked = range(0, kTokens - kHost.window);
-    std::ranges::stable_sort(ranked, std::ranges::greater(), [&](int64_t i) { return scores[i]; });
-    ranked.resize(k);
-    selections.push_back(with_window(ranked));
-  }
-  return selections;
-}
-
 // Selections are compared by computed bounds, so the guarantee holds up to the error bounds of two evaluations.
 TEST(SessionOracle, SweepsToTheLeastBoundOfTheSweepAndTopKAndCritical) {
   int64_t better_than_top_k = 0, better_than_critical = 0;
@@ -271,7 +245,10 @@ TEST(SessionOracle, SweepsToTheLeastBoundOfTheSweepAndTopKAndCritical) {
         const auto below = [](const Bounded& a, const Bounded& b) {
           return a.value + a.bound < b.value - b.bound;
         };
-        auto choices = swept_selections(expected, head, group_size, norm, budgets[g] - kHost.window);
+        auto choices = oracle::swept_selections(Expected::group(expected.mean, head, group_size),
+                                                Expected::group(expected.norms_in(norm), head, group_size),
+                                                kTokens - kHost.window, budgets[g] - kHost.window);
+        for (Positions& choice : choices) choice = with_window(choice);
         choices.insert(choices.end(), {top_k[g], critical[g]});
         EXPECT_TRUE(std::ranges::count(choices, sweep[g])) << p;
         for (const Positions& choice : choices) EXPECT_FALSE(below(bound(choice), bound(sweep[g]))) << p;

@@ -14,22 +14,17 @@
 #include <kvbound/sim/measure/metrics.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
-#include "support/random_layer.hpp"
+#include "support/trace_layer.hpp"
 
 namespace kvbound::sim::merge_metrics_test {
 namespace {
 
+using test::column;
 using test::matrix;
 using test::Random;
 using Positions = std::vector<int64_t>;
 
 constexpr double kUnit = 0x1p-53;
-
-Tensor column(const std::vector<double>& numbers) {
-  Tensor tensor(1, std::ssize(numbers), 1);
-  std::ranges::copy(numbers, tensor.numbers().begin());
-  return tensor;
-}
 
 // One head of dimension 1 with queries 1: logits are keys. Two prompt tokens, then decode steps.
 traces::Layer hand_made_layer(const std::vector<double>& keys, const std::vector<double>& values) {
@@ -160,18 +155,7 @@ struct Shape {
 };
 
 traces::Layer random_layer(const Shape& shape, uint64_t seed) {
-  Random random(seed);
-  traces::Layer layer;
-  layer.shape = shape.heads;
-  layer.scale = 0.5;
-  layer.prompt_tokens = shape.prompt;
-  layer.window_queries = shape.window;
-  layer.keys = random.tensor(shape.heads.kv_heads, shape.prompt + shape.steps, shape.heads.head_dim);
-  layer.values = random.tensor(shape.heads.kv_heads, shape.prompt + shape.steps, shape.heads.head_dim);
-  layer.queries = random.tensor(shape.heads.query_heads, shape.window + shape.steps, shape.heads.head_dim);
-  layer.output_projection =
-      random.matrix(shape.heads.query_heads * shape.heads.head_dim, shape.heads.model_dim);
-  return layer;
+  return test::random_trace_layer(shape.heads, 0.5, shape.prompt, shape.window, shape.steps, seed);
 }
 
 // An entry of one KV head.

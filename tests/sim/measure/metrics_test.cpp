@@ -14,23 +14,17 @@
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/measure/metrics.hpp>
 
-#include "support/random_layer.hpp"
+#include "support/trace_layer.hpp"
 
 namespace kvbound::sim::metrics_test {
 namespace {
 
+using test::column;
 using test::matrix;
-using test::Random;
 using Positions = std::vector<int64_t>;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kUnit = 0x1p-53;
-
-Tensor column(const std::vector<double>& numbers) {
-  Tensor tensor(1, std::ssize(numbers), 1);
-  std::ranges::copy(numbers, tensor.numbers().begin());
-  return tensor;
-}
 
 // One head, two prompt tokens and a decode step that attends to all three with weights 1/4, 1/2, 1/4.
 traces::Layer hand_made_layer(const std::vector<double>& values, double second_key = std::log(2.0)) {
@@ -120,17 +114,7 @@ TEST(Metrics, OfNoStepsAreEmpty) {
 
 // A layer of 2 KV heads with 2 query heads each, more steps than one block of rows.
 traces::Layer random_layer(uint64_t seed) {
-  Random random(seed);
-  traces::Layer layer;
-  layer.shape = {4, 2, 5, 7};
-  layer.scale = 0.75;
-  layer.prompt_tokens = 40;
-  layer.window_queries = 3;
-  layer.keys = random.tensor(2, 40 + 35, 5);
-  layer.values = random.tensor(2, 40 + 35, 5);
-  layer.queries = random.tensor(4, 3 + 35, 5);
-  layer.output_projection = random.matrix(20, 7);
-  return layer;
+  return test::random_trace_layer({4, 2, 5, 7}, 0.75, 40, 3, 35, seed);
 }
 
 // The same quantities for one query, computed by the reference's functions.

@@ -13,13 +13,14 @@
 #include <kvbound/sim/study/score_history.hpp>
 
 #include "support/oracle.hpp"
-#include "support/random_layer.hpp"
+#include "support/trace_layer.hpp"
 
 namespace kvbound::sim::predict_test {
 namespace {
 
 using oracle::Bounded;
 using oracle::Real;
+using test::column;
 using test::message_of;
 using test::Random;
 using Numbers = std::vector<double>;
@@ -103,12 +104,6 @@ TEST(ScoreHistory, RefusesEntriesThatAreMissingAndScoresThatAreNone) {
               history.observe(Numbers{0, std::numeric_limits<double>::quiet_NaN()});
             }),
             "log_scores[1] is nan");
-}
-
-Tensor column(const Numbers& numbers) {
-  Tensor tensor(1, std::ssize(numbers), 1);
-  std::ranges::copy(numbers, tensor.numbers().begin());
-  return tensor;
 }
 
 // One head of width 1: query e gives entry j the weight b_j^e / sum b^e.
