@@ -335,10 +335,10 @@ class Prepare(MeasureTest):
 
     def test_suites_are_those_whose_sources_changed(self):
         root = self.folder / "tree"
-        for path, text in {"cuda/eviction/selection.hpp": "", "cuda/eviction/selection_part.cu": "", "cuda/primitives/kernel.hpp": "",
+        for path, text in {"cuda/eviction/critical_kv.hpp": "", "cuda/eviction/critical_kv_selection.cu": "", "cuda/primitives/kernel.hpp": "",
                            "cuda/attention.hpp": "", "cuda/attention.cu": '#include "primitives/kernel.hpp"\n',
-                           "tests/parity/one_test.cpp": "#include <kvbound/cuda/eviction/selection.hpp>\nTEST_F(One, A) {}\n",
-                           "tests/parity/two_test.cpp": "#include <kvbound/cuda/attention.hpp>\nTYPED_TEST(Two, A) {}\n"}.items():
+                           "tests/parity/selection_parity_test.cpp": "#include <kvbound/cuda/eviction/critical_kv.hpp>\nTEST_F(One, A) {}\n",
+                           "tests/parity/attention_parity_test.cpp": "#include <kvbound/cuda/attention.hpp>\nTYPED_TEST(Two, A) {}\n"}.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text, "utf-8")
         self.assertEqual(changed_suites.changed_suites("HEAD", root), ["One", "Two"], "no git")
@@ -347,7 +347,7 @@ class Prepare(MeasureTest):
         self.assertEqual(changed_suites.changed_suites("HEAD", root), [])
         self.assertEqual(changed_suites.changed_suites(None, root), ["One", "Two"], "no measurement")
         self.assertEqual(changed_suites.changed_suites("0123456789ab", root), ["One", "Two"], "git does not know it")
-        (root / "cuda/eviction/selection_more.cu").write_text("", "utf-8")
+        (root / "cuda/eviction/critical_kv_adaptive.cu").write_text("", "utf-8")
         self.assertEqual(changed_suites.changed_suites("HEAD", root), ["One"], "a new file")
         (root / "cuda/primitives/kernel.hpp").write_text("// changed\n", "utf-8")
         self.assertEqual(changed_suites.changed_suites("HEAD", root), ["One", "Two"])
