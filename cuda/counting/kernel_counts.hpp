@@ -13,6 +13,9 @@ namespace kvbound::cuda::counting {
 
 using emulation::Instruction;
 
+/// A sector of device memory: what the L2 cache delivers at least.
+inline constexpr uintptr_t kSectorBytes = 32;
+
 /// The widths of an access in bytes: 1, 2, 4, 8, 16.
 inline constexpr int kWidths = 5;
 

@@ -11,7 +11,6 @@ namespace {
 
 constexpr uint64_t kLeastSample = 16;  // clusters
 constexpr int64_t kWavefrontBytes = 128;
-constexpr uintptr_t kSectorBytes = 32;
 
 // What `all` clusters touch of a buffer, from what a half and the whole of a sample do: memory that every cluster reads is
 // the same for both, memory of its own grows with the number of clusters, up to the whole buffer.

@@ -8,7 +8,6 @@
 namespace kvbound::cuda::counting {
 namespace {
 
-constexpr uintptr_t kSectorBytes = 32;
 constexpr size_t kWordBits = 64;
 
 using Bits = std::vector<std::atomic<uint64_t>>;

@@ -8,7 +8,6 @@ namespace {
 
 constexpr int kBanks = 32;
 constexpr int kWordBytes = 4;
-constexpr int kSectorBytes = 32;
 constexpr int kPassBytes = kBanks * kWordBytes;
 
 size_t position_of_width(int bytes) {
@@ -74,7 +73,7 @@ DeviceTraffic device_traffic(const Request& request, int bytes) {
     uintptr_t address = request.addresses[static_cast<size_t>(std::countr_zero(left))];
     for (int rest = bytes; rest > 0;) {
       const auto offset = static_cast<int>(address % kSectorBytes);
-      const int here = std::min(rest, kSectorBytes - offset);
+      const int here = std::min(rest, static_cast<int>(kSectorBytes) - offset);
       const auto mask = static_cast<uint32_t>(((uint64_t{1} << here) - 1) << offset);
       touched[static_cast<size_t>(used++)] = {address / kSectorBytes, mask};
       address += static_cast<uintptr_t>(here);
