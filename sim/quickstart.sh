@@ -10,7 +10,7 @@ source sim/packages.sh
 exec 3>&1 >&2
 
 cat <<'TEXT'
-This takes about 5 minutes on two cores, the first table 3; up to 1.2 GB of disk: 0.9 for packages, 0.2 for build/quickstart.
+This takes about 5 minutes on two quiet cores, the first table 3; up to 1.2 GB of disk, most of it for packages.
 TEXT
 install_missing "${build_packages[@]}"
 fetch_d3
