@@ -9,9 +9,10 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/kvbound-times-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 export CCACHE_DIR=$work/ccache
 
-# fresh: a new clone, as the working folder; siblings of the checkout, which tests may use, beside it.
+# fresh: a new clone, as the working folder; the recordings that tests may use beside it, if they are beside the checkout.
 fresh() {
   rm -rf "$work/clone"
+  [[ ! -d $root/../shared ]] || ln -sfn "$(realpath "$root/../shared")" "$work/shared"
   git clone --quiet "$root" "$work/clone"
   cd "$work/clone"
 }
