@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# How long a newcomer and everyone who works here waits: builds and tests a fresh clone, and prints a table of minutes. Takes
-# about an hour and a half of a machine with nothing else to do. ccache's own cache is not touched.
+# How long a newcomer and everyone who works here waits: builds and tests a fresh clone of what is committed, and prints a
+# table of minutes. Takes about two hours of a machine with nothing else to do. ccache's own cache is not touched.
 #
-# usage: tests/times.sh [WHAT...]      WHAT: quickstart tests unit ci ci-warm; all by default
+# usage: tests/times.sh [WHAT...]      WHAT: quickstart tests unit ci-even ci-odd; all by default
 set -euo pipefail
 root=$(dirname "$(dirname "$(realpath "$0")")")
 work=$(mktemp -d "${TMPDIR:-/tmp}/kvbound-times-XXXXXX")
@@ -11,31 +11,40 @@ export CCACHE_DIR=$work/ccache
 
 # fresh: a new clone, as the working folder; the recordings that tests may use beside it, if they are beside the checkout.
 fresh() {
-  rm -rf "$work/clone"
-  [[ ! -d $root/../shared ]] || ln -sfn "$(realpath "$root/../shared")" "$work/shared"
-  git clone --quiet "$root" "$work/clone"
-  cd "$work/clone"
+  cd "$work"
+  rm -rf clone
+  [[ ! -d $root/../shared ]] || ln -sfn "$(realpath "$root/../shared")" shared
+  git clone --quiet "$root" clone
+  cd clone
 }
 
 told() { printf '%-44s %3d:%02d\n' "$1" $(($2 / 60)) $(($2 % 60)); }
 
-# timed NAME COMMAND...: prints the minutes that a command took.
+# timed NAME COMMAND...: prints the minutes that a command took; if it fails, the end of what it printed, and exits.
 timed() {
   local name=$1 start=$SECONDS
   shift
-  "$@" >"$work/log" 2>&1 || printf '%s: failed: %s\n' "$name" "$(tail -1 "$work/log")"
+  "$@" >"$work/log" 2>&1 || {
+    tail -40 "$work/log" >&2
+    printf '%s: failed\n' "$name" >&2
+    exit 1
+  }
   told "$name" $((SECONDS - start))
 }
 
-measure_quickstart() {
-  local start=$SECONDS line first=
-  rm -rf "$CCACHE_DIR" && fresh
+# until_table: prints when the first table begins.
+until_table() {
+  local line
   while IFS= read -r line; do
-    [[ $line != policy* || -n $first ]] || { first=1 && told "quickstart: first table" $((SECONDS - start)); }
-  done < <(sim/quickstart.sh 2>"$work/log")
-  told "quickstart: whole" $((SECONDS - start))
-  [[ -e build/quickstart/report.html ]] || echo "quickstart failed: $(tail -1 "$work/log")"
-  printf '%-44s %s\n' "build/quickstart" "$(du -sh build/quickstart | cut -f 1)"
+    [[ $line != policy* ]] || { told "quickstart: first table" $((SECONDS - $1)) && break; }
+  done
+  cat >/dev/null
+}
+
+measure_quickstart() {
+  rm -rf "$CCACHE_DIR" && fresh
+  timed "quickstart: whole" bash -o pipefail -c 'sim/quickstart.sh | tee "$0"' >(until_table $SECONDS)
+  printf '%-44s %6s\n' "build/quickstart" "$(du -sh build/quickstart | cut -f 1)"
 }
 
 measure_tests() {
@@ -50,19 +59,23 @@ measure_unit() {
   timed "tests/run.sh -L unit, after one changed line" tests/run.sh -L unit
 }
 
+# measure_ci PARITY NAME: what continuous integration runs with commits of this parity, without and with a cache.
 measure_ci() {
-  rm -rf "$CCACHE_DIR" && fresh
-  timed ".ci/run, cold" .ci/run
-}
-
-measure_ci_warm() {
-  [[ -d $CCACHE_DIR ]] || measure_ci
-  fresh
-  timed ".ci/run, with a warm cache" .ci/run
-}
-
-for what in "${@:-quickstart tests unit ci ci-warm}"; do
-  for one in $what; do
-    "measure_${one//-/_}"
+  local cache
+  rm -rf "$CCACHE_DIR"
+  for cache in cold warm; do
+    fresh
+    (($(git rev-list --count HEAD) % 2 == $1)) ||
+      git -c user.name=times -c user.email=times commit --quiet --allow-empty --message "One more"
+    timed ".ci/run, $2 commit, $cache cache" .ci/run
   done
+}
+
+measure_ci_even() { measure_ci 0 even; }
+
+measure_ci_odd() { measure_ci 1 odd; }
+
+(($# > 0)) || set -- quickstart tests unit ci-even ci-odd
+for what; do
+  "measure_${what//-/_}"
 done

@@ -1,8 +1,8 @@
 """`kvbound diff` finds faults in dumps of the emulated device by the bounds of single precision.
 
 usage: diff_device_test.py KVBOUND      KVBOUND: the program's path
-Every fault is planted in a dump of every fifth policy whose tensors admit it, in the long suite of every such policy. Faults of
-single numbers are measured by the bounds that `diff` reports.
+Every fault is planted in dumps of every fifth policy whose tensors admit it, in the long suite in those of the others. Faults
+of single numbers are measured by the bounds that `diff` reports.
 """
 import zlib
 from fractions import Fraction
@@ -82,15 +82,18 @@ OTHER_OPTIONS = (
     ("h2o:window=8+keepkv:threshold=none:period=4", "h2o:window=8+keepkv:threshold=none:period=5", "rebuilt_target_of"))
 
 
-def on_every_policy(*needs):
-    """Makes a test of a check(self, case), which is called with the case of every policy whose dump has these tensors; in the
-    short suite of every fifth, other ones in other tests."""
+def on_every_policy(*needs, lacks=(), of=""):
+    """Makes a test of a check(self, case), which is called with the case of every policy that has `of` in its name and whose dump
+    has the tensors `needs` and not `lacks`: in the short suite of every fifth, other ones in other tests, in the long of the
+    others."""
     def decorate(check):
         def test(self):
-            having = [policy for policy in POLICIES if self.kinds(policy).issuperset(needs)]
+            having = [policy for policy in POLICIES if of in policy and self.kinds(policy).issuperset(needs)
+                      and self.kinds(policy).isdisjoint(lacks)]
             self.assertGreater(len(having), 0)
             first = zlib.crc32(check.__name__.encode()) % min(len(having), self.one_of)
-            for policy in having[first::self.one_of]:
+            short = having[first::self.one_of]
+            for policy in short if getattr(self, "suite", "short") == "short" else set(having).difference(short):
                 with self.subTest(policy):
                     check(self, self.case(policy))
         return test
@@ -308,26 +311,6 @@ class WrongComputations(DeviceTest):
                 projection.reshape(4, 16, 24)))
             self.found(case, wrong, wanted[0])
 
-    def test_other_options_of_the_policy_are_found(self):
-        for policy, other, tensor in OTHER_OPTIONS:
-            with self.subTest(other):
-                path = self.small_trace(*MIXED)
-                self.differs(path, faults.claiming(self.emulated(path, other), self.emulated(path, policy)), tensor)
-
-    def test_an_exact_removal_error_that_cancels_is_found(self):
-        trace = TraceFile(dtype="F32", prompt_tokens=60)
-        faults.peak(trace)
-        path = trace.write(self.folder / "peaked.safetensors")
-        for policy in ("h2o:window=4+exact", "tova+exact:space=projected"):
-            with self.subTest(policy):
-                dump = self.emulated(path, policy, 12)
-                self.agrees(path, dump)
-                scores = independent.scores
-                with mock.patch.object(scores, "removal_scores", faults.cancelling(scores.removal_scores)):
-                    wrong = recompute(path, policy, "12")
-                self.differs(path, faults.with_array(dump, LAYER, "score", lambda _: wrong.array(LAYER, "score")), "score")
-
-
 class WrongChoices(DeviceTest):
     @on_every_policy()
     def test_kept_sets_that_are_none_are_found(self, case):
@@ -372,28 +355,13 @@ class WrongChoices(DeviceTest):
             if "votes" in case.kinds and case.policy.score != "attention":  # no bounds of such scores over merged numbers with errors
                 self.undecided(case, dump.only({"kept", "evicted"}), "evicted")
 
-    @on_every_policy("evicted")
+    @on_every_policy("evicted", lacks=("votes",), of="h2o")
     def test_h2o_that_forgets_its_running_sum_is_found(self, case):
         head = independent.decoding.DecodingHead
-        if case.policy.host == "h2o" and "votes" not in case.kinds:
-            with mock.patch.object(head, "accumulate", faults.forgetting(head.accumulate)):
-                wrong = recompute(case.path, case.dump.metadata["policy"], str(BUDGET), kept=faults.all_kept_sets(case.dump))
-            evicted = wrong.array(LAYER, "evicted")
-            self.found(case, faults.with_array(case.dump, LAYER, "evicted", lambda _: evicted), "evicted")
-
-    def test_a_first_stage_and_a_recent_window_that_decoding_lacks_are_found(self):
-        path = self.trace("F32", "flat", tokens=161, decode=12)
-        for policy, option, number in (("h2o:window=8+critical:alpha=0.9:epsilon=1", "alpha", Fraction(0)),
-                                       ("tova+critical:alpha=adaptive:epsilon=1", "alpha", Fraction(0)),
-                                       ("h2o:window=8:recent=30", "recent", 0)):
-            with self.subTest(policy):
-                dump = self.emulated(path, policy, 50)
-                self.agrees(path, dump)
-                wrong = recompute(path, policy, "50", kept=faults.all_kept_sets(dump), policy_changes=[(option, number)])
-                for layer in range(2):
-                    dump.put(layer, "evicted", wrong.array(layer, "evicted"))
-                self.differs(path, dump, "evicted")
-
+        with mock.patch.object(head, "accumulate", faults.forgetting(head.accumulate)):
+            wrong = recompute(case.path, case.dump.metadata["policy"], str(BUDGET), kept=faults.all_kept_sets(case.dump))
+        evicted = wrong.array(LAYER, "evicted")
+        self.found(case, faults.with_array(case.dump, LAYER, "evicted", lambda _: evicted), "evicted")
 
 class WrongBudgets(DeviceTest):
     @on_every_policy()
@@ -402,11 +370,10 @@ class WrongBudgets(DeviceTest):
             wrong = faults.claiming(self.emulated(case.path, case.dump.metadata["policy"], budget), case.dump)
             self.found(case, wrong, case.sizes)
 
-    @on_every_policy()
+    @on_every_policy(of="+adakv")
     def test_an_entry_that_another_head_is_given_is_found(self, case):
-        if case.policy.allocation and case.policy.allocation.name == "adakv":
-            for giver in (0, 1):
-                self.found(case, faults.with_moved_budget(case.dump, LAYER, giver, case.newest), "kept_offsets")
+        for giver in (0, 1):
+            self.found(case, faults.with_moved_budget(case.dump, LAYER, giver, case.newest), "kept_offsets")
 
 
 class WrongMerges(DeviceTest):
@@ -453,6 +420,46 @@ class WrongMerges(DeviceTest):
             for note, wrong in faults.wrong_receivers(case.dump.first_steps(1), LAYER, case.keys, 0):
                 self.found(case, wrong, "merged_into", note)
 
+
+class EveryOtherPolicy(WrongNumbers, WrongComputations, WrongChoices, WrongBudgets, WrongMerges):
+    suite = "long"
+
+
+class WrongRuns(DeviceTest):
+    """Faults of policies and traces of their own."""
+
+    def test_other_options_of_the_policy_are_found(self):
+        for policy, other, tensor in OTHER_OPTIONS:
+            with self.subTest(other):
+                path = self.small_trace(*MIXED)
+                self.differs(path, faults.claiming(self.emulated(path, other), self.emulated(path, policy)), tensor)
+
+    def test_an_exact_removal_error_that_cancels_is_found(self):
+        trace = TraceFile(dtype="F32", prompt_tokens=60)
+        faults.peak(trace)
+        path = trace.write(self.folder / "peaked.safetensors")
+        for policy in ("h2o:window=4+exact", "tova+exact:space=projected"):
+            with self.subTest(policy):
+                dump = self.emulated(path, policy, 12)
+                self.agrees(path, dump)
+                scores = independent.scores
+                with mock.patch.object(scores, "removal_scores", faults.cancelling(scores.removal_scores)):
+                    wrong = recompute(path, policy, "12")
+                self.differs(path, faults.with_array(dump, LAYER, "score", lambda _: wrong.array(LAYER, "score")), "score")
+
+    def test_a_first_stage_and_a_recent_window_that_decoding_lacks_are_found(self):
+        path = self.trace("F32", "flat", tokens=161, decode=12)
+        for policy, option, number in (("h2o:window=8+critical:alpha=0.9:epsilon=1", "alpha", Fraction(0)),
+                                       ("tova+critical:alpha=adaptive:epsilon=1", "alpha", Fraction(0)),
+                                       ("h2o:window=8:recent=30", "recent", 0)):
+            with self.subTest(policy):
+                dump = self.emulated(path, policy, 50)
+                self.agrees(path, dump)
+                wrong = recompute(path, policy, "50", kept=faults.all_kept_sets(dump), policy_changes=[(option, number)])
+                for layer in range(2):
+                    dump.put(layer, "evicted", wrong.array(layer, "evicted"))
+                self.differs(path, dump, "evicted")
+
     def test_a_tie_between_targets_broken_the_other_way_is_legal_only_if_the_merge_follows_it(self):
         now = "predict=current"  # the moving averages of equal keys differ: they began at different queries
         for merge, tensor in ((f"keepkv:{now}", "votes"), (f"convex:{now}", "merged_key"), ("d2o", "merged_key"),
@@ -471,31 +478,6 @@ class WrongMerges(DeviceTest):
                     report = self.agrees(path, other.first_steps(1))
                     swaps = [item["near_tie_swaps"] for item in report["tensors"] if item["tensor"] == "target_of"]
                     self.assertEqual(swaps, [0, len(members) - 1])
-
-
-class WrongNumbersOfEveryPolicy(WrongNumbers):
-    suite = "long"
-    one_of = 1
-
-
-class WrongComputationsOfEveryPolicy(WrongComputations):
-    suite = "long"
-    one_of = 1
-
-
-class WrongChoicesOfEveryPolicy(WrongChoices):
-    suite = "long"
-    one_of = 1
-
-
-class WrongBudgetsOfEveryPolicy(WrongBudgets):
-    suite = "long"
-    one_of = 1
-
-
-class WrongMergesOfEveryPolicy(WrongMerges):
-    suite = "long"
-    one_of = 1
 
 
 if __name__ == "__main__":
