@@ -2,6 +2,7 @@
 // bit-identical for any number of threads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -18,13 +19,13 @@
 namespace kvbound::reference {
 
 /// Seconds of work, all threads together, from which on a loop is divided among threads: waking them takes as long as they would
-/// save of less. (numerics/README.md, "Decisions")
-inline constexpr double kLeastForThreads = 75e-6;
+/// save of less. (numerics/README.md, "Decisions") Tests of threads set it to 0.
+inline std::atomic<double> least_for_threads = 75e-6;
 
 /// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread. Each thread that gets
 /// work has its own state, made by make_state(), such as working memory. When all calls are done, the exception of the first
-/// piece that threw one, by its number, is thrown again. A loop that took less than kLeastForThreads in its latest run, by this
-/// number of pieces, stays on the caller's thread.
+/// piece that threw one, by its number, is thrown again. A loop that will take less than least_for_threads, by the time of a piece in
+/// its latest run or half of that in the run before, and so on, stays on the caller's thread.
 ///
 /// where  the loop's name in ParallelTimes
 template <class MakeState, class Piece>
@@ -35,10 +36,9 @@ void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece
   }
   std::exception_ptr failure;
   int64_t failed = count;
-  static std::atomic<double> seconds_of_piece = kLeastForThreads;  // in the latest run of this loop
-  double seconds = 0;                                              // of all threads together
-#pragma omp parallel if (count > 1 && static_cast<double>(count) * seconds_of_piece >= kLeastForThreads) \
-    reduction(+ : seconds)
+  static std::atomic<double> seconds_of_piece = 1e-3;  // in this loop's latest runs; enough before the first
+  double seconds = 0;                                  // of all threads together
+#pragma omp parallel if (count > 1 && static_cast<double>(count) * seconds_of_piece >= least_for_threads) reduction(+ : seconds)
   {
     const auto start = std::chrono::steady_clock::now();
     std::optional<decltype(make_state())> state;
@@ -57,7 +57,7 @@ void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece
     }
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  if (count > 0) seconds_of_piece = seconds / static_cast<double>(count);
+  if (count > 1) seconds_of_piece = std::max(seconds / static_cast<double>(count), seconds_of_piece / 2);
   if (failure) std::rethrow_exception(failure);
 }
 

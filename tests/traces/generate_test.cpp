@@ -8,11 +8,12 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <kvbound/traces/generate.hpp>
 #include <kvbound/traces/sha256.hpp>
 #include <kvbound/traces/trace.hpp>
+
+#include "support/threads.hpp"
 
 namespace kvbound::traces::generate_test {
 namespace {
@@ -191,19 +192,14 @@ TEST(Generate, WritesExactlyThePinnedBytes) {
 }
 
 TEST(Generate, WritesTheSameBytesForAnyNumberOfThreads) {
-  const int before = omp_get_max_threads();
   GenerateOptions options = small(mixed);
   options.tokens = 3000;
   options.head_dim = 33;
   options.model_dim = 300;
-  std::vector<std::string> digests;
-  for (const int threads : {1, 2, 4}) {
-    omp_set_num_threads(threads);
-    digests.push_back(digest(Generated(options).bytes()));
-  }
-  omp_set_num_threads(before);
-  EXPECT_EQ(digests[0], digests[1]);
-  EXPECT_EQ(digests[0], digests[2]);
+  const auto digested = [&] { return digest(Generated(options).bytes()); };
+  const std::string one = test::with_threads(1, digested);
+  EXPECT_EQ(test::with_threads(2, digested), one);
+  EXPECT_EQ(test::with_threads(4, digested), one);
 }
 
 TEST(Generate, AnotherSeedGivesOtherNumbers) {

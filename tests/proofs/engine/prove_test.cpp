@@ -4,11 +4,12 @@
 #include <stdexcept>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <kvbound/proofs/engine/prove.hpp>
 #include <kvbound/proofs/engine/search.hpp>
 #include <kvbound/proofs/theorems/catalogue.hpp>
+
+#include "support/threads.hpp"
 
 namespace kvbound::proofs::prove_test {
 namespace {
@@ -259,8 +260,7 @@ TEST(Examine, DependsOnTheSeedAndThePropertysId) {
 TEST(Examine, DependsNeitherOnThreadsNorOnWhatElseIsProved) {
   const Theorem violated = theorem_of(values_below_2);
   const Property& weakened = ckv_3_3().weakened.front();
-  const auto examined = [&](int threads, bool others) {
-    omp_set_num_threads(threads);
+  const auto examined = [&](bool others) {
     if (others) examine(violated, violated.property, 10, kSeed + 1);
     std::vector<PropertyResult> results;
     results.push_back(examine(ckv_3_3(), ckv_3_3().property, 130, kSeed));
@@ -268,9 +268,8 @@ TEST(Examine, DependsNeitherOnThreadsNorOnWhatElseIsProved) {
     results.push_back(examine(violated, violated.property, 130, kSeed));
     return results;
   };
-  const int threads = omp_get_max_threads();
-  const auto one = examined(1, false), four = examined(4, true);
-  omp_set_num_threads(threads);
+  const auto one = test::with_threads(1, [&] { return examined(false); });
+  const auto four = test::with_threads(4, [&] { return examined(true); });
   for (size_t i = 0; i < one.size(); ++i) expect_same(one[i], four[i]);
   EXPECT_EQ(one[0].verdict, Verdict::no_counterexample);
   EXPECT_TRUE(one[1].counterexample && one[2].counterexample);

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -18,11 +19,18 @@ using testing::ThrowsMessage;
 
 class ParallelFor : public testing::TestWithParam<int> {
  protected:
-  void SetUp() override { omp_set_num_threads(GetParam()); }
-  void TearDown() override { omp_set_num_threads(before_); }
+  void SetUp() override {
+    omp_set_num_threads(GetParam());
+    least_for_threads = 0;
+  }
+  void TearDown() override {
+    omp_set_num_threads(threads_);
+    least_for_threads = least_;
+  }
 
  private:
-  int before_ = omp_get_max_threads();
+  int threads_ = omp_get_max_threads();
+  double least_ = least_for_threads;
 };
 
 TEST_P(ParallelFor, RunsEveryPieceOnce) {
@@ -81,6 +89,45 @@ TEST_P(ParallelFor, KeepsTheFirstOfManyFailures) {
         },
         ThrowsMessage<std::invalid_argument>("5"));
   }
+}
+
+// The number of threads that a loop of 8 pieces of this kind takes in its next run.
+template <class Piece>
+int threads_of(const Piece& piece) {
+  std::atomic<int> threads = 0;
+  parallel_for(8, [&](int64_t) {
+    threads = omp_get_num_threads();
+    piece();
+  });
+  return threads;
+}
+
+class ParallelForOfLittleWork : public testing::Test {
+ protected:
+  void SetUp() override { omp_set_num_threads(4); }
+  void TearDown() override { omp_set_num_threads(threads_); }
+
+ private:
+  int threads_ = omp_get_max_threads();
+};
+
+TEST_F(ParallelForOfLittleWork, StaysOnTheCallersThread) {
+  const auto nothing = [] {};
+  const auto a_millisecond = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+  EXPECT_EQ(threads_of(nothing), 4) << "nothing is known of it yet";
+  int runs = 0;  // the thread may have to wait for a processor in some of them
+  while (threads_of(nothing) > 1 && runs < 10'000) ++runs;
+  EXPECT_LT(runs, 10'000);
+  for (int run = 0; run < 3; ++run) EXPECT_EQ(threads_of(a_millisecond), 4) << run;
+}
+
+// One small run must not put the next large one on one thread.
+TEST_F(ParallelForOfLittleWork, IsExpectedOnlyAfterSeveralRunsOfIt) {
+  std::chrono::milliseconds work(8);
+  const auto loop = [&] { return threads_of([&] { std::this_thread::sleep_for(work); }); };
+  loop();
+  work = std::chrono::milliseconds(0);
+  for (int run = 0; run < 5; ++run) EXPECT_EQ(loop(), 4) << run;
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, ParallelFor, testing::Values(1, 2, 5));

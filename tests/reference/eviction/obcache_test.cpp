@@ -5,13 +5,13 @@
 #include <utility>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 #include <rapidcheck/gtest.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/obcache.hpp>
 
 #include "support/random_layer.hpp"
+#include "support/threads.hpp"
 #include "support/voted_cache.hpp"
 
 namespace kvbound::reference::obcache_test {
@@ -356,19 +356,16 @@ TEST(WindowScores, RefuseWhatIsNoNumber) {
 
 TEST(WindowScores, HaveTheSameBitsForAnyNumberOfThreads) {
   const RandomLayer layer({16, 2, 8, 12}, 700, 40, 0, 27);
-  const int before = omp_get_max_threads();
   for (const Change change : kChanges) {
     for (const Space space : {Space::head, Space::projected}) {
-      omp_set_num_threads(1);
-      const std::vector<double> alone = list(window_scores(layer.view(), 40, change, space).numbers());
+      const auto scores = [&] { return list(window_scores(layer.view(), 40, change, space).numbers()); };
+      const std::vector<double> alone = test::with_threads(1, scores);
       for (const int threads : {2, 3}) {
-        omp_set_num_threads(threads);
-        EXPECT_EQ(list(window_scores(layer.view(), 40, change, space).numbers()), alone)
+        EXPECT_EQ(test::with_threads(threads, scores), alone)
             << name(change) << ", " << threads << " threads";
       }
     }
   }
-  omp_set_num_threads(before);
 }
 
 // Equal tokens tie exactly, at the ends and in the middle of vectors and of product blocks.

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>

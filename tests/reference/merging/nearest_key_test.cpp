@@ -3,13 +3,13 @@
 #include <numeric>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/merging/nearest_key.hpp>
 
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
+#include "support/threads.hpp"
 
 namespace kvbound::reference::nearest_key_test {
 namespace {
@@ -185,16 +185,13 @@ TEST(NearestKeysOracle, AreTheNearestWithinTheirBounds) {
 
 TEST(NearestKeys, AreTheSameForAnyNumberOfThreads) {
   const Matrix leaving = Random(31).matrix(1100, 32), staying = Random(32).matrix(700, 32);
-  const int before = omp_get_max_threads();
-  omp_set_num_threads(1);
-  const std::vector<NearestKey> one = nearest_keys(leaving, staying);
+  const auto nearest = [&] { return nearest_keys(leaving, staying); };
+  const std::vector<NearestKey> one = with_threads(1, nearest);
   for (const int threads : {2, 3, 7}) {
-    omp_set_num_threads(threads);
-    const std::vector<NearestKey> more = nearest_keys(leaving, staying);
+    const std::vector<NearestKey> more = with_threads(threads, nearest);
     EXPECT_EQ(indices(more), indices(one));
     EXPECT_EQ(cosines(more), cosines(one));
   }
-  omp_set_num_threads(before);
 }
 
 TEST(NearestBetterKeys, AreTheNearestOfStrictlyHigherScore) {

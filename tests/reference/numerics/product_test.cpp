@@ -11,6 +11,7 @@
 
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
+#include "support/threads.hpp"
 
 namespace kvbound::reference::product_test {
 namespace {
@@ -89,12 +90,8 @@ TEST(Multiply, TakesOneThreadHoweverManyOpenMpHas) {
   Random random(4);
   const Matrix a = random.matrix(200, 700), b = random.matrix(700, 300);
   Matrix one(200, 300), many(200, 300);
-  const int before = omp_get_max_threads();
-  omp_set_num_threads(1);
-  multiply(a, b, one.view());
-  omp_set_num_threads(4);
-  multiply(a, b, many.view());
-  omp_set_num_threads(before);
+  test::with_threads(1, [&] { multiply(a, b, one.view()); });
+  test::with_threads(4, [&] { multiply(a, b, many.view()); });
   EXPECT_EQ(numbers_of(many), numbers_of(one));
 }
 

@@ -8,6 +8,7 @@
 #include <kvbound/sim/diff/evicted_agreement.hpp>
 
 #include "support/session_cases.hpp"
+#include "support/threads.hpp"
 #include "support/trace_layer.hpp"
 
 namespace kvbound::sim::evicted_agreement_test {
@@ -296,10 +297,8 @@ TEST(EvictedAgreement, IsTheSameForAnyNumberOfThreads) {
   Case given(layer, policy_of(kH2o, ExactRemoval{}));
   Positions left = given.own();
   std::swap(left[4], left[6]);
-  const TensorAgreement one = given.judge(left).agreement;
-  omp_set_num_threads(3);
-  const TensorAgreement three = given.judge(left).agreement;
-  omp_set_num_threads(1);
+  const auto judged = [&] { return given.judge(left).agreement; };
+  const TensorAgreement one = test::with_threads(1, judged), three = test::with_threads(3, judged);
   ASSERT_TRUE(one.worst);
   EXPECT_EQ(one.worst.value().note, three.worst.value().note);
   EXPECT_EQ(one.outside, three.outside);

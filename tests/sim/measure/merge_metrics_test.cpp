@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/merging/keep_kv.hpp>
@@ -14,6 +13,7 @@
 #include <kvbound/sim/measure/metrics.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
+#include "support/threads.hpp"
 #include "support/trace_layer.hpp"
 
 namespace kvbound::sim::merge_metrics_test {
@@ -500,12 +500,8 @@ TEST(MergeMetrics, DoNotDependOnThreads) {
   const traces::Layer layer = random_layer({{4, 2, 8, 8}}, 6);
   const KeepKv options;
   const LayerRecord record = decoded(Session(layer, options, 0.1, 6));
-  const int threads = omp_get_max_threads();
-  omp_set_num_threads(1);
-  const MergeMetrics one = measure_merges(layer, record, keepkv(options), true);
-  omp_set_num_threads(3);
-  const MergeMetrics three = measure_merges(layer, record, keepkv(options), true);
-  omp_set_num_threads(threads);
+  const auto measured = [&] { return measure_merges(layer, record, keepkv(options), true); };
+  const MergeMetrics one = test::with_threads(1, measured), three = test::with_threads(3, measured);
   ASSERT_EQ(one.changes.size(), three.changes.size());
   for (size_t i = 0; i < one.changes.size(); ++i) {
     EXPECT_EQ(one.changes[i].perturbation, three.changes[i].perturbation);

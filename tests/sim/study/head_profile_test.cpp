@@ -2,12 +2,12 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
 #include <kvbound/sim/study/head_profile.hpp>
 
+#include "support/threads.hpp"
 #include "support/trace_layer.hpp"
 
 namespace kvbound::sim::head_profile_test {
@@ -109,15 +109,10 @@ TEST(LayerProfile, OfValuesOfZeroHasRankZero) {
 
 TEST(LayerProfile, HasTheSameBitsForAnyNumberOfThreads) {
   const traces::Layer layer = random_layer();
-  const int before = omp_get_max_threads();
-  std::vector<std::vector<double>> results;
-  for (const int threads : {1, 2, 7}) {
-    omp_set_num_threads(threads);
-    results.push_back(figures(layer_profile(layer, 0, options(8, 7, "50%"))));
-  }
-  omp_set_num_threads(before);
-  EXPECT_EQ(results[1], results[0]);
-  EXPECT_EQ(results[2], results[0]);
+  const auto profile = [&] { return figures(layer_profile(layer, 0, options(8, 7, "50%"))); };
+  const std::vector<double> one = test::with_threads(1, profile);
+  EXPECT_EQ(test::with_threads(2, profile), one);
+  EXPECT_EQ(test::with_threads(7, profile), one);
 }
 
 TEST(LayerProfile, RefusesOptionsOutOfRange) {

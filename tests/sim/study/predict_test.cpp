@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/numerics/product.hpp>
@@ -13,6 +12,7 @@
 #include <kvbound/sim/study/score_history.hpp>
 
 #include "support/oracle.hpp"
+#include "support/threads.hpp"
 #include "support/trace_layer.hpp"
 
 namespace kvbound::sim::predict_test {
@@ -258,19 +258,19 @@ TEST(LayerPrediction, RethrowsWhatIsThrownWhereAHeadIsDoneOnAnyThread) {
   layer.shape.query_heads = 8;
   layer.queries = Tensor(8, 2, 1);
   layer.output_projection = Matrix(8, 1);
-  const int threads = omp_get_max_threads();
-  for (const int count : {1, 4}) {
-    omp_set_num_threads(count);
+  for (const int threads : {1, 4}) {
     int64_t pieces = 0;
     const auto fails = [&] {
       ++pieces;
       throw IoError("piece");
     };
-    EXPECT_EQ(message_of<IoError>([&] { layer_prediction(layer, options(1, "tova", "1"), 1, fails); }),
+    EXPECT_EQ(message_of<IoError>([&] {
+                test::with_threads(
+                    threads, [&] { return layer_prediction(layer, options(1, "tova", "1"), 1, fails); });
+              }),
               "piece");
     EXPECT_EQ(pieces, 8) << "the others are measured all the same";
   }
-  omp_set_num_threads(threads);
 }
 
 TEST(LayerPrediction, TellsOfEveryHeadAndRefusesWhatCannotBeMeasured) {
