@@ -9,7 +9,8 @@ namespace kvbound::reference {
 ///
 /// To be called first in main. libgomp reads the environment when it is loaded, before main: the process is therefore replaced by
 /// a new run of the same program, once, with OMP_WAIT_POLICY=passive in its environment and that of the processes it starts.
-/// Where this cannot be done, for want of /proc, threads go on spinning.
+/// Where this cannot be done, for want of /proc or because a dynamic loader was started with the program's name, threads go on
+/// spinning. A debugger or profiler that does not follow a process into another program needs OMP_WAIT_POLICY set by hand.
 ///
 /// arguments  main's argv
 void wait_passively(char* const* arguments);

@@ -12,6 +12,7 @@ import pty
 import re
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -219,6 +220,9 @@ class Reports(CommandLineTest):
                 result = self.run_program("--version", env={**silent, **said, "OMP_DISPLAY_ENV": "verbose"})
                 self.assertEqual((result.returncode, len(result.stdout.splitlines())), (PASS, 1))
                 self.assertEqual(int(re.findall(r"GOMP_SPINCOUNT = '(\d+)'", result.stderr)[-1]), spins)
+        loader = next(Path("/").glob("lib*/ld-linux-*.so.*"))
+        started = subprocess.run([loader, kvbound_cli.program, "--version"], env=silent, capture_output=True, check=True)
+        self.assertIn(b"kvbound", started.stdout)
 
     def test_lossless_merges_are_counted_where_they_are_claimed(self):
         TraceFile(query_heads=2).write(self.folder / "one.safetensors")
