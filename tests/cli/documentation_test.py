@@ -354,8 +354,9 @@ class DocumentedCommands(CommandsOfDocuments):
         readme = [line.strip() for line in (ROOT / "README.md").read_text("utf-8").splitlines()]
         for command in replays:
             command = re.sub(r" --json \S+", "", command).replace("$host", host)
-            printed = [line.strip() for line in self.passes(*command.split(), cwd=ROOT).splitlines()]
-            table = [line for line in printed if re.match(r"policy  |\S+ +[\d.]+%  ", line)]
+            replay = [kvbound_cli.program.with_name("kvbound_replay"), *command.split()]
+            printed = subprocess.run(replay, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+            table = [line.strip() for line in printed if re.match(r"policy  |\S+ +[\d.]+%  ", line)]
             self.assertGreater(len(table), 8)
             missing = [line for line in table if line not in readme]
             self.assertEqual(missing, [], "README.md has another table than sim/quickstart.sh prints")
