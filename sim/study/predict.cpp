@@ -163,6 +163,12 @@ void require_valid(const traces::Layer& layer, const PredictOptions& options) {
 
 }  // namespace
 
+std::vector<Budget> usual_shares() {
+  std::vector<Budget> shares;
+  for (const int64_t percent : {1, 2, 5, 10, 20, 50}) shares.push_back({{percent}, true});
+  return shares;
+}
+
 std::string_view name(ScoreKind scores) { return scores == ScoreKind::attention ? "attention" : "raw"; }
 
 const std::vector<Predictor>& predictors() {

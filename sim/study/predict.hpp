@@ -25,6 +25,9 @@ struct Predictor {
 const std::vector<Predictor>& predictors();
 std::string_view name(ScoreKind scores);
 
+/// 1, 2, 5, 10, 20 and 50 %.
+std::vector<Budget> usual_shares();
+
 struct PredictOptions {
   double ema = 0.9;           ///< weight of the past, 0 <= ema < 1
   int64_t window = 32;        ///< number of queries that window-mean averages, >= 1
@@ -33,7 +36,7 @@ struct PredictOptions {
   Budget budget{{20}, true};  ///< entries per KV head, of the prompt
   Budget top{{20}, true};     ///< number of prompt entries that form the top, 1..n
   /// Shares of the entries: the attention on the entries of largest attention is added up for each.
-  std::vector<Budget> shares{{{1}, true}, {{2}, true}, {{5}, true}, {{10}, true}, {{20}, true}, {{50}, true}};
+  std::vector<Budget> shares = usual_shares();
 };
 
 /// One query head's results, by decode step t = 1..steps.
