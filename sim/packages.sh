@@ -4,14 +4,16 @@
 build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-dev libfmt-dev libssl-dev
                 libeigen3-dev libmpfr-dev nlohmann-json3-dev librapidcheck-dev)
 test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema)
-long_packages=(python3-venv)  # of the tests labelled long, in addition
+kernel_packages=(python3-venv)  # of the tests labelled kernels, in addition
 ci_packages=(ccache)  # of .ci/run, in addition
 browser_packages=(chromium chromium-driver fonts-dejavu-core)  # of the tests labelled browser
 slurm_packages=(slurmctld slurmd slurm-client munge)  # of the tests labelled slurm
 
-# Kernels are compiled by nvcc for the GPU of this machine, if it has one.
-if nvidia-smi --list-gpus >/dev/null 2>&1; then
-  for_its_gpu=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES=native)
+# Kernels are compiled by nvcc for the GPUs of this machine, if it has one. Hopper's own instructions need 90a, which CMake's
+# "native" leaves out.
+if capabilities=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null) && [[ -n $capabilities ]]; then
+  architectures=$(sort -u <<<"${capabilities//./}" | sed 's/^90$/90a/; s/$/-real/' | paste -sd ';')
+  for_its_gpu=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES="$architectures")
 else
   for_its_gpu=(-D KVBOUND_CUDA=OFF)
 fi
@@ -37,7 +39,7 @@ install_missing() {
     return
   fi
 
-  local installed package missing=() as_root=(env)
+  local installed package missing=()
   # dpkg-query fails if it does not know one of the packages, but it lists the others.
   installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "$@" 2>/dev/null) || true
   for package; do
@@ -48,14 +50,16 @@ install_missing() {
   fi
 
   printf 'Missing packages: %s\n' "${missing[*]}" >&2
-  if ((EUID != 0)); then
-    command -v sudo >/dev/null || fail "neither root nor sudo; as root: apt-get install ${missing[*]}"
-    as_root=(sudo env)
-  fi
-  as_root+=(DEBIAN_FRONTEND=noninteractive)
-  run "${as_root[@]}" apt-get update
+  ((EUID == 0)) || command -v sudo >/dev/null || fail "neither root nor sudo; as root: apt-get install ${missing[*]}"
+  as_root apt-get update
   # A fresh machine may still be updating itself, so wait for the lock.
-  run "${as_root[@]}" apt-get install --yes --no-install-recommends -o DPkg::Lock::Timeout=300 "${missing[@]}"
+  as_root apt-get install --yes --no-install-recommends -o DPkg::Lock::Timeout=300 "${missing[@]}"
+}
+
+as_root() {
+  local sudo=()
+  ((EUID == 0)) || sudo=(sudo)
+  run "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive "$@"
 }
 
 # Unpacks D3, a file of Debian's package node-d3, into build/node-d3: installed, it would bring 37 packages of Node.js along.
@@ -64,8 +68,12 @@ fetch_d3() {
     return
   fi
   command -v apt-get >/dev/null || fail "D3 is missing: /usr/share/nodejs/d3/dist/d3.min.js, of Debian's package node-d3"
-  rm -rf build/node-d3.part && mkdir -p build/node-d3.part
-  env --chdir=build/node-d3.part apt-get download node-d3 >&2 || fail "D3 could not be downloaded; as root: apt-get update"
+  rm -rf build/node-d3{,.part} && mkdir -p build/node-d3.part
+  local download=(env --chdir=build/node-d3.part apt-get download node-d3)
+  "${download[@]}" >&2 || {
+    as_root apt-get update >&2
+    run "${download[@]}" >&2
+  }
   run dpkg-deb --extract build/node-d3.part/node-d3_*.deb build/node-d3.part
   mv build/node-d3.part build/node-d3
 }

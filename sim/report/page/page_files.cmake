@@ -1,7 +1,10 @@
 # The header with the files that a page consists of: template, style, and the script, which is D3 and the modules beside this file.
 set(unpacked ${PROJECT_SOURCE_DIR}/build/node-d3/usr/share)  # by fetch_d3 of sim/packages.sh
-find_file(KVBOUND_D3 d3.min.js PATHS /usr/share/nodejs/d3/dist ${unpacked}/nodejs/d3/dist REQUIRED DOC "D3 5, minified (Debian's node-d3)")
-find_file(KVBOUND_D3_LICENSE copyright PATHS /usr/share/doc/node-d3 ${unpacked}/doc/node-d3 REQUIRED DOC "D3's licence text")
+find_file(KVBOUND_D3 d3.min.js PATHS /usr/share/nodejs/d3/dist ${unpacked}/nodejs/d3/dist DOC "D3 5, minified (Debian's node-d3)")
+find_file(KVBOUND_D3_LICENSE copyright PATHS /usr/share/doc/node-d3 ${unpacked}/doc/node-d3 DOC "D3's licence text")
+if(NOT KVBOUND_D3 OR NOT KVBOUND_D3_LICENSE)
+  message(FATAL_ERROR "D3 is missing: install Debian's node-d3, or run sim/quickstart.sh, which fetches that file alone")
+endif()
 set(page_folder ${CMAKE_CURRENT_LIST_DIR})
 set(page_files page.html page.css data.js axes.js figure.js lines.js scatter.js heatmap.js dots.js answer.js page.js)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${KVBOUND_D3} ${KVBOUND_D3_LICENSE})
