@@ -21,9 +21,13 @@ build_and_test() {
   while [[ $1 != -- ]]; do configuration+=("$1") && shift; done
   run cmake --preset release -B "$folder" "${configuration[@]}"
   run cmake --build "$folder" --parallel "$jobs" --target "$target"
-  run ctest --test-dir "$folder" --output-on-failure --no-tests=error --parallel "$jobs" --output-junit times.xml "${@:2}"
+  local tests=(ctest --test-dir "$folder" --output-on-failure --no-tests=error --parallel "$jobs" --output-junit times.xml "${@:2}")
+  printf '\n$ %s\n' "${tests[*]}" >&2
+  local status=0
+  "${tests[@]}" || status=$?
   echo "The slowest, in seconds:"
   sed -n 's/.*<testcase name="\([^"]*\)".* time="\([0-9.]*\)".*/\2 \1/p' "$folder/times.xml" | sort -rn | head -10
+  ((status == 0)) || fail "tests failed" "$status"
 }
 
 run_tests() { build_and_test tests all "${for_its_gpu[@]}" -- "$@"; }
@@ -32,7 +36,7 @@ run_counted() { build_and_test counted counted_tests -D KVBOUND_CUDA=OFF -D KVBO
 
 # Kernels for both generations of GPUs, which needs none.
 run_kernels() {
-  if ! command -v nvcc >/dev/null; then
+  if ! command -v "${CUDACXX:-nvcc}" >/dev/null; then
     echo "No nvcc: kernels are not compiled for GPUs." >&2
     return
   fi
@@ -42,7 +46,7 @@ run_kernels() {
 packages=("${build_packages[@]}" "${test_packages[@]}")
 [[ "$*" != --all && "$*" != *slurm* ]] || packages+=("${slurm_packages[@]}")
 [[ "$*" != --all && "$*" != *browser* ]] || packages+=("${browser_packages[@]}")
-[[ "$*" != --all && "$*" != --kernels && "$*" != *long* ]] || packages+=("${long_packages[@]}")
+[[ "$*" != --all && "$*" != --kernels ]] || packages+=("${kernel_packages[@]}")
 install_missing "${packages[@]}"
 fetch_d3
 

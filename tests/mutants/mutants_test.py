@@ -3,8 +3,8 @@
 usage: mutants_test.py [CMAKE BUILD [NAME...]]
 CMAKE: the program that builds; BUILD: the build folder; NAME: a mutant to test; all by default
 Without arguments only the lists are checked: every mutant changes exactly one place, and every theorem kills a mutant.
-KVBOUND_MUTANTS=K/N in the environment: only the K-th of N parts of all mutants, K = 0, 1, ..., N - 1, and those of all files that
-have changed in the last four hours before the last commit
+KVBOUND_MUTANTS=K/N in the environment: only the K-th of N parts of all mutants, K = 0, 1, ..., N - 1, and those whose file or
+entry has changed in the last four hours before the last commit
 """
 import json
 import os
@@ -28,14 +28,16 @@ ENVIRONMENT.pop("GTEST_FILTER", None)
 FIELDS = {"name", "file", "original", "mutated", "wrong", "killed_by"}
 
 
+def entries(path, text):
+    """The entries of one list, `path` from the top folder; `file` is below the top folder."""
+    folder = Path(path).parent.relative_to("tests")
+    return [{**mutant, "file": str(folder / mutant.get("file", ""))} for mutant in json.loads(text)]
+
+
 def all_mutants():
-    """The entries of all lists, by folder; `file` is below the top folder."""
-    mutants = []
-    for path in sorted((ROOT / "tests").rglob("mutants.json")):
-        folder = path.parent.relative_to(ROOT / "tests")
-        for mutant in json.loads(path.read_text("utf-8")):
-            mutants.append({**mutant, "file": str(folder / mutant.get("file", ""))})
-    return mutants
+    """The entries of all lists, by folder."""
+    lists = sorted((ROOT / "tests").rglob("mutants.json"))
+    return [mutant for path in lists for mutant in entries(path.relative_to(ROOT), path.read_text("utf-8"))]
 
 
 def theorems():
@@ -88,20 +90,27 @@ def faults_of_the_lists(mutants):
     return faults
 
 
-def recently_changed():
-    """The files that the latest commits have changed, and that differ from the last one; none without git."""
+def lately_changed(mutants):
+    """Those whose file or entry the latest commits have changed, or differs from the last one; none without git."""
     def git(*words):
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     last = git("log", "-1", "--format=%ct")
-    before = last and git("rev-list", "-1", f"--before={int(last[0]) - LATELY}", "HEAD")
-    return set(git("diff", "--name-only", before[0])) if before else set()
+    before = last and git("rev-list", "-1", "--first-parent", f"--before={int(last) - LATELY}", "HEAD")
+    if not before:
+        return []
+    changed = set(git("diff", "--name-only", before).splitlines())
+    lists = [path for path in changed if path.endswith("/mutants.json")]
+    old = [mutant for path in lists for mutant in entries(path, git("show", f"{before}:{path}") or "[]")]
+    of_lists = {path.removeprefix("tests/").removesuffix("mutants.json") for path in lists}
+    return [mutant for mutant in mutants if {mutant["file"], mutant.get("compiled_in")} & changed
+            or f"{Path(mutant['file']).parent}/" in of_lists and mutant not in old]
 
 
 def chosen(mutants):
-    """The part of the mutants that the environment asks for, and those of files that have changed lately."""
-    changed = recently_changed() if "KVBOUND_MUTANTS" in os.environ else set()
+    """The part of the mutants that the environment asks for, and those that have changed lately."""
     part = part_of(mutants, "KVBOUND_MUTANTS")
-    return [mutant for mutant in mutants if mutant in part or {mutant["file"], mutant.get("compiled_in")} & changed]
+    lately = lately_changed(mutants) if "KVBOUND_MUTANTS" in os.environ else []
+    return [mutant for mutant in mutants if mutant in part or mutant in lately]
 
 
 def check_lists():
