@@ -66,7 +66,8 @@ measure_ci() {
   for cache in cold warm; do
     fresh
     (($(git rev-list --count HEAD) % 2 == $1)) ||
-      git -c user.name=times -c user.email=times commit --quiet --allow-empty --message "One more"
+      GIT_COMMITTER_DATE=$(git log -1 --format=%cI) \
+        git -c user.name=times -c user.email=times commit --quiet --allow-empty --message "One more"
     timed ".ci/run, $2 commit, $cache cache" .ci/run
   done
 }
@@ -76,6 +77,9 @@ measure_ci_even() { measure_ci 0 even; }
 measure_ci_odd() { measure_ci 1 odd; }
 
 (($# > 0)) || set -- quickstart tests unit ci-even ci-odd
+for what; do
+  declare -F "measure_${what//-/_}" >/dev/null || { sed -n '/^# usage/s/# //p' "$root/tests/times.sh" >&2 && exit 2; }
+done
 for what; do
   "measure_${what//-/_}"
 done
