@@ -136,7 +136,7 @@ class MeasureTest(unittest.TestCase):
                      "echo '[==========] 1 test from 1 test suite ran.'\necho '[  PASSED  ] 1 test.'\n")
 
     def planted(self, path, text):
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_text(text, "utf-8")
         path.chmod(0o755)
@@ -230,6 +230,22 @@ class Emulated(MeasureTest):
         self.assertEqual(self.summary()["bench"], ("failed", "error: bench attention ends with status 124"))
         self.assertRegex(done.stdout, "figure: 2 of 4 operations")
         self.assertEqual(len((self.out / "bench.jsonl").read_text("utf-8").splitlines()), 2)
+
+    def test_a_whole_run_on_a_gpu_is_replaced_by_no_other(self):
+        begins = "measure.sh A, --backend cuda, 2026-12-01: "
+        for verb, text, code in (("A", begins + " ".join(STAGES["A"]), 2), ("B", begins + " ".join(STAGES["A"]), 2),
+                                 ("A", begins + "facts bench", 0), ("A", begins.replace("cuda", "cuda, --tiny"), 0)):
+            with self.subTest(verb=verb, text=text):
+                self.planted(self.out / verb / "summary.txt", text + "\n")
+                self.planted(self.out / verb / "torch.json", "{}")
+                done = run(verb, "--backend", "emulated", "--tiny", "--only", "facts" if verb == "A" else "constants", PROGRAMS,
+                           OUT=str(self.out))
+                self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+                kept = (self.out / verb / "summary.txt").read_text("utf-8") == text + "\n"
+                self.assertEqual((kept, (self.out / verb / "torch.json").exists()), (code == 2, code == 2))
+                if kept:
+                    self.assertEqual(done.stderr, f"measure.sh: --out {self.out / verb}: has a whole run of A on a GPU, which "
+                                     "stays: take another folder; see --help\n")
 
     def test_names_what_it_does_not_know(self):
         for arguments, said in ((["A", "--only", "facts,fact"], "--only fact: known: facts impulse"),
