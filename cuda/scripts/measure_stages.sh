@@ -94,7 +94,8 @@ stage_impulse() {
 }
 
 # tests_of FILTER changed|rest: the parity tests of a filter, of the suites that changed or of the others: a line for each suite,
-# as a filter. Without a list all have changed. AttentionParity is the suite of All/AttentionParity/BF16, too.
+# as a filter. Without a list all have changed. AttentionParity is the suite of All/AttentionParity/BF16, too. A program that does
+# not end well, or has no test of the filter, is an error.
 tests_of() {
   "$folder/kvbound_parity_$kernels" --gtest_list_tests --gtest_filter="$1" | awk -v wanted="$2" -v list="$suites" '
     BEGIN { while (list != "" && (getline line < list) > 0) listed[line] }
@@ -104,15 +105,20 @@ tests_of() {
       for (i = split($1, parts, /[.\/]/); i > 0; --i) changed = changed || parts[i] in listed
       suite = $1; begun = 0
     }
+    /^ / { known = 1 }
     /^ / && changed == (wanted == "changed") { printf "%s%s%s", begun++ ? ":" : started++ ? "\n" : "", suite, $1 }
-    END { if (started) print "" }'
+    END { if (started) print ""; exit !known }'
 }
 
 parity_of() {
   local cases='*' all failed
   [[ -z $tiny ]] || cases=$small_cases
   mapfile -t all < <(tests_of "$cases" "$1")
-  ((${#all[@]})) || skip "no suites: see suites.txt"
+  wait $! || { echo "error: kvbound_parity_$kernels lists no tests" && return 1; }
+  if ((${#all[@]} == 0)); then
+    [[ $1 == rest || -n $tiny || ! -s $suites ]] || { echo "error: no suite of $suites is known" && return 1; }
+    skip "no suites: see suites.txt"
+  fi
   export -f run_tests
   export program=$folder/kvbound_parity_$kernels suite_seconds=$(((limits[$stage] + 1) / 2))
   export OMP_NUM_THREADS=$((($(nproc) + $(workers) - 1) / $(workers)))
@@ -157,7 +163,8 @@ stage_memcheck() {
   local sanitizer cases
   sanitizer=$(tool compute-sanitizer '/usr/local/cuda/bin/compute-sanitizer')
   [[ -n $sanitizer ]] || skip "no compute-sanitizer"
-  cases=$(tests_of "$small_cases" changed | paste -sd :)
+  cases=$(tests_of "$small_cases" changed | paste -sd :) ||
+    { echo "error: kvbound_parity_$kernels lists no tests" && return 1; }
   [[ -n $cases ]] || skip "no suites: see suites.txt"
   timeout "$(time_left)" "$sanitizer" --tool memcheck --error-exitcode 9 --print-limit 20 "$folder/kvbound_parity_$kernels" \
     --gtest_brief=1 --gtest_filter="$cases" | tee "$work/memcheck"

@@ -332,6 +332,23 @@ class WithStandInsForAGpu(MeasureTest):
         self.assertEqual(done.returncode, 1)
         self.assertEqual({verdict for verdict, _ in self.summary().values()}, {"failed"}, done.stdout)
 
+    def test_a_program_without_tests_is_not_skipped(self):
+        suites, stages = self.folder / "suites.txt", ("parity", "memcheck")
+
+        def ends(program, text):
+            self.planted(self.native / "kvbound_parity_native", program)
+            suites.write_text(text, "utf-8")
+            self.cuda("--only", ",".join(stages), "--suites", suites)
+            return self.summary()
+
+        dies = PARITY.replace("# more\\n'", "# more\\n'; kill -9 $$")
+        for program, text in (("#!/bin/sh\nexit 127\n", ""), ("#!/bin/sh\n", "First\n"), (dies, "First\n"), (dies, "")):
+            self.assertEqual(ends(program, text), dict.fromkeys(stages, ("failed", "error: kvbound_parity_native lists no tests")))
+        self.assertEqual(ends(PARITY, ""), dict.fromkeys(stages, ("skipped", "no suites: see suites.txt")))
+        suites.write_text("Gone\n", "utf-8")
+        run("A", "--only", "parity", "--suites", suites, "--out", self.out, self.native)
+        self.assertEqual(self.summary()["parity"], ("failed", f"error: no suite of {suites} is known"))
+
     def test_a_driver_that_does_not_answer_is_a_failure(self):
         self.planted(self.tools / "nvidia-smi", "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
         self.assertEqual(self.cuda("--only", "facts").returncode, 1)
