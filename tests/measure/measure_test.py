@@ -368,10 +368,15 @@ class Prepare(MeasureTest):
 
     def test_suites_are_those_whose_sources_changed(self):
         root = self.folder / "tree"
-        for path, text in {"cuda/eviction/critical_kv.hpp": "", "cuda/eviction/critical_kv_selection.cu": "", "cuda/primitives/kernel.hpp": "",
-                           "cuda/attention.hpp": "", "cuda/attention.cu": '#include "primitives/kernel.hpp"\n',
-                           "tests/parity/selection_parity_test.cpp": "#include <kvbound/cuda/eviction/critical_kv.hpp>\nTEST_F(One, A) {}\n",
-                           "tests/parity/attention_parity_test.cpp": "#include <kvbound/cuda/attention.hpp>\nTYPED_TEST(Two, A) {}\n"}.items():
+        for path, text in {"cuda/eviction/critical_kv.hpp": "", "cuda/eviction/critical_kv_selection.cu": "",
+                           "cuda/primitives/kernel.hpp": "", "cuda/CMakeLists.txt": "", "tests/support/message_of.hpp": "",
+                           "cuda/attention.hpp": "#include <kvbound/reference/core/view.hpp>\n", "reference/core/view.hpp": "",
+                           "cuda/attention.cu": '#include "primitives/kernel.hpp"\n', "reference/attention.hpp": "",
+                           "reference/attention.cpp": "#include <kvbound/reference/attention.hpp>\n",
+                           "tests/parity/selection_parity_test.cpp": "#include <kvbound/cuda/eviction/critical_kv.hpp>\n"
+                               '#include "support/message_of.hpp"\nTEST_F(One, A) {}\n',
+                           "tests/parity/attention_parity_test.cpp": "#include <kvbound/cuda/attention.hpp>\n"
+                               "#include <kvbound/reference/attention.hpp>\nTYPED_TEST(Two, A) {}\n"}.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text, "utf-8")
         self.assertEqual(changed_suites.changed_suites("HEAD", root), ["One", "Two"], "no git")
@@ -380,6 +385,12 @@ class Prepare(MeasureTest):
         self.assertEqual(changed_suites.changed_suites("HEAD", root), [])
         self.assertEqual(changed_suites.changed_suites(None, root), ["One", "Two"], "no measurement")
         self.assertEqual(changed_suites.changed_suites("0123456789ab", root), ["One", "Two"], "git does not know it")
+        for path, suites in (("cuda/CMakeLists.txt", ["One", "Two"]), ("reference/core/view.hpp", ["Two"]),
+                             ("reference/attention.cpp", ["Two"]), ("tests/support/message_of.hpp", ["One"])):
+            text = (root / path).read_text("utf-8")
+            (root / path).write_text(f"{text}# changed\n", "utf-8")
+            self.assertEqual(changed_suites.changed_suites("HEAD", root), suites, path)
+            (root / path).write_text(text, "utf-8")
         (root / "cuda/eviction/critical_kv_adaptive.cu").write_text("", "utf-8")
         self.assertEqual(changed_suites.changed_suites("HEAD", root), ["One"], "a new file")
         (root / "cuda/primitives/kernel.hpp").write_text("// changed\n", "utf-8")
