@@ -474,9 +474,10 @@ class Take(MeasureTest):
         return run("take", self.out, "--model", model, "--into", self.root)
 
     def test_the_same_times_change_their_day_and_revision_alone(self):
-        before = {path: path.read_text("utf-8") for path in self.root.rglob("*") if path.is_file()}
+        before = self.texts()
         done = self.take()
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        self.assertEqual(self.texts().keys(), before.keys())
         self.assertRegex(done.stdout, r"h200.json: \d+ operations; goals: \d+ met, \d+ missed\n$")
         new = "2026-12-01, NVIDIA H200, driver 580.159.04, revision 0123456789ab"
         wanted = re.sub(r'"from": "[^"]*"', f'"from": "{new}"', before[self.root / self.FILE])
@@ -504,12 +505,26 @@ class Take(MeasureTest):
         self.assertIn(f"{take_measurement.BEGIN}{take_measurement.table()}{take_measurement.END}",
                       (ROOT / "cuda/README.md").read_text("utf-8"))
 
+    def texts(self):
+        return {path: path.read_text("utf-8") for path in self.root.rglob("*") if path.is_file()}
+
     def refuses(self, pattern, lines=None):
-        before = {path: path.read_text("utf-8") for path in self.root.rglob("*") if path.is_file()}
+        before = self.texts()
         done = self.take(lines)
         self.assertEqual((done.returncode, done.stdout), (4, ""))
         self.assertRegex(done.stderr, rf"\Atake: .*{pattern}.*\n\Z")
-        self.assertEqual({path: path.read_text("utf-8") for path in before}, before)
+        self.assertEqual(self.texts(), before)
+
+    def test_of_two_files_one_alone_is_never_changed(self):
+        good = copy.deepcopy(self.run)
+        self.run["accelerator"]["driver"] = "580.159, or later"
+        self.refuses("attention, llama-3.1-8b:32768: from: expected day, GPU, driver and revision, not 2026-12-01, NVIDIA H200, ")
+        self.run = copy.deepcopy(good)
+        self.run["operations"][0]["times"][0]["seconds"] = {"median": "soon"}
+        self.refuses("results: has a value that cannot be taken: ")
+        self.run = good
+        (self.root / "cuda/README.md.new").mkdir()  # where the text is written first
+        self.refuses("README.md.new")
 
     def test_results_that_say_nothing_are_refused(self):
         good = copy.deepcopy(self.run)
