@@ -134,7 +134,9 @@ check_arguments() {
 # ---- prepare --------------------------------------------------------------------------------------------------------------
 
 step_build() {
-  (cd "$root" && cmake --preset gpu-measure && cmake --build --preset gpu-measure && ctest --preset gpu-measure -R '^portable$')
+  (cd "$root" && cmake --preset gpu-measure && cmake --build --preset gpu-measure &&
+    ctest --preset gpu-measure -R '^portable$') || return
+  [[ -x $programs/primitives_gpu_test ]] || { echo "error: no programs for a GPU in $programs: is nvcc missing?" && return 1; }
 }
 
 step_suites() {

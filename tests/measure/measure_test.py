@@ -411,6 +411,17 @@ class Prepare(MeasureTest):
             self.assertRegex(done.stdout, r"checkout and programs: \d{8} bytes, of 65011712\n")
         self.assertEqual(done.stderr, "measure.sh: prepare: size failed\n")
 
+    def test_a_build_without_kernels_is_a_failure(self):
+        tools = self.folder / "tools"
+        for tool in ("cmake", "ctest"):
+            self.planted(tools / tool, "#!/bin/sh\n")
+        for planted, code in ((False, 1), (True, 0)):
+            if planted:
+                self.planted(self.out / "primitives_gpu_test", "")
+            done = run("prepare", "--only", "build", "--programs", self.out, PATH=f"{tools}:{os.environ['PATH']}")
+            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+            self.assertEqual("error: no programs for a GPU in " in done.stdout, not planted)
+
     def test_the_commands_are_literal(self):
         done = run("prepare", "--only", "commands")
         self.assertEqual(done.returncode, 0, done.stderr)
