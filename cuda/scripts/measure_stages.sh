@@ -27,7 +27,8 @@ peer_operations=(attention attention-compressed window-attention projected-value
 
 figure() { printf 'figure: %s\n' "$*"; }
 skip() { printf 'skipped: %s\n' "$*" && exit "$skipped"; }
-time_left() { echo $((limits[$stage] - SECONDS - 3)); }
+# The seconds that a tool may take and be killed before its stage is: 1 at least, for 0 would be no limit.
+time_left() { echo $((limits[$stage] - SECONDS > 4 ? limits[$stage] - SECONDS - 3 : 1)); }
 workers() { echo $(($(nproc) < 8 ? $(nproc) : 8)); }
 bench_shape() { [[ -n $tiny ]] && echo pocket:256 || echo llama-3.1-8b; }
 
@@ -166,8 +167,9 @@ stage_memcheck() {
   cases=$(tests_of "$small_cases" changed | paste -sd :) ||
     { echo "error: kvbound_parity_$kernels lists no tests" && return 1; }
   [[ -n $cases ]] || skip "no suites: see suites.txt"
-  timeout "$(time_left)" "$sanitizer" --tool memcheck --error-exitcode 9 --print-limit 20 "$folder/kvbound_parity_$kernels" \
-    --gtest_brief=1 --gtest_filter="$cases" | tee "$work/memcheck"
+  # In a group of its own, so that what the tool started ends with it.
+  timeout --kill-after=2 "$(time_left)" "$sanitizer" --tool memcheck --error-exitcode 9 --print-limit 20 \
+    "$folder/kvbound_parity_$kernels" --gtest_brief=1 --gtest_filter="$cases" | tee "$work/memcheck"
   local status=${PIPESTATUS[0]}
   ((status == 0)) || { echo "error: memcheck ended with status $status" && return 1; }
   figure "clean: $(counted "$work/memcheck")"
@@ -178,8 +180,8 @@ stage_memcheck() {
 # bench SECONDS OPERATION...: kvbound bench; its JSON becomes a line of bench.jsonl.
 bench() {
   local status
-  with_cublas timeout "$1" "$folder/kvbound" bench "${@:2}" --backend "$backend" --shape "$(bench_shape)" \
-    --repeats $((${tiny:-0} ? 1 : 5)) --json "$work/bench.json" --quiet
+  with_cublas timeout --foreground --kill-after=2 "$1" "$folder/kvbound" bench "${@:2}" --backend "$backend" \
+    --shape "$(bench_shape)" --repeats $((${tiny:-0} ? 1 : 5)) --json "$work/bench.json" --quiet
   status=$?
   ((status == 0)) || { printf 'error: bench %s ends with status %s\n' "$2" $status && return 1; }
   tr '\n' ' ' <"$work/bench.json" >>"$out/bench.jsonl" && echo >>"$out/bench.jsonl"
@@ -229,21 +231,24 @@ stage_peers() {
   shown python3 "$root/sim/bench/peers/bench_torch.py" "${names[@]}" --device $device --of device --shape "$(bench_shape)" \
     --policy "$policies" "${more[@]}" --quiet --json "$out/torch.json" || return
   (($(time_left) > 5)) || { echo "error: no time is left for the device's own times" && return 1; }
-  shown with_cublas timeout "$(time_left)" "$folder/kvbound" bench "${names[@]}" --backend "$backend" --shape "$(bench_shape)" \
-    --repeats $((${tiny:-0} ? 1 : 3)) --peer "$out/torch.json" --policy "$policies" --quiet | tee "$work/peers" || return
+  shown with_cublas timeout --foreground --kill-after=2 "$(time_left)" "$folder/kvbound" bench "${names[@]}" \
+    --backend "$backend" --shape "$(bench_shape)" --repeats $((${tiny:-0} ? 1 : 3)) --peer "$out/torch.json" \
+    --policy "$policies" --quiet | tee "$work/peers" || return
   figure "$(grep -c 'torch takes' "$work/peers") operations; attention: $(
     awk '/^attention / { on = 1 } on && /torch takes/ { sub(/.*-> /, ""); print; exit }' "$work/peers")"
 }
 
 # profile FILE NAME NCU-OPTION... -- ARGUMENT...: what ncu says of a run of `kvbound bench ARGUMENT...`, behind a line with its name.
-# Without cuBLAS, whose matrices would take a second to make.
+# Without cuBLAS, whose matrices would take a second to make, and in a group of its own, so that the program ends with ncu.
 profile() {
-  local file=$1 name=$2 options=()
+  local file=$1 name=$2 seconds options=()
+  seconds=$(($(time_left) < 30 ? $(time_left) : 30))
+  ((seconds > 2)) || { printf 'error: no time for ncu: %s\n' "$name" && return 1; }
   shift 2
   while [[ $1 != -- ]]; do options+=("$1") && shift; done
   printf '\n$ ncu: %s\n' "$name"
-  timeout 30 "$ncu" --csv --page raw --clock-control none --kill yes "${options[@]}" "$folder/kvbound" bench "${@:2}" --backend cuda \
-    --shape "$(bench_shape)" --repeats 1 --quiet >"$work/ncu.txt" 2>&1
+  timeout --kill-after=2 "$seconds" "$ncu" --csv --page raw --clock-control none --kill yes "${options[@]}" \
+    "$folder/kvbound" bench "${@:2}" --backend cuda --shape "$(bench_shape)" --repeats 1 --quiet >"$work/ncu.txt" 2>&1
   grep -q '^"ID"' "$work/ncu.txt" || { tail -5 "$work/ncu.txt" && return 1; }
   { printf '"operation","%s"\n' "$name" && sed -n '/^"/p' "$work/ncu.txt"; } >>"$file"
 }
@@ -262,7 +267,6 @@ stage_profile() {
   : >"$out/profile.csv"
   for entry in "${profiled[@]}"; do
     read -r operation kernels <<<"$entry"
-    (($(time_left) > 10)) || { failed+=("$operation: no time") && continue; }
     skip=0
     [[ $operation != projected-value-norms ]] || skip=2  # the check of wgmma's kernel, which comes first
     # If ncu does not know one of the single metrics, those of its sections must do.

@@ -349,6 +349,17 @@ class WithStandInsForAGpu(MeasureTest):
         run("A", "--only", "parity", "--suites", suites, "--out", self.out, self.native)
         self.assertEqual(self.summary()["parity"], ("failed", f"error: no suite of {suites} is known"))
 
+    def test_a_tool_that_hangs_ends_with_what_it_started_before_its_stage(self):
+        started = self.folder / "started"
+        self.planted(self.tools / "ncu", f"#!/bin/sh\nsleep 60 &\necho $$ $! >>{started}\nwait\n")
+        done = self.cuda("--only", "profile", "--seconds", "8")
+        self.assertEqual((done.returncode, self.summary()["profile"][0]), (1, "failed"), done.stdout)
+        self.assertIn("error: no time for ncu: weighted-means\n", done.stdout)
+        processes = started.read_text("utf-8").split()
+        self.assertEqual(len(processes), 2)
+        for process in (Path(f"/proc/{process}/cmdline") for process in processes):
+            self.assertFalse(process.exists() and process.read_bytes(), process)
+
     def test_a_driver_that_does_not_answer_is_a_failure(self):
         self.planted(self.tools / "nvidia-smi", "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
         self.assertEqual(self.cuda("--only", "facts").returncode, 1)
