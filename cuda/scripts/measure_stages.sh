@@ -255,7 +255,7 @@ profile() {
 
 stage_profile() {
   [[ $backend == cuda ]] || skip "ncu reads the counters of a GPU; the emulation's are those of kvbound bench --model"
-  local ncu entry operation kernels skip failed=() metrics more
+  local ncu entry operation names before failed=() metrics more
   local sections=(LaunchStats Occupancy SpeedOfLight WarpStateStats)
   metrics=gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum,sm__warps_active.avg.pct_of_peak_sustained_active
   metrics+=,l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum,l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum
@@ -266,13 +266,13 @@ stage_profile() {
   [[ -n $ncu ]] || skip "no ncu"
   : >"$out/profile.csv"
   for entry in "${profiled[@]}"; do
-    read -r operation kernels <<<"$entry"
-    skip=0
-    [[ $operation != projected-value-norms ]] || skip=2  # the check of wgmma's kernel, which comes first
+    read -r operation names <<<"$entry"
+    before=0
+    [[ $operation != projected-value-norms ]] || before=2  # the check of wgmma's kernel, which comes first
     # If ncu does not know one of the single metrics, those of its sections must do.
     for more in "--metrics=$metrics" ""; do
-      profile "$out/profile.csv" "$operation" "${sections[@]/#/--section=}" ${more:+"$more"} --kernel-name "regex:^$kernels" \
-        --launch-skip $skip --launch-count 2 -- "$operation" && continue 2
+      profile "$out/profile.csv" "$operation" "${sections[@]/#/--section=}" ${more:+"$more"} --kernel-name "regex:^$names" \
+        --launch-skip $before --launch-count 2 -- "$operation" && continue 2
     done
     failed+=("$operation")
   done

@@ -95,10 +95,6 @@ esac
 # Hangs in the test of its second suite.
 HANGS = PARITY.replace("echo died && kill -9 $$", "echo '[ RUN      ] Second/BF16.Only' && exec sleep 60")
 
-
-def run(*arguments, **variables):
-    return subprocess.run(["bash", SCRIPT, *map(str, arguments)], capture_output=True, text=True, check=False,
-                          env={**os.environ, **variables})
 # Hangs with several operations, fails at the first and at the last of them.
 BENCH = """#!/bin/bash
 case "$*" in
