@@ -621,5 +621,7 @@ class KernelMetrics(MeasureTest):
 
 
 if __name__ == "__main__":
+    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):  # of a hook's or a rebase's repository, which is not a test's
+        os.environ.pop(name, None)
     PROGRAMS = Path(sys.argv.pop(1)).resolve()
     unittest.main(verbosity=2)
