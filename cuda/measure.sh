@@ -42,7 +42,8 @@
 #   --suites FILE      the changed suites (default: suites.txt beside FOLDER; without one A runs all suites)
 #   --programs DIR     prepare: the programs to be copied (default: build/gpu-measure/portable)
 #   --backend B        A, B: cuda (default) or emulated, which tries a run on any machine: its times say nothing
-#   --out DIR          A, B: for the results, at most 8 files (default: $OUT, else out/measure); summary.txt, log.txt among them
+#   --out DIR          A, B: for the results, at most 6 files (default: A or B in $OUT, else in out/measure); a folder that has a
+#                      whole run on a GPU takes no run of another kind
 #   --tiny             A, B: small shapes and a few cases of everything
 #   --seconds N        A, B: for each stage at most, where that is less than its own limit
 #   --variants FILTER  B: tests of kvbound_measure_native (default: TileVariants.*)
@@ -70,7 +71,7 @@ usage_error() {
 }
 
 parse_arguments() {
-  verb='' backend=cuda folder='' out=${OUT:-$root/out/measure} tiny='' seconds='' only='' stage='' suites='' variants='TileVariants.*'
+  verb='' backend=cuda folder='' out='' tiny='' seconds='' only='' stage='' suites='' variants='TileVariants.*'
   programs=$build/portable
   while (($#)); do
     case $1 in
@@ -123,7 +124,7 @@ check_arguments() {
     [[ $backend == cuda ]] || limits[$name]=600  # a processor takes longer, the more so beside other work
     [[ -z $seconds ]] || ((seconds >= limits[$name])) || limits[$name]=$seconds
   done
-  folder=${folder:-$programs}
+  folder=${folder:-$programs} out=${out:-${OUT:-$root/out/measure}/$verb}
   [[ -x $folder/kvbound ]] || usage_error "no program kvbound in $folder"
   mkdir -p "$out" || usage_error "--out $out: cannot be made"
   [[ -n $suites || ! -r $folder/../suites.txt ]] || suites=$folder/../suites.txt
@@ -133,7 +134,9 @@ check_arguments() {
 # ---- prepare --------------------------------------------------------------------------------------------------------------
 
 step_build() {
-  (cd "$root" && cmake --preset gpu-measure && cmake --build --preset gpu-measure && ctest --preset gpu-measure -R '^portable$')
+  (cd "$root" && cmake --preset gpu-measure && cmake --build --preset gpu-measure &&
+    ctest --preset gpu-measure -R '^portable$') || return
+  [[ -x $programs/primitives_gpu_test ]] || { echo "error: no programs for a GPU in $programs: is nvcc missing?" && return 1; }
 }
 
 step_suites() {
@@ -227,12 +230,17 @@ find_cublas() {
 }
 
 run_stages() {
-  local name cublas=''
+  local name held cublas=''
+  held=$(head -1 "$out/summary.txt" 2>/dev/null)
+  for name in A B; do  # a whole run on a GPU is replaced by another such one alone
+    [[ $held != "measure.sh $name, --backend cuda, "[0-9]*": ${verbs[$name]}" || $name$backend$tiny$only == "${verb}cuda" ]] ||
+      usage_error "--out $out: has a whole run of $name on a GPU, which stays: take another folder"
+  done
   [[ $backend != cuda ]] || cublas=$(find_cublas)
   work=$(mktemp -d "${TMPDIR:-/tmp}/kvbound-measure-XXXXXX") all_passed=1
   trap 'rm -rf "$work"' EXIT
   export KVBOUND_MEASURE_WORK=$work KVBOUND_MEASURE_CUBLAS=$cublas KVBOUND_REQUIRE_GPU=1 OMP_WAIT_POLICY=passive
-  : >"$out/log.txt"
+  rm -f "$out"/{log.txt,torch.json,steps.csv,profile.csv}
   [[ $verb != A ]] || : >"$out/bench.jsonl"
   printf 'measure.sh %s, --backend %s%s, %s: %s\n' "$verb" "$backend" "${tiny:+, --tiny}" "$(date -u +%F)" "${chosen[*]}" \
     >"$out/summary.txt"

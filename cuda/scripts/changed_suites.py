@@ -3,8 +3,9 @@
 
 usage: changed_suites.py [REVISION]      REVISION: instead of that of the latest last_run in sim/roofline/*.json
 
-A suite's sources are what its test includes, the device code that implements these headers, and so on. Where git does not know the
-revision, or there is no git, all suites are listed. Changes without a commit, and new files, count.
+A suite's sources are what its test includes, the code that implements these headers, and so on, of the kernels, of the reference
+that they are held to and of what tests share. How kernels are built concerns all suites. Where git does not know the revision, or
+there is no git, all suites are listed. Changes without a commit, and new files, count.
 """
 import json
 import re
@@ -16,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"\n]+)"|<kvbound/([^>\n]+)>)', re.MULTILINE)
 SUITE = re.compile(r"^(?:TEST|TEST_F|TEST_P|TYPED_TEST)\(\s*(\w+)", re.MULTILINE)
 CODE, HEADER = (".cu", ".cpp"), ".hpp"
+FOLDERS = ("cuda", "reference", "traces", "tests/parity", "tests/support")
 OTHER_BUILDS = ("cuda/emulation/", "cuda/counting/")
+OF_ALL_SUITES = {"CMakeLists.txt", "cuda/CMakeLists.txt"}
 
 
 def includes(file, text, files):
@@ -27,7 +30,7 @@ def includes(file, text, files):
 
 
 def implemented(file, included):
-    """The headers that device code implements. Of its folder those whose names its own continues, and of those that it includes
+    """The headers that a source implements. Of its folder those whose names its own continues, and of those that it includes
     the first one and those that begin with the same word; native code implements what it includes first."""
     code = PurePosixPath(file)
     words = code.stem.split("_")
@@ -40,11 +43,11 @@ def implemented(file, included):
 
 def sources_of_suites(root=ROOT):
     """{suite: the files that it depends on}."""
-    files = {path.relative_to(root).as_posix(): path.read_text("utf-8") for folder in ("cuda", "tests/parity")
+    files = {path.relative_to(root).as_posix(): path.read_text("utf-8") for folder in FOLDERS
              for path in (root / folder).rglob("*") if path.suffix in (*CODE, HEADER)}
     files = {file: text for file, text in files.items() if not file.startswith(OTHER_BUILDS)}
     needs = {file: list(includes(file, text, files)) for file, text in files.items()}
-    code = {file: list(needs[file]) for file in files if file.startswith("cuda/") and file.endswith(CODE)}
+    code = {file: list(needs[file]) for file in files if file.endswith(CODE) and not file.endswith("_test.cpp")}
     for file, included in code.items():
         for header in implemented(file, included):
             if header in needs:
@@ -52,7 +55,7 @@ def sources_of_suites(root=ROOT):
     found = {}
     for file, text in files.items():
         for suite in SUITE.findall(text) if file.startswith("tests/parity/") else ():
-            found.setdefault(suite, set()).update(reached(file, needs))
+            found.setdefault(suite, set(OF_ALL_SUITES)).update(reached(file, needs))
     return found
 
 

@@ -60,7 +60,6 @@ class Launch:
                 *(self.ratio([of.format("sectors")], [of.format("requests")]) for of in (LOADED, STORED)),
                 self.ratio(CONFLICTS, WAVEFRONTS, 100), self.first(TENSOR))
 
-
     def waits_for(self):
         stalls = [(warps, STALLED.search(name)[1]) for name, warps in self.metrics.items() if STALLED.search(name)]
         return "{1} {0:.2g}".format(*max(stalls)) if stalls else "-"

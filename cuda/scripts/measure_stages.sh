@@ -27,7 +27,8 @@ peer_operations=(attention attention-compressed window-attention projected-value
 
 figure() { printf 'figure: %s\n' "$*"; }
 skip() { printf 'skipped: %s\n' "$*" && exit "$skipped"; }
-time_left() { echo $((limits[$stage] - SECONDS - 3)); }
+# The seconds that a tool may take and be killed before its stage is: 1 at least, for 0 would be no limit.
+time_left() { echo $((limits[$stage] - SECONDS > 4 ? limits[$stage] - SECONDS - 3 : 1)); }
 workers() { echo $(($(nproc) < 8 ? $(nproc) : 8)); }
 bench_shape() { [[ -n $tiny ]] && echo pocket:256 || echo llama-3.1-8b; }
 
@@ -94,7 +95,8 @@ stage_impulse() {
 }
 
 # tests_of FILTER changed|rest: the parity tests of a filter, of the suites that changed or of the others: a line for each suite,
-# as a filter. Without a list all have changed. AttentionParity is the suite of All/AttentionParity/BF16, too.
+# as a filter. Without a list all have changed. AttentionParity is the suite of All/AttentionParity/BF16, too. A program that does
+# not end well, or has no test of the filter, is an error.
 tests_of() {
   "$folder/kvbound_parity_$kernels" --gtest_list_tests --gtest_filter="$1" | awk -v wanted="$2" -v list="$suites" '
     BEGIN { while (list != "" && (getline line < list) > 0) listed[line] }
@@ -104,15 +106,20 @@ tests_of() {
       for (i = split($1, parts, /[.\/]/); i > 0; --i) changed = changed || parts[i] in listed
       suite = $1; begun = 0
     }
+    /^ / { known = 1 }
     /^ / && changed == (wanted == "changed") { printf "%s%s%s", begun++ ? ":" : started++ ? "\n" : "", suite, $1 }
-    END { if (started) print "" }'
+    END { if (started) print ""; exit !known }'
 }
 
 parity_of() {
   local cases='*' all failed
   [[ -z $tiny ]] || cases=$small_cases
   mapfile -t all < <(tests_of "$cases" "$1")
-  ((${#all[@]})) || skip "no suites: see suites.txt"
+  wait $! || { echo "error: kvbound_parity_$kernels lists no tests" && return 1; }
+  if ((${#all[@]} == 0)); then
+    [[ $1 == rest || -n $tiny || ! -s $suites ]] || { echo "error: no suite of $suites is known" && return 1; }
+    skip "no suites: see suites.txt"
+  fi
   export -f run_tests
   export program=$folder/kvbound_parity_$kernels suite_seconds=$(((limits[$stage] + 1) / 2))
   export OMP_NUM_THREADS=$((($(nproc) + $(workers) - 1) / $(workers)))
@@ -157,10 +164,12 @@ stage_memcheck() {
   local sanitizer cases
   sanitizer=$(tool compute-sanitizer '/usr/local/cuda/bin/compute-sanitizer')
   [[ -n $sanitizer ]] || skip "no compute-sanitizer"
-  cases=$(tests_of "$small_cases" changed | paste -sd :)
+  cases=$(tests_of "$small_cases" changed | paste -sd :) ||
+    { echo "error: kvbound_parity_$kernels lists no tests" && return 1; }
   [[ -n $cases ]] || skip "no suites: see suites.txt"
-  timeout "$(time_left)" "$sanitizer" --tool memcheck --error-exitcode 9 --print-limit 20 "$folder/kvbound_parity_$kernels" \
-    --gtest_brief=1 --gtest_filter="$cases" | tee "$work/memcheck"
+  # In a group of its own, so that what the tool started ends with it.
+  timeout --kill-after=2 "$(time_left)" "$sanitizer" --tool memcheck --error-exitcode 9 --print-limit 20 \
+    "$folder/kvbound_parity_$kernels" --gtest_brief=1 --gtest_filter="$cases" | tee "$work/memcheck"
   local status=${PIPESTATUS[0]}
   ((status == 0)) || { echo "error: memcheck ended with status $status" && return 1; }
   figure "clean: $(counted "$work/memcheck")"
@@ -171,8 +180,8 @@ stage_memcheck() {
 # bench SECONDS OPERATION...: kvbound bench; its JSON becomes a line of bench.jsonl.
 bench() {
   local status
-  with_cublas timeout "$1" "$folder/kvbound" bench "${@:2}" --backend "$backend" --shape "$(bench_shape)" \
-    --repeats $((${tiny:-0} ? 1 : 5)) --json "$work/bench.json" --quiet
+  with_cublas timeout --foreground --kill-after=2 "$1" "$folder/kvbound" bench "${@:2}" --backend "$backend" \
+    --shape "$(bench_shape)" --repeats $((${tiny:-0} ? 1 : 5)) --json "$work/bench.json" --quiet
   status=$?
   ((status == 0)) || { printf 'error: bench %s ends with status %s\n' "$2" $status && return 1; }
   tr '\n' ' ' <"$work/bench.json" >>"$out/bench.jsonl" && echo >>"$out/bench.jsonl"
@@ -222,28 +231,31 @@ stage_peers() {
   shown python3 "$root/sim/bench/peers/bench_torch.py" "${names[@]}" --device $device --of device --shape "$(bench_shape)" \
     --policy "$policies" "${more[@]}" --quiet --json "$out/torch.json" || return
   (($(time_left) > 5)) || { echo "error: no time is left for the device's own times" && return 1; }
-  shown with_cublas timeout "$(time_left)" "$folder/kvbound" bench "${names[@]}" --backend "$backend" --shape "$(bench_shape)" \
-    --repeats $((${tiny:-0} ? 1 : 3)) --peer "$out/torch.json" --policy "$policies" --quiet | tee "$work/peers" || return
+  shown with_cublas timeout --foreground --kill-after=2 "$(time_left)" "$folder/kvbound" bench "${names[@]}" \
+    --backend "$backend" --shape "$(bench_shape)" --repeats $((${tiny:-0} ? 1 : 3)) --peer "$out/torch.json" \
+    --policy "$policies" --quiet | tee "$work/peers" || return
   figure "$(grep -c 'torch takes' "$work/peers") operations; attention: $(
     awk '/^attention / { on = 1 } on && /torch takes/ { sub(/.*-> /, ""); print; exit }' "$work/peers")"
 }
 
 # profile FILE NAME NCU-OPTION... -- ARGUMENT...: what ncu says of a run of `kvbound bench ARGUMENT...`, behind a line with its name.
-# Without cuBLAS, whose matrices would take a second to make.
+# Without cuBLAS, whose matrices would take a second to make, and in a group of its own, so that the program ends with ncu.
 profile() {
-  local file=$1 name=$2 options=()
+  local file=$1 name=$2 seconds options=()
+  seconds=$(($(time_left) < 30 ? $(time_left) : 30))
+  ((seconds > 2)) || { printf 'error: no time for ncu: %s\n' "$name" && return 1; }
   shift 2
   while [[ $1 != -- ]]; do options+=("$1") && shift; done
   printf '\n$ ncu: %s\n' "$name"
-  timeout 30 "$ncu" --csv --page raw --clock-control none --kill yes "${options[@]}" "$folder/kvbound" bench "${@:2}" --backend cuda \
-    --shape "$(bench_shape)" --repeats 1 --quiet >"$work/ncu.txt" 2>&1
+  timeout --kill-after=2 "$seconds" "$ncu" --csv --page raw --clock-control none --kill yes "${options[@]}" \
+    "$folder/kvbound" bench "${@:2}" --backend cuda --shape "$(bench_shape)" --repeats 1 --quiet >"$work/ncu.txt" 2>&1
   grep -q '^"ID"' "$work/ncu.txt" || { tail -5 "$work/ncu.txt" && return 1; }
   { printf '"operation","%s"\n' "$name" && sed -n '/^"/p' "$work/ncu.txt"; } >>"$file"
 }
 
 stage_profile() {
   [[ $backend == cuda ]] || skip "ncu reads the counters of a GPU; the emulation's are those of kvbound bench --model"
-  local ncu entry operation kernels skip failed=() metrics more
+  local ncu entry operation names before failed=() metrics more
   local sections=(LaunchStats Occupancy SpeedOfLight WarpStateStats)
   metrics=gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum,sm__warps_active.avg.pct_of_peak_sustained_active
   metrics+=,l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum,l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum
@@ -254,14 +266,13 @@ stage_profile() {
   [[ -n $ncu ]] || skip "no ncu"
   : >"$out/profile.csv"
   for entry in "${profiled[@]}"; do
-    read -r operation kernels <<<"$entry"
-    (($(time_left) > 10)) || { failed+=("$operation: no time") && continue; }
-    skip=0
-    [[ $operation != projected-value-norms ]] || skip=2  # the check of wgmma's kernel, which comes first
+    read -r operation names <<<"$entry"
+    before=0
+    [[ $operation != projected-value-norms ]] || before=2  # the check of wgmma's kernel, which comes first
     # If ncu does not know one of the single metrics, those of its sections must do.
     for more in "--metrics=$metrics" ""; do
-      profile "$out/profile.csv" "$operation" "${sections[@]/#/--section=}" ${more:+"$more"} --kernel-name "regex:^$kernels" \
-        --launch-skip $skip --launch-count 2 -- "$operation" && continue 2
+      profile "$out/profile.csv" "$operation" "${sections[@]/#/--section=}" ${more:+"$more"} --kernel-name "regex:^$names" \
+        --launch-skip $before --launch-count 2 -- "$operation" && continue 2
     done
     failed+=("$operation")
   done

@@ -41,11 +41,15 @@ def text_of(path):
         raise Invalid(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def document(path, text, schema):
+def parsed(path, text):
     try:
-        found = json.loads(text)
+        return json.loads(text)
     except ValueError as error:
         raise Invalid(f"{path}: is torn: {error}") from error
+
+
+def document(path, text, schema):
+    found = parsed(path, text)
     if not isinstance(found, dict) or found.get("schema") != schema:
         raise Invalid(f"{path}: schema: expected {schema}")
     return found
@@ -81,7 +85,7 @@ def gpu_file(accelerator, root):
     """The file of a GPU: its name's word stands in the device's name, and they have as many multiprocessors."""
     files = sorted((root / "sim" / "roofline").glob("*.json"))
     for path in files:
-        chip = json.loads(text_of(path))["constants"]["multiprocessors"]["value"]
+        chip = parsed(path, text_of(path))["constants"]["multiprocessors"]["value"]
         if re.search(rf"\b{path.stem}\b", accelerator["name"], re.IGNORECASE) and accelerator["multiprocessors"] == chip:
             return path
     raise Invalid(f"{accelerator['name']}, {accelerator['multiprocessors']} multiprocessors: no file of it in sim/roofline: "
@@ -120,18 +124,21 @@ def torch_times(path):
     return {key(one): median(one["seconds"]) for one in document(path, text_of(path), "kvbound-bench-peer-1")["operations"]}
 
 
-def write_gpu(path, entries, day, revision):
-    """Puts the entries into a GPU's file, whose constants keep their text."""
+def with_entries(path, entries, day, revision):
+    """The text of a GPU's file with these entries; its constants keep their text."""
     text = text_of(path)
-    known = {one["operation"]: one for one in json.loads(text)["measured"]} | {one["operation"]: one for one in entries}
+    known = {one["operation"]: one for one in parsed(path, text)["measured"]} | {one["operation"]: one for one in entries}
     lines = ",\n".join("    " + json.dumps(one, ensure_ascii=False) for one in known.values())
     last_run = json.dumps({"date": day, "revision": revision})
     constants = text.partition('  "measured": [')[0]
-    path.write_text(f'{constants}  "measured": [\n{lines}\n  ],\n  "last_run": {last_run}\n}}\n', "utf-8")
+    return f'{constants}  "measured": [\n{lines}\n  ],\n  "last_run": {last_run}\n}}\n'
 
 
 def row(one):
-    day, gpu, _, revision = one["from"].split(", ")
+    try:
+        day, gpu, _, revision = one["from"].split(", ")
+    except ValueError:
+        raise Invalid(f"{one['operation']}: from: expected day, GPU, driver and revision, not {one['from']}") from None
     ratio = f"{one['ratio']:.2f} {one['of']}" if "ratio" in one else ""
     goal = f"{one['goal']}: {'met' if one['met'] else 'missed'}" if "goal" in one else ""
     return ["`{}`, {}".format(*one["operation"].rsplit(", ", 1)), duration(one["seconds"]), duration(one["predicted"]),
@@ -139,10 +146,10 @@ def row(one):
             f"{gpu.removeprefix('NVIDIA ')}, {day}, {revision.removeprefix('revision ')}"]
 
 
-def table(root=ROOT):
-    """The table of cuda/README.md: what every GPU's file has in `measured`."""
-    rows = [HEADS, ["---"] * len(HEADS)] + [row(one) for path in sorted((root / "sim" / "roofline").glob("*.json"))
-                                            for one in json.loads(text_of(path))["measured"]]
+def table(root=ROOT, changed=None):
+    """The table of cuda/README.md: what every GPU's file has in `measured`; changed: {file: its text to be}."""
+    texts = {path: text_of(path) for path in sorted((root / "sim" / "roofline").glob("*.json"))} | (changed or {})
+    rows = [HEADS, ["---"] * len(HEADS)] + [row(one) for path, text in texts.items() for one in parsed(path, text)["measured"]]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
@@ -153,6 +160,19 @@ def around_table(path):
     if not begin or not end:
         raise Invalid(f"{path}: has no place for the table, between {BEGIN.strip()} and {END.strip()}")
     return before + begin, end + behind
+
+
+def replace(texts):
+    """Writes all of these files; if one cannot be written, none is changed."""
+    drafts = {path: path.with_name(f"{path.name}.new") for path in texts}
+    try:
+        for path, draft in drafts.items():
+            draft.write_text(texts[path], "utf-8")
+        for path, draft in drafts.items():
+            draft.replace(path)
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
 
 
 def take(folder, model_path, root):
@@ -167,8 +187,8 @@ def take(folder, model_path, root):
     entries = [entry(one, runs[0], day, predicted[name], torch.get(name)) for name, one in operations.items() if name in predicted]
     readme = root / "cuda" / "README.md"
     before, behind = around_table(readme)
-    write_gpu(path, entries, day, runs[0]["revision"])
-    readme.write_text(before + table(root) + behind, "utf-8")
+    texts = {path: with_entries(path, entries, day, runs[0]["revision"])}
+    replace(texts | {readme: before + table(root, texts) + behind})
     for one in entries:
         print(" | ".join(row(one)))
     for name in operations.keys() - predicted.keys():
@@ -194,6 +214,9 @@ def main():
         sys.exit(4)
     except KeyError as error:
         print(f"take: {given.folder}: lacks {error}", file=sys.stderr)
+        sys.exit(4)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        print(f"take: {given.folder}: has a value that cannot be taken: {error}", file=sys.stderr)
         sys.exit(4)
 
 

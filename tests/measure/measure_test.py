@@ -95,10 +95,6 @@ esac
 # Hangs in the test of its second suite.
 HANGS = PARITY.replace("echo died && kill -9 $$", "echo '[ RUN      ] Second/BF16.Only' && exec sleep 60")
 
-
-def run(*arguments, **variables):
-    return subprocess.run(["bash", SCRIPT, *map(str, arguments)], capture_output=True, text=True, check=False,
-                          env={**os.environ, **variables})
 # Hangs with several operations, fails at the first and at the last of them.
 BENCH = """#!/bin/bash
 case "$*" in
@@ -136,7 +132,7 @@ class MeasureTest(unittest.TestCase):
                      "echo '[==========] 1 test from 1 test suite ran.'\necho '[  PASSED  ] 1 test.'\n")
 
     def planted(self, path, text):
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_text(text, "utf-8")
         path.chmod(0o755)
@@ -231,6 +227,22 @@ class Emulated(MeasureTest):
         self.assertRegex(done.stdout, "figure: 2 of 4 operations")
         self.assertEqual(len((self.out / "bench.jsonl").read_text("utf-8").splitlines()), 2)
 
+    def test_a_whole_run_on_a_gpu_is_replaced_by_no_other(self):
+        begins = "measure.sh A, --backend cuda, 2026-12-01: "
+        for verb, text, code in (("A", begins + " ".join(STAGES["A"]), 2), ("B", begins + " ".join(STAGES["A"]), 2),
+                                 ("A", begins + "facts bench", 0), ("A", begins.replace("cuda", "cuda, --tiny"), 0)):
+            with self.subTest(verb=verb, text=text):
+                self.planted(self.out / verb / "summary.txt", text + "\n")
+                self.planted(self.out / verb / "torch.json", "{}")
+                done = run(verb, "--backend", "emulated", "--tiny", "--only", "facts" if verb == "A" else "constants", PROGRAMS,
+                           OUT=str(self.out))
+                self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+                kept = (self.out / verb / "summary.txt").read_text("utf-8") == text + "\n"
+                self.assertEqual((kept, (self.out / verb / "torch.json").exists()), (code == 2, code == 2))
+                if kept:
+                    self.assertEqual(done.stderr, f"measure.sh: --out {self.out / verb}: has a whole run of A on a GPU, which "
+                                     "stays: take another folder; see --help\n")
+
     def test_names_what_it_does_not_know(self):
         for arguments, said in ((["A", "--only", "facts,fact"], "--only fact: known: facts impulse"),
                                 (["C"], "'C': prepare, A, B or take"), ([], "'': prepare, A, B or take"),
@@ -316,6 +328,34 @@ class WithStandInsForAGpu(MeasureTest):
         self.assertEqual(done.returncode, 1)
         self.assertEqual({verdict for verdict, _ in self.summary().values()}, {"failed"}, done.stdout)
 
+    def test_a_program_without_tests_is_not_skipped(self):
+        suites, stages = self.folder / "suites.txt", ("parity", "memcheck")
+
+        def ends(program, text):
+            self.planted(self.native / "kvbound_parity_native", program)
+            suites.write_text(text, "utf-8")
+            self.cuda("--only", ",".join(stages), "--suites", suites)
+            return self.summary()
+
+        dies = PARITY.replace("# more\\n'", "# more\\n'; kill -9 $$")
+        for program, text in (("#!/bin/sh\nexit 127\n", ""), ("#!/bin/sh\n", "First\n"), (dies, "First\n"), (dies, "")):
+            self.assertEqual(ends(program, text), dict.fromkeys(stages, ("failed", "error: kvbound_parity_native lists no tests")))
+        self.assertEqual(ends(PARITY, ""), dict.fromkeys(stages, ("skipped", "no suites: see suites.txt")))
+        suites.write_text("Gone\n", "utf-8")
+        run("A", "--only", "parity", "--suites", suites, "--out", self.out, self.native)
+        self.assertEqual(self.summary()["parity"], ("failed", f"error: no suite of {suites} is known"))
+
+    def test_a_tool_that_hangs_ends_with_what_it_started_before_its_stage(self):
+        started = self.folder / "started"
+        self.planted(self.tools / "ncu", f"#!/bin/sh\nsleep 60 &\necho $$ $! >>{started}\nwait\n")
+        done = self.cuda("--only", "profile", "--seconds", "8")
+        self.assertEqual((done.returncode, self.summary()["profile"][0]), (1, "failed"), done.stdout)
+        self.assertIn("error: no time for ncu: weighted-means\n", done.stdout)
+        processes = started.read_text("utf-8").split()
+        self.assertEqual(len(processes), 2)
+        for process in (Path(f"/proc/{process}/cmdline") for process in processes):
+            self.assertFalse(process.exists() and process.read_bytes(), process)
+
     def test_a_driver_that_does_not_answer_is_a_failure(self):
         self.planted(self.tools / "nvidia-smi", "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
         self.assertEqual(self.cuda("--only", "facts").returncode, 1)
@@ -335,10 +375,15 @@ class Prepare(MeasureTest):
 
     def test_suites_are_those_whose_sources_changed(self):
         root = self.folder / "tree"
-        for path, text in {"cuda/eviction/critical_kv.hpp": "", "cuda/eviction/critical_kv_selection.cu": "", "cuda/primitives/kernel.hpp": "",
-                           "cuda/attention.hpp": "", "cuda/attention.cu": '#include "primitives/kernel.hpp"\n',
-                           "tests/parity/selection_parity_test.cpp": "#include <kvbound/cuda/eviction/critical_kv.hpp>\nTEST_F(One, A) {}\n",
-                           "tests/parity/attention_parity_test.cpp": "#include <kvbound/cuda/attention.hpp>\nTYPED_TEST(Two, A) {}\n"}.items():
+        for path, text in {"cuda/eviction/critical_kv.hpp": "", "cuda/eviction/critical_kv_selection.cu": "",
+                           "cuda/primitives/kernel.hpp": "", "cuda/CMakeLists.txt": "", "tests/support/message_of.hpp": "",
+                           "cuda/attention.hpp": "#include <kvbound/reference/core/view.hpp>\n", "reference/core/view.hpp": "",
+                           "cuda/attention.cu": '#include "primitives/kernel.hpp"\n', "reference/attention.hpp": "",
+                           "reference/attention.cpp": "#include <kvbound/reference/attention.hpp>\n",
+                           "tests/parity/selection_parity_test.cpp": "#include <kvbound/cuda/eviction/critical_kv.hpp>\n"
+                               '#include "support/message_of.hpp"\nTEST_F(One, A) {}\n',
+                           "tests/parity/attention_parity_test.cpp": "#include <kvbound/cuda/attention.hpp>\n"
+                               "#include <kvbound/reference/attention.hpp>\nTYPED_TEST(Two, A) {}\n"}.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text, "utf-8")
         self.assertEqual(changed_suites.changed_suites("HEAD", root), ["One", "Two"], "no git")
@@ -347,6 +392,12 @@ class Prepare(MeasureTest):
         self.assertEqual(changed_suites.changed_suites("HEAD", root), [])
         self.assertEqual(changed_suites.changed_suites(None, root), ["One", "Two"], "no measurement")
         self.assertEqual(changed_suites.changed_suites("0123456789ab", root), ["One", "Two"], "git does not know it")
+        for path, suites in (("cuda/CMakeLists.txt", ["One", "Two"]), ("reference/core/view.hpp", ["Two"]),
+                             ("reference/attention.cpp", ["Two"]), ("tests/support/message_of.hpp", ["One"])):
+            text = (root / path).read_text("utf-8")
+            (root / path).write_text(f"{text}# changed\n", "utf-8")
+            self.assertEqual(changed_suites.changed_suites("HEAD", root), suites, path)
+            (root / path).write_text(text, "utf-8")
         (root / "cuda/eviction/critical_kv_adaptive.cu").write_text("", "utf-8")
         self.assertEqual(changed_suites.changed_suites("HEAD", root), ["One"], "a new file")
         (root / "cuda/primitives/kernel.hpp").write_text("// changed\n", "utf-8")
@@ -366,6 +417,17 @@ class Prepare(MeasureTest):
             self.assertEqual(done.returncode, code, done.stdout + done.stderr)
             self.assertRegex(done.stdout, r"checkout and programs: \d{8} bytes, of 65011712\n")
         self.assertEqual(done.stderr, "measure.sh: prepare: size failed\n")
+
+    def test_a_build_without_kernels_is_a_failure(self):
+        tools = self.folder / "tools"
+        for tool in ("cmake", "ctest"):
+            self.planted(tools / tool, "#!/bin/sh\n")
+        for planted, code in ((False, 1), (True, 0)):
+            if planted:
+                self.planted(self.out / "primitives_gpu_test", "")
+            done = run("prepare", "--only", "build", "--programs", self.out, PATH=f"{tools}:{os.environ['PATH']}")
+            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+            self.assertEqual("error: no programs for a GPU in " in done.stdout, not planted)
 
     def test_the_commands_are_literal(self):
         done = run("prepare", "--only", "commands")
@@ -430,9 +492,10 @@ class Take(MeasureTest):
         return run("take", self.out, "--model", model, "--into", self.root)
 
     def test_the_same_times_change_their_day_and_revision_alone(self):
-        before = {path: path.read_text("utf-8") for path in self.root.rglob("*") if path.is_file()}
+        before = self.texts()
         done = self.take()
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        self.assertEqual(self.texts().keys(), before.keys())
         self.assertRegex(done.stdout, r"h200.json: \d+ operations; goals: \d+ met, \d+ missed\n$")
         new = "2026-12-01, NVIDIA H200, driver 580.159.04, revision 0123456789ab"
         wanted = re.sub(r'"from": "[^"]*"', f'"from": "{new}"', before[self.root / self.FILE])
@@ -460,12 +523,26 @@ class Take(MeasureTest):
         self.assertIn(f"{take_measurement.BEGIN}{take_measurement.table()}{take_measurement.END}",
                       (ROOT / "cuda/README.md").read_text("utf-8"))
 
+    def texts(self):
+        return {path: path.read_text("utf-8") for path in self.root.rglob("*") if path.is_file()}
+
     def refuses(self, pattern, lines=None):
-        before = {path: path.read_text("utf-8") for path in self.root.rglob("*") if path.is_file()}
+        before = self.texts()
         done = self.take(lines)
         self.assertEqual((done.returncode, done.stdout), (4, ""))
         self.assertRegex(done.stderr, rf"\Atake: .*{pattern}.*\n\Z")
-        self.assertEqual({path: path.read_text("utf-8") for path in before}, before)
+        self.assertEqual(self.texts(), before)
+
+    def test_of_two_files_one_alone_is_never_changed(self):
+        good = copy.deepcopy(self.run)
+        self.run["accelerator"]["driver"] = "580.159, or later"
+        self.refuses("attention, llama-3.1-8b:32768: from: expected day, GPU, driver and revision, not 2026-12-01, NVIDIA H200, ")
+        self.run = copy.deepcopy(good)
+        self.run["operations"][0]["times"][0]["seconds"] = {"median": "soon"}
+        self.refuses("results: has a value that cannot be taken: ")
+        self.run = good
+        (self.root / "cuda/README.md.new").mkdir()  # where the text is written first
+        self.refuses("README.md.new")
 
     def test_results_that_say_nothing_are_refused(self):
         good = copy.deepcopy(self.run)
@@ -544,5 +621,7 @@ class KernelMetrics(MeasureTest):
 
 
 if __name__ == "__main__":
+    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):  # of a hook's or a rebase's repository, which is not a test's
+        os.environ.pop(name, None)
     PROGRAMS = Path(sys.argv.pop(1)).resolve()
     unittest.main(verbosity=2)
