@@ -140,31 +140,6 @@ TEST(ClusterFaults, ABarrierLeftOutBetweenAWriteAndAReadShowsInAResult) {
   }
 }
 
-__global__ void remote_arrival_kernel(bool initialised) {
-  SharedMemory memory;
-  uint64_t* const barrier = memory.array<uint64_t>(1);
-  if (initialised && threadIdx.x == 0) mbarrier_init(barrier, 2);
-  cluster_arrive();
-  cluster_wait();
-  mbarrier_arrive_at(barrier, cluster_rank() ^ 1);
-  if (threadIdx.x == 0) mbarrier_arrive(barrier);
-  if (threadIdx.x == 0) mbarrier_wait_cluster(barrier, 0);
-  cluster_arrive();
-  cluster_wait();
-}
-
-TEST(ClusterFaults, AnotherBlocksMbarrierHasToBeInitialised) {
-  for (const Schedule& schedule : kSchedules) {
-    const ScopedSchedule scoped(schedule);
-    const auto fault = [](bool initialised) {
-      return fault_of(
-          [&] { launch<remote_arrival_kernel>(shape(2, 1, 8).in_clusters(extent(2)), initialised); });
-    };
-    EXPECT_EQ(fault(true), "");
-    expect_words(fault(false), {"mbarrier.arrive uses an mbarrier that is not initialised"});
-  }
-}
-
 __global__ void empty_kernel() {}
 
 TEST(ClusterFaults, AGridThatIsNotMadeOfClustersIsRefused) {
