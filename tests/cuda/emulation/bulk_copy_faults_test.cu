@@ -239,7 +239,7 @@ struct BoxOutcome {
 BoxOutcome box(int64_t offset, bool eager, int column = 0) {
   const ScopedSchedule scoped({0, eager});
   const Buffer<float> tensor = upload(std::vector<float>(1024, 3));
-  const TensorMap map = tensor_map(tensor.data(), {{32, 32, 1}, {128, 4096}, {32, 8, 1}, Swizzle::k128Bytes});
+  const TensorMap map = tensor_map(tensor.data(), {{32, 32, 1}, {128, 4096}, {32, 8, 1}});
   Buffer<float> numbers(2);
   BoxOutcome outcome;
   outcome.fault =

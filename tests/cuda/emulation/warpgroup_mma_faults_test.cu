@@ -48,7 +48,7 @@ __device__ void write_tile(Bfloat16* tile, int rows, int seed) {
     const int row = i / kColumns;
     const int column = i % kColumns;
     const auto number = static_cast<float>((row * 3 + column * 5 + seed) % 11 - 5);
-    tile[swizzled(row * 128 + column * 2, Swizzle::k128Bytes) / 2] = to_storage<Bfloat16>(number);
+    tile[swizzled(row * 128 + column * 2) / 2] = to_storage<Bfloat16>(number);
   }
 }
 
@@ -64,9 +64,9 @@ struct Shared {
 __device__ void multiply(const Shared& shared, float (&sums)[kWarpgroupSums], const Faults& faults) {
   const int my_warp = warp();
   for (int step = 0; step < 4; ++step) {
-    const uint64_t a = matrix_descriptor(shared.a + 16 * step, Swizzle::k128Bytes, kStride);
-    uint64_t b = matrix_descriptor(shared.b, Swizzle::k128Bytes, faults.stride) +
-                 static_cast<uint64_t>(step * faults.bytes_of_step / 16);
+    const uint64_t a = matrix_descriptor(shared.a + 16 * step, kStride);
+    uint64_t b =
+        matrix_descriptor(shared.b, faults.stride) + static_cast<uint64_t>(step * faults.bytes_of_step / 16);
     if (faults.other_columns_in_one_warp && my_warp == 2) b ^= 2;
     if (faults.other_place_in_one_warp && my_warp == 2) {
       warpgroup_mma<Bfloat16>(sums, a, b | faults.more_bits, step > 0);
@@ -193,10 +193,10 @@ TEST(WarpgroupMmaFaults, AWrongDescriptorGivesWrongSumsOrAFault) {
   expect_wrong({.bytes_of_step = 64});
   expect_wrong({.stride = 512});
   expect_wrong({.stride = 128});
-  expect_wrong({.more_bits = uint64_t{2} << 62});  // with those of 128 bytes: 32 bytes
   expect_fault({.stride = 2048}, {"wgmma reads row", "of shared memory, in no array"});
   expect_fault({.more_bits = uint64_t{1} << 49}, {"base offset"});
   expect_fault({.more_bits = uint64_t{1} << 15}, {"reserved bits"});
+  expect_fault({.more_bits = uint64_t{2} << 62}, {"another swizzle"});  // with that of 128 bytes: 32 bytes
 }
 
 TEST(WarpgroupMmaFaults, AllFourWarpsTakeTheSameSteps) {
@@ -222,7 +222,7 @@ __global__ void rows_kernel(bool no_wait, bool no_fence, float* found) {
   float sums[kWarpgroupSums] = {};
   for (int step = 0; step < 2; ++step) {
     if (step == 0 || !no_fence) warpgroup_fence(sums);
-    warpgroup_mma<Bfloat16>(sums, rows, matrix_descriptor(b, Swizzle::k128Bytes, kStride));
+    warpgroup_mma<Bfloat16>(sums, rows, matrix_descriptor(b, kStride));
     warpgroup_commit();
     if (!no_wait) warpgroup_wait<0>(sums);
     for (uint32_t& each : rows) each = 0x40004000;
