@@ -59,7 +59,7 @@ QueryOf<Number>::QueryOf(Reals logits_, std::vector<std::vector<Number>> values_
 template <class Number>
 Real QueryOf<Number>::rest(size_t entry) const {
   const auto index = static_cast<int64_t>(entry);
-  return total_outside(attention, {&index, 1});
+  return oracle::sum(oracle::outside(attention, {&index, 1}));
 }
 
 template <class Number>

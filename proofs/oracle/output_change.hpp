@@ -47,7 +47,6 @@ std::vector<Number> scaled(const Real& x, const std::vector<Number>& a) {
 }
 template <class Number>
 Number squared(const std::vector<Number>& vector);
-inline Real inner_product(const Reals& a, const Reals& b) { return oracle::dot(a, b); }
 
 /// One query, the entries that it sees, and its attention. Values are Real, or Measured.
 template <class Number>

@@ -67,11 +67,11 @@ TEST(ExactProjectedValues, AreTheProduct) {
 
 TEST(ExactTotal, IsOverTheChosenOrTheOthers) {
   const Reals numbers{1, 2, 4, 8};
-  EXPECT_EQ(total(numbers), 15);
-  EXPECT_EQ(total(numbers, Positions{0, 3}), 9);
-  EXPECT_EQ(total_outside(numbers, Positions{0, 3}), 6);
-  EXPECT_EQ(total(numbers, Positions{}), 0);
-  EXPECT_EQ(total_outside(numbers, Positions{}), 15);
+  EXPECT_EQ(oracle::sum(numbers), 15);
+  EXPECT_EQ(oracle::sum(oracle::at(numbers, Positions{0, 3})), 9);
+  EXPECT_EQ(oracle::sum(oracle::outside(numbers, Positions{0, 3})), 6);
+  EXPECT_EQ(oracle::sum(oracle::at(numbers, Positions{})), 0);
+  EXPECT_EQ(oracle::sum(oracle::outside(numbers, Positions{})), 15);
   EXPECT_EQ(product(numbers, {1, 3, 0, 2}), (Reals{1, 6, 0, 16}));
 }
 
@@ -208,7 +208,7 @@ TEST(OverAllChoices, SeesEveryChoiceOnce) {
 
 TEST(OverAllChoices, TellsTheSmallestAndTheLargest) {
   const Reals scores{3, -1, 4, 1, 5};
-  const auto sum = [&](Indices kept) { return total(scores, kept); };
+  const auto sum = [&](Indices kept) { return oracle::sum(oracle::at(scores, kept)); };
   const Extremes two = over_all_choices(5, {}, 2, sum);
   EXPECT_EQ(two.smallest, 0);
   EXPECT_EQ(two.largest, 9);
@@ -222,7 +222,7 @@ TEST(OverAllChoices, KnowsOneChoiceOfNothingAndOfEverything) {
   int64_t choices = 0;
   const auto sum = [&](Indices kept) {
     ++choices;
-    return total(scores, kept);
+    return oracle::sum(oracle::at(scores, kept));
   };
   EXPECT_EQ(over_all_choices(3, Positions{1}, 0, sum).largest, -1);
   EXPECT_EQ(over_all_choices(3, {}, 3, sum).smallest, 6);
