@@ -92,8 +92,4 @@ Number score(reference::Change change, const QueryOf<Number>& query, size_t entr
   return squared(change_vector(change, query, entry));
 }
 
-/// z (v_p - o) + v_p, the joint score's vector over A_p
-template <class Number>
-std::vector<Number> joint_pull(const QueryOf<Number>& query, size_t entry);
-
 }  // namespace kvbound::exact
