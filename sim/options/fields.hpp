@@ -70,7 +70,8 @@ concept Written = requires(const Value& value) {
 
 [[noreturn]] inline void refuse(const char* name, const FieldsJson& json, const std::string& expected) {
   if (json.is_discarded()) throw Error(std::string(name) + " is not valid JSON");
-  throw Error(std::string(name) + " is " + traces::printable(json.dump(), 40) + "; expected " + expected);
+  const std::string found = json.dump(-1, ' ', false, FieldsJson::error_handler_t::replace);  // of any bytes
+  throw Error(std::string(name) + " is " + traces::printable(found, 40) + "; expected " + expected);
 }
 
 inline const FieldsJson& member(const FieldsJson& json, const char* name) {

@@ -146,6 +146,8 @@ TEST(ItemResults, AreNotReadFromOtherDocuments) {
   changed = json;
   changed["layers"][0] = "2";
   EXPECT_THAT(refusal(changed), HasSubstr("expected an integer"));
+  changed["layers"][0] = "\xff";  // no UTF-8, which CBOR does not look for
+  EXPECT_THAT(refusal(changed), HasSubstr("p: is no result of a sweep: layers is \""));
   EXPECT_THAT(refusal(nlohmann::ordered_json::array()), HasSubstr("is no result of a sweep"));
 }
 
