@@ -1,7 +1,7 @@
 // The definitions on instances computed by hand: the examples of proofs/critical_kv.md.
 #include <gtest/gtest.h>
 
-#include <kvbound/proofs/oracle/exact.hpp>
+#include <kvbound/proofs/oracle/output_change.hpp>
 
 #include "support/random_layer.hpp"
 
@@ -111,6 +111,18 @@ TEST(ExactOutputChange, HasItsSign) {
   const Reals attention = fractions({3, 1}, 4);
   EXPECT_TRUE(are(output_change(attention, numbers({1, -3}), Positions{0}), {-1}));
   EXPECT_TRUE(are(stable_output_change(attention, numbers({1, -3}), Positions{0}), {-1}));
+}
+
+// The closed forms, against the outputs of two caches; entry 2 has nearly all of the weight.
+TEST(ExactChangeVector, IsTheDifferenceOfTwoOutputs) {
+  const Query query({0, 1, 50, -3}, {{1, -2}, {4, 0}, {-1, 5}, {2, 2}});
+  for (int64_t p = 0; p < 4; ++p) {
+    EXPECT_TRUE(are(change_vector(reference::Change::exact, query, p),
+                    difference(query.output, without(query, Positions{p}).output)));
+    const Query zeroed = shrunk(query, p, 1, 1);  // logit and value 0
+    EXPECT_TRUE(
+        are(change_vector(reference::Change::slot, query, p), difference(query.output, zeroed.output)));
+  }
 }
 
 TEST(ExactPerturbationBound, IsTheta) {
