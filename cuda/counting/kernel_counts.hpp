@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include <kvbound/cuda/emulation/block.hpp>
 #include <kvbound/cuda/emulation/observer.hpp>

@@ -1,6 +1,5 @@
 #include "bulk_copy.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 

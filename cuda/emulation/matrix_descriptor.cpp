@@ -11,7 +11,7 @@ namespace kvbound::cuda::emulation {
 namespace {
 
 constexpr const char* kProduct = "wgmma";
-constexpr int64_t kUnitBytes = 16;  // bytes
+constexpr int64_t kUnitBytes = 16;
 constexpr int64_t kNumbersOfUnit = 8;
 constexpr int kRowsOfGroup = 8;
 constexpr int kUnitsOfRow = 2;  // 16 numbers of 2 bytes
@@ -20,22 +20,13 @@ struct Matrix {
   int64_t address;
   int64_t leading;  // byte offsets
   int64_t stride;
-  Swizzle swizzle;
 
+  // Of a row, or of one k of an N-major matrix, whose units are of eight columns.
   int64_t unit(int row, int number) const {
-    const bool plain = swizzle == Swizzle::kNone;
-    const int64_t along_row = number * (plain ? leading : kUnitBytes);
-    const int64_t in_group = row % kRowsOfGroup * swizzle_span(swizzle);
-    return swizzled(address + row / kRowsOfGroup * stride + in_group + along_row, swizzle);
-  }
-  // Of eight columns of an N-major matrix.
-  int64_t unit_of_columns(int k, int number) const {
-    const bool plain = swizzle == Swizzle::kNone;
-    const int64_t span = swizzle_span(swizzle);
-    const int64_t units = span / kUnitBytes;
-    const int64_t along_n = number / units * (plain ? stride : leading) + number % units * kUnitBytes;
-    const int64_t along_k = k / kRowsOfGroup * (plain ? leading : stride) + k % kRowsOfGroup * span;
-    return swizzled(address + along_n + along_k, swizzle);
+    constexpr int64_t kUnitsOfSpan = kSwizzleSpan / kUnitBytes;
+    const int64_t along_row = number / kUnitsOfSpan * leading + number % kUnitsOfSpan * kUnitBytes;
+    const int64_t in_group = row % kRowsOfGroup * kSwizzleSpan;
+    return swizzled(address + row / kRowsOfGroup * stride + in_group + along_row);
   }
 };
 
@@ -45,7 +36,6 @@ int64_t field(uint64_t descriptor, int first_bit) {
 
 Matrix decoded(uint64_t descriptor, CallSite where) {
   constexpr uint64_t kMeaningful = 0xc00e3fff3fff3fff;
-  constexpr Swizzle kModes[] = {Swizzle::kNone, Swizzle::k128Bytes, Swizzle::k64Bytes, Swizzle::k32Bytes};
   if ((descriptor & ~kMeaningful) != 0)
     fail("wgmma with a matrix descriptor whose reserved bits are not zero", where);
   if ((descriptor >> 49 & 7) != 0) {
@@ -54,7 +44,9 @@ Matrix decoded(uint64_t descriptor, CallSite where) {
         "multiple of the swizzle's period",
         where);
   }
-  return {field(descriptor, 0), field(descriptor, 16), field(descriptor, 32), kModes[descriptor >> 62]};
+  if (descriptor >> 62 != 1)
+    fail("wgmma with a matrix descriptor of another swizzle than that of 128 bytes", where);
+  return {field(descriptor, 0), field(descriptor, 16), field(descriptor, 32)};
 }
 
 // The unit of 16 bytes at this address of the running block's shared memory; `what` is number `which` of the matrix.
@@ -87,7 +79,7 @@ void read_columns(uint64_t descriptor, int count, bool check, uint16_t (*rows)[1
   for (int k = 0; k < kUnitsOfRow * kNumbersOfUnit; ++k) {
     for (int i = 0; i < count / kNumbersOfUnit; ++i) {
       uint16_t numbers[kNumbersOfUnit];
-      std::memcpy(numbers, unit_at(matrix.unit_of_columns(k, i), "row", k, check, where), kUnitBytes);
+      std::memcpy(numbers, unit_at(matrix.unit(k, i), "row", k, check, where), kUnitBytes);
       for (int n = 0; n < kNumbersOfUnit; ++n) rows[i * kNumbersOfUnit + n][k] = numbers[n];
     }
   }

@@ -1,18 +1,17 @@
 // Matrices of 16-bit numbers in shared memory, as wgmma's 64-bit descriptors name them.
 //
 //     bits  0-13   address / 16
-//     bits 16-29   leading dimension's byte offset / 16: between units of 16 bytes along k, without a swizzle
+//     bits 16-29   leading dimension's byte offset / 16, of an N-major matrix
 //     bits 32-45   stride dimension's byte offset / 16: between groups of eight rows
 //     bits 49-51   offset of the swizzle's period
-//     bits 62-63   swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
+//     bits 62-63   1: a swizzle of 128 bytes
 //
-// A K-major matrix has a row's 16 numbers along k adjacent. Within a group of eight, rows follow each other after as many
-// bytes as the swizzle's span. The swizzle applies to addresses, so that a descriptor may begin anywhere in the period's
-// first row of units.
+// A K-major matrix has a row's 16 numbers along k adjacent. Within a group of eight, rows follow each other after 128 bytes,
+// the swizzle's span. The swizzle applies to addresses, so that a descriptor may begin anywhere in the period's first row of
+// units.
 //
-// An N-major one has the numbers of one k adjacent, as many as the swizzle's span holds; the next ones lie the leading
-// dimension's offset further on. Eight k follow each other after as many bytes as the span, then the next eight after the
-// stride dimension's offset. Without a swizzle the two offsets change places.
+// An N-major one has the numbers of one k adjacent, 64 in a span; the next ones lie the leading dimension's offset further
+// on. Eight k follow each other after a span, then the next eight after the stride dimension's offset.
 //
 // source  PTX ISA, 9.7.15.5.1 (shared-memory layouts and matrix descriptors)
 #pragma once

@@ -35,7 +35,7 @@ struct Box {
     for (int64_t z = 0; z < map.box[2]; ++z) {
       for (int64_t y = 0; y < map.box[1]; ++y) {
         for (int64_t x = 0; x < map.box[0]; ++x, offset += map.bytes_of_number) {
-          write_shared(to + swizzled(offset, map.swizzle), number(x, y, z), map.bytes_of_number);
+          write_shared(to + swizzled(offset), number(x, y, z), map.bytes_of_number);
         }
       }
     }
@@ -65,8 +65,7 @@ TensorMap encode_tensor_map(const void* data, int64_t bytes_of_number, const Ten
                       bytes_of_number,
                       {columns, rows, planes},
                       {bytes_of_number, tile.strides[0], tile.strides[1]},
-                      {tile.box[0], tile.box[1], tile.box[2]},
-                      tile.swizzle};
+                      {tile.box[0], tile.box[1], tile.box[2]}};
   int64_t last = 0;
   for (int i = 0; i < 3; ++i) last += (map.extents[i] - 1) * map.strides[i];
   if (!is_device_memory(data, static_cast<size_t>(last + bytes_of_number))) {
@@ -84,11 +83,10 @@ void load_box(void* shared, const TensorMap& map, uint64_t* barrier, const int (
          where);
   }
   const int64_t bytes = map.box[0] * map.box[1] * map.box[2] * map.bytes_of_number;
-  const int64_t period = swizzle_period(map.swizzle);
-  require_shared(shared, bytes, period, kTensorCopy, where);
-  if (shared_arena().address(shared) % period != 0) {
-    fail(std::string(kTensorCopy) + " writes to an address that is no multiple of " + std::to_string(period) +
-             " on a GPU, where arrays lie behind each other",
+  require_shared(shared, bytes, kSwizzlePeriod, kTensorCopy, where);
+  if (shared_arena().address(shared) % kSwizzlePeriod != 0) {
+    fail(std::string(kTensorCopy) + " writes to an address that is no multiple of " +
+             std::to_string(kSwizzlePeriod) + " on a GPU, where arrays lie behind each other",
          where);
   }
   const Box box{map, {first[0], first[1], first[2]}, static_cast<std::byte*>(shared)};

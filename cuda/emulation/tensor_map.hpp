@@ -17,7 +17,6 @@ struct TensorMap {
   int64_t extents[3];
   int64_t strides[3];  ///< bytes; the first is bytes_of_number
   int64_t box[3];
-  Swizzle swizzle;
 };
 
 /// Throws ShapeMismatch as require_copyable does, and DeviceError if the tensor does not lie in one buffer.

@@ -58,7 +58,7 @@ inline constexpr int kStageSize = kBoxes* kBoxSize<kHeadDim>;
 
 template <int kHeadDim>
 struct Shared {
-  uint16_t* stages;  // [kStages, kBoxes, kHeadDim, kBoxColumns], permuted by k128Bytes
+  uint16_t* stages;  // [kStages, kBoxes, kHeadDim, kBoxColumns], permuted by the swizzle
   uint64_t* full;    // [kStages]: the stage's copies have landed
   uint64_t* empty;   // [kStages]: all warps of the consumers have multiplied by it
   float* sums;  // [kThreadSums, kConsumers * kWarpgroup]: a section's sums, for the first block of a cluster
@@ -168,8 +168,8 @@ __device__ void issue_product(float (&products)[kSums], const Values<kHeadDim>& 
   constexpr int kRowBytes = kBoxColumns * 2;
 #pragma unroll
   for (int step = 0; step < kHeadDim / kDepth; ++step) {
-    const uint64_t columns = matrix_descriptor(stage + step * kDepth * kBoxColumns, Swizzle::k128Bytes,
-                                               8 * kRowBytes, kBoxSize<kHeadDim> * 2);
+    const uint64_t columns =
+        matrix_descriptor(stage + step * kDepth * kBoxColumns, 8 * kRowBytes, kBoxSize<kHeadDim> * 2);
     warpgroup_mma<T, Major::n>(products, values.fragments[step], columns, step > 0);
   }
   warpgroup_commit();
@@ -345,8 +345,7 @@ void launch_kernel(Arguments<T> arguments, Stream stream) {
   const DeviceTensor<const T>& projection = arguments.output_projection;
   const TensorMap map = tensor_map(projection.data, {{projection.cols, projection.rows, projection.slices},
                                                      {projection.row_stride * 2, projection.slice_stride * 2},
-                                                     {kBoxColumns, kHeadDim, 1},
-                                                     Swizzle::k128Bytes});
+                                                     {kBoxColumns, kHeadDim, 1}});
   const int64_t multiprocessors = device().multiprocessors;
   if (Item::token_tiles(arguments) * arguments.values.slices >= multiprocessors) {
     arguments.heads_per_block = arguments.group_size();

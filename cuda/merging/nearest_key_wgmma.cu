@@ -51,7 +51,7 @@ inline constexpr int kStageSize = kHeadDim / kBoxColumns* kBoxSize;
 
 template <int kHeadDim>
 struct Shared {
-  uint16_t* stages;  // [kStages, kHeadDim / kBoxColumns, kKeys, kBoxColumns], permuted by k128Bytes
+  uint16_t* stages;  // [kStages, kHeadDim / kBoxColumns, kKeys, kBoxColumns], permuted by the swizzle
   float* inverses;   // [kStages, kKeys]: inverse_of their lengths; NaN behind the last key
   float* scores;     // [kStages, kKeys]
   uint64_t* landed;  // [kStages]: the stage's copies are complete
@@ -183,8 +183,8 @@ __device__ void issue_product(float (&products)[kSums], const LeavingTile<kHeadD
 #pragma unroll
   for (int step = 0; step < kHeadDim / kDepth; ++step) {
     constexpr int kSteps = kBoxColumns / kDepth;  // of a box
-    const uint64_t keys = matrix_descriptor(stage + step / kSteps * kBoxSize + step % kSteps * kDepth,
-                                            Swizzle::k128Bytes, 8 * kBoxColumns * 2);
+    const uint64_t keys =
+        matrix_descriptor(stage + step / kSteps * kBoxSize + step % kSteps * kDepth, 8 * kBoxColumns * 2);
     warpgroup_mma<T>(products, rows.fragments[step], keys, step > 0);
   }
   warpgroup_commit();
@@ -339,8 +339,7 @@ void launch_kernel(const Arguments<T>& arguments, Stream stream) {
   const DeviceTensor<const T>& kept = arguments.kept.keys;
   const TensorMap map = tensor_map(kept.data, {{kept.cols, kept.rows, kept.slices},
                                                {kept.row_stride * 2, kept.slice_stride * 2},
-                                               {kBoxColumns, kKeys, 1},
-                                               Swizzle::k128Bytes});
+                                               {kBoxColumns, kKeys, 1}});
   const int64_t blocks = std::min<int64_t>(device().multiprocessors, Item::count(arguments));
   launch<nearest_keys_wgmma_kernel<kBetter, kHeadDim, T>>(
       {extent(blocks), extent(kThreads), shared_bytes<Shared<kHeadDim>>(), stream}, map, arguments);

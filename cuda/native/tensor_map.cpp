@@ -26,20 +26,6 @@ Encode encode_tiled(CallSite where) {
   return reinterpret_cast<Encode>(function);
 }
 
-CUtensorMapSwizzle driver_swizzle(Swizzle swizzle) {
-  switch (swizzle) {
-    case Swizzle::kNone:
-      return CU_TENSOR_MAP_SWIZZLE_NONE;
-    case Swizzle::k32Bytes:
-      return CU_TENSOR_MAP_SWIZZLE_32B;
-    case Swizzle::k64Bytes:
-      return CU_TENSOR_MAP_SWIZZLE_64B;
-    case Swizzle::k128Bytes:
-      return CU_TENSOR_MAP_SWIZZLE_128B;
-  }
-  return CU_TENSOR_MAP_SWIZZLE_NONE;
-}
-
 }  // namespace
 
 namespace detail {
@@ -54,7 +40,7 @@ TensorMap encode_tensor_map(CUtensorMapDataType type, const void* data, int64_t 
   TensorMap map{};
   const CUresult result = encode_tiled(where)(
       &map, type, static_cast<cuuint32_t>(extents.size()), const_cast<void*>(data), extents.data(),
-      strides.data(), box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, driver_swizzle(tile.swizzle),
+      strides.data(), box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw DeviceError("cuTensorMapEncodeTiled", "error " + std::to_string(static_cast<int>(result)),

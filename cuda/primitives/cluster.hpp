@@ -13,7 +13,7 @@
 // source  PTX ISA, 9.7.13.3 (barrier.cluster), 9.7.9.23 (mapa), 10.12 (%cluster_ctarank)
 #pragma once
 
-#include "mbarrier.hpp"
+#include "hopper.hpp"
 
 #ifndef KVBOUND_CUDA_NATIVE
 #include <kvbound/cuda/emulation/cluster.hpp>
@@ -86,42 +86,6 @@ __device__ __forceinline__ void cluster_wait() {
   }
 }
 
-/// One arrival at the mbarrier at the same place in the block with this rank, behind all that the thread has done before.
-__device__ __forceinline__ void mbarrier_arrive_at(uint64_t* barrier, int rank) {
-  if constexpr (kIsHopper) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-        "}" ::"r"(shared_address(barrier)),
-        "r"(rank)
-        : "memory");
-  } else {
-    __trap();
-  }
-}
-
-/// As mbarrier_wait, for an mbarrier at which threads of other blocks arrive.
-__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, unsigned parity) {
-  if constexpr (kIsHopper) {
-    uint32_t done = 0;
-    while (done == 0) {
-      asm volatile(
-          "{\n"
-          ".reg .pred complete;\n"
-          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, complete;\n"
-          "}"
-          : "=r"(done)
-          : "r"(shared_address(barrier)), "r"(parity)
-          : "memory");
-    }
-  } else {
-    __trap();
-  }
-}
-
 #else
 
 inline int cluster_rank() { return emulation::block_rank(emulation::this_thread()); }
@@ -137,14 +101,6 @@ inline void cluster_arrive_relaxed(CallSite where = CallSite::current()) {
   emulation::arrive_at_cluster(where);
 }
 inline void cluster_wait(CallSite where = CallSite::current()) { emulation::wait_for_cluster(where); }
-
-inline void mbarrier_arrive_at(uint64_t* barrier, int rank, CallSite where = CallSite::current()) {
-  emulation::async_proxy().mbarriers.arrive(map_shared(barrier, rank, where), 0, where);
-}
-
-inline void mbarrier_wait_cluster(uint64_t* barrier, unsigned parity, CallSite where = CallSite::current()) {
-  mbarrier_wait(barrier, parity, where);
-}
 
 #endif
 

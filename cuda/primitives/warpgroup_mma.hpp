@@ -8,12 +8,11 @@
 //     A     64 x 16  register 0: A[row, pair..pair+1]      1: A[row + 8, pair..]   2: A[row, pair + 8..]   3: A[row + 8, pair + 8..]
 //     sums  64 x 128 numbers 4 j, 4 j + 1: sums[row, 8 j + pair..8 j + pair + 1]    4 j + 2, 4 j + 3: sums[row + 8, 8 j + pair..]
 //
-// In shared memory A is stored as [64, k] and B as [128, k], k innermost: as boxes of 64 columns that load_box copies with
-// k128Bytes lie. A product takes 16 of the columns; a descriptor that begins 32 bytes further on names the next 16.
+// In shared memory A is stored as [64, k] and B as [128, k], k innermost: as boxes of 64 columns that load_box copies lie.
+// A product takes 16 of the columns; a descriptor that begins 32 bytes further on names the next 16.
 //
-// With Major::n B is stored as [k, 128], those 128 innermost. With k128Bytes a box of 64 columns holds 64 of them; the other 64
-// lie `leading` bytes further on. A product takes 16 rows of each box; the next 16 begin two groups of eight rows,
-// 2 stride bytes, further on.
+// With Major::n B is stored as [k, 128], those 128 innermost. A box of 64 columns holds 64 of them; the other 64 lie `leading`
+// bytes further on. A product takes 16 rows of each box; the next 16 begin two groups of eight rows, 2 stride bytes, further on.
 //
 // Products are asynchronous. In this order:
 //
@@ -45,21 +44,6 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// The bits in a matrix descriptor that name the swizzle.
-__device__ constexpr uint64_t swizzle_mode(Swizzle swizzle) {
-  switch (swizzle) {
-    case Swizzle::kNone:
-      return 0;
-    case Swizzle::k128Bytes:
-      return uint64_t{1} << 62;
-    case Swizzle::k64Bytes:
-      return uint64_t{2} << 62;
-    case Swizzle::k32Bytes:
-      return uint64_t{3} << 62;
-  }
-  return 0;
-}
-
 /// A thread's part of the sums [64, 128].
 inline constexpr int kWarpgroupSums = 64;
 
@@ -68,23 +52,21 @@ enum class Major : uint8_t { k, n };
 
 /// The descriptor of a matrix [rows, 16] of 16-bit numbers in shared memory; with Major::n of its transpose [16, columns].
 ///
-/// shared   the first number: a tile begins on a multiple of swizzle_period, and k advances it by 32 bytes for 16 numbers
-/// stride   bytes from a group of eight rows to the next; within a group rows lie swizzle_span(swizzle) bytes apart
-/// leading  without a swizzle, bytes from the first 8 numbers of a row to the other 8; else without meaning. With Major::n,
-///          bytes from the first swizzle_span / 2 columns to the next; without a swizzle, stride is that, of 8 columns, and
-///          leading takes the place of stride
+/// shared   the first number: a tile begins on a multiple of kSwizzlePeriod, and k advances it by 32 bytes for 16 numbers
+/// stride   bytes from a group of eight rows to the next; within a group rows lie kSwizzleSpan bytes apart
+/// leading  with Major::n, bytes from the first 64 columns to the next; else without meaning
 #ifdef KVBOUND_CUDA_NATIVE
-__device__ __forceinline__ uint64_t matrix_descriptor(const void* shared, Swizzle swizzle, int stride,
-                                                      int leading = 16) {
+__device__ __forceinline__ uint64_t matrix_descriptor(const void* shared, int stride, int leading = 16) {
   const uint32_t address = shared_address(shared);
 #else
-inline uint64_t matrix_descriptor(const void* shared, Swizzle swizzle, int stride, int leading = 16,
+inline uint64_t matrix_descriptor(const void* shared, int stride, int leading = 16,
                                   CallSite where = CallSite::current()) {
   const uint32_t address = shared_address(shared, where);
 #endif
+  constexpr uint64_t kSwizzle128Bytes = uint64_t{1} << 62;
   const auto field = [](uint32_t bytes) { return uint64_t{(bytes & 0x3ffff) >> 4}; };
   return field(address) | field(static_cast<uint32_t>(leading)) << 16 |
-         field(static_cast<uint32_t>(stride)) << 32 | swizzle_mode(swizzle);
+         field(static_cast<uint32_t>(stride)) << 32 | kSwizzle128Bytes;
 }
 
 #ifdef KVBOUND_CUDA_NATIVE

@@ -26,13 +26,7 @@ void require_copyable(const TensorTile& tile, const void* data, int64_t bytes_of
   for (const int64_t stride : tile.strides)
     require_within("a stride of", stride, kUnit, kMostStride - kUnit, kUnit);
   for (const int64_t length : tile.box) require_within("a box length of", length, 1, kMostBox);
-  const int64_t span = swizzle_span(tile.swizzle);
-  const int64_t row = tile.box[0] * bytes_of_number;
-  if (tile.swizzle == Swizzle::kNone) {
-    require_within("bytes in a box's row:", row, kUnit, kMostBox * bytes_of_number, kUnit);
-  } else {
-    require_within("bytes in a swizzled box's row:", row, span, span);
-  }
+  require_within("bytes in a box's row:", tile.box[0] * bytes_of_number, kSwizzleSpan, kSwizzleSpan);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -43,13 +43,13 @@ QueryEffect::QueryEffect(const MergingCase& merging, size_t head, const Merges& 
   for (size_t g = 0; g < merges.clusters.size(); ++g) {
     for (const int64_t member : merges.clusters[g]) {
       const int64_t j = member;
-      const Real logit = exact::inner_product(head_.queries[query], merging.cache.keys[j]);
+      const Real logit = oracle::dot(head_.queries[query], merging.cache.keys[j]);
       members_epsilon_ = std::max<Real>(members_epsilon_, relative_error(head_.predicted[j], logit));
     }
     const Reals &q = head_.queries[query], &key = merges.entries[g].key;
     merged_terms_ = std::max<Real>(merged_terms_, absolute_terms(q, key) + absolute_terms(q, q));
     merged_epsilon_ =
-        std::max<Real>(merged_epsilon_, relative_error(merges.predicted[g], exact::inner_product(q, key)));
+        std::max<Real>(merged_epsilon_, relative_error(merges.predicted[g], oracle::dot(q, key)));
   }
 }
 

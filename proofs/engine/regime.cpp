@@ -22,7 +22,7 @@ using Positions = std::vector<int64_t>;
 template <class Predicate>
 bool any_mass(const Instance& instance, const Positions& entries, const Predicate& predicate) {
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
-    if (predicate(exact::total(exact::softmax(instance.logits.row(r)), entries))) return true;
+    if (predicate(oracle::sum(oracle::at(exact::softmax(instance.logits.row(r)), entries)))) return true;
   }
   return false;
 }
@@ -32,7 +32,7 @@ bool is_dominated(const Instance& instance) {
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {
     const exact::Reals weights = exact::softmax(instance.logits.row(r));
     const Positions largest{std::ranges::max_element(weights) - weights.begin()};
-    const Real others = exact::total_outside(weights, largest);
+    const Real others = oracle::sum(oracle::outside(weights, largest));
     if (0 < others && others < Real("1e-12")) return true;
   }
   return false;
@@ -70,7 +70,7 @@ bool has_parallel_queries(const Matrix& vectors) {
   const exact::Vectors rows = exact::vectors(vectors);
   for (size_t i = 0; i < rows.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      const Real product = exact::inner_product(rows[i], rows[j]);
+      const Real product = oracle::dot(rows[i], rows[j]);
       const Real cosine = Real("0.9999");
       if (product * product > cosine * cosine * exact::squared(rows[i]) * exact::squared(rows[j]))
         return true;

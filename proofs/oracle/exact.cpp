@@ -1,7 +1,6 @@
 #include "exact.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <stdexcept>
 
@@ -50,11 +49,6 @@ Reals norms(const std::vector<Reals>& projected_values, Norm norm) {
   Reals result;
   for (const Reals& vector : projected_values) result.push_back(exact::norm(vector, norm));
   return result;
-}
-
-Real total(const Reals& numbers, Indices entries) { return oracle::sum(oracle::at(numbers, entries)); }
-Real total_outside(const Reals& numbers, Indices entries) {
-  return oracle::sum(oracle::outside(numbers, entries));
 }
 
 Reals product(const Reals& a, const Reals& b) {

@@ -29,10 +29,6 @@ Real norm(const Reals& vector, Norm norm);
 /// N_i = || V_i ||
 Reals norms(const std::vector<Reals>& projected_values, Norm norm);
 
-inline Real total(const Reals& numbers) { return oracle::sum(numbers); }
-/// The sum over the chosen entries, and over the others.
-Real total(const Reals& numbers, Indices entries);
-Real total_outside(const Reals& numbers, Indices entries);
 Reals product(const Reals& a, const Reals& b);  ///< element by element
 /// The elements of `all` that are not in `some`; ascending sets.
 std::vector<int64_t> difference(Indices all, Indices some);

@@ -208,7 +208,7 @@ namespace {
 //
 // returns  whether they were not yet orthogonal
 bool rotated(Vectors& rows, Vectors& combinations, size_t p, size_t q) {
-  const Real a = squared(rows[p]), b = squared(rows[q]), c = inner_product(rows[p], rows[q]);
+  const Real a = squared(rows[p]), b = squared(rows[q]), c = oracle::dot(rows[p], rows[q]);
   // A row that is mere rounding of the other one needs no rotation.
   if (c * c <= Real("1e-94") * a * b || std::min(a, b) <= Real("1e-90") * std::max(a, b)) return false;
   const Real zeta = (b - a) / (2 * c);
@@ -234,7 +234,7 @@ bool any_rotated(Vectors& rows, Vectors& combinations) {
 
 Reals logits(const Reals& query, const Vectors& keys) {
   Reals result;
-  for (const Reals& key : keys) result.push_back(inner_product(query, key));
+  for (const Reals& key : keys) result.push_back(oracle::dot(query, key));
   return result;
 }
 
@@ -306,7 +306,7 @@ SingularValues::SingularValues(const Vectors& matrix) {
 Reals SingularValues::solution(const Reals& targets, size_t rank) const {
   Reals result(right.front().size());
   for (size_t i = 0; i < rank; ++i)
-    result = combination(1, result, inner_product(left[i], targets) / sigmas[i], right[i]);
+    result = combination(1, result, oracle::dot(left[i], targets) / sigmas[i], right[i]);
   return result;
 }
 

@@ -59,7 +59,7 @@ QueryOf<Number>::QueryOf(Reals logits_, std::vector<std::vector<Number>> values_
 template <class Number>
 Real QueryOf<Number>::rest(size_t entry) const {
   const auto index = static_cast<int64_t>(entry);
-  return total_outside(attention, {&index, 1});
+  return oracle::sum(oracle::outside(attention, {&index, 1}));
 }
 
 template <class Number>
@@ -95,11 +95,6 @@ Real slot_weight(const QueryOf<Number>& query, size_t entry) {
 }
 
 template <class Number>
-std::vector<Number> joint_pull(const QueryOf<Number>& query, size_t entry) {
-  return combination(query.logits[entry], query.pull(entry), 1, query.values[entry]);
-}
-
-template <class Number>
 std::vector<Number> change_vector(Change change, const QueryOf<Number>& query, size_t entry) {
   const Real &weight = query.attention[entry], &logit = query.logits[entry];
   const std::vector<Number>& value = query.values[entry];
@@ -109,7 +104,7 @@ std::vector<Number> change_vector(Change change, const QueryOf<Number>& query, s
     case Change::key:
       return scaled(weight * logit, query.pull(entry));
     case Change::joint:
-      return scaled(weight, joint_pull(query, entry));
+      return scaled(weight, combination(logit, query.pull(entry), 1, value));
     case Change::exact:
       return scaled(weight, difference(value, output_of_others(query, entry)));
     case Change::slot:
@@ -129,7 +124,6 @@ template Measured squared(const std::vector<Measured>&);
 template Query without(const Query&, Indices);
 template Reals output_of_others(const Query&, size_t);
 template Real slot_weight(const Query&, size_t);
-template Reals joint_pull(const Query&, size_t);
 template Reals change_vector(Change, const Query&, size_t);
 template std::vector<Measured> change_vector(Change, const QueryOf<Measured>&, size_t);
 

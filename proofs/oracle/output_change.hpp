@@ -47,7 +47,6 @@ std::vector<Number> scaled(const Real& x, const std::vector<Number>& a) {
 }
 template <class Number>
 Number squared(const std::vector<Number>& vector);
-inline Real inner_product(const Reals& a, const Reals& b) { return oracle::dot(a, b); }
 
 /// One query, the entries that it sees, and its attention. Values are Real, or Measured.
 template <class Number>
@@ -92,9 +91,5 @@ template <class Number>
 Number score(reference::Change change, const QueryOf<Number>& query, size_t entry) {
   return squared(change_vector(change, query, entry));
 }
-
-/// z (v_p - o) + v_p, the joint score's vector over A_p
-template <class Number>
-std::vector<Number> joint_pull(const QueryOf<Number>& query, size_t entry);
 
 }  // namespace kvbound::exact

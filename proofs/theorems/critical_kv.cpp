@@ -30,7 +30,7 @@ struct Stages {
         exact(instance_),
         attention(exact.attention[kOnly]),
         norms(exact.norms_of_row(kOnly)),
-        sigma(exact::total(attention, instance_.stage_one)) {}
+        sigma(oracle::sum(oracle::at(attention, instance_.stage_one))) {}
 
   Real theta(Indices kept) const { return oracle::perturbation_bound(attention, norms, kept); }
   Real stage_two_bound(Indices kept) const {
@@ -42,7 +42,7 @@ struct Stages {
   // The absolute terms of theta and of the bounds on it, as printed.
   Real printed_terms() const {
     const Reals terms = exact::product(attention, norms);
-    return 3 * exact::total(terms) + exact::total(terms, instance.kept) / sigma;
+    return 3 * oracle::sum(terms) + oracle::sum(oracle::at(terms, instance.kept)) / sigma;
   }
   // Stage one and the other entries of largest score.
   Positions chosen_by(const Reals& scores) const {
@@ -132,14 +132,15 @@ Outcome epsilon_loss(const Instance& instance) {
   const Positions choice = stages.chosen_by(stages.scores(instance.epsilon));
   const Extremes extremes = stages.extremes([&](Indices kept) { return stages.stage_two_bound(kept); });
   const Real reached = stages.stage_two_bound(choice);
-  const Real stage_two_norms = exact::total(stages.norms, exact::difference(choice, instance.stage_one));
+  const Real stage_two_norms =
+      oracle::sum(oracle::at(stages.norms, exact::difference(choice, instance.stage_one)));
   const Real factor = abs(2 - 1 / stages.sigma) * instance.epsilon, allowed = factor * stage_two_norms;
   const Real loss = 2 * stages.sigma >= 1 ? reached - extremes.smallest : extremes.largest - reached;
   // Top-k by A ||V|| reaches the extreme (ckv-3.5), so entries in both choices cancel. The rounding of A + epsilon to
   // 50 digits may decide the choice, hence the term `scores`.
-  const Real exchanged =
-      exact::total(stages.norms, choice) - exact::total(stages.norms, stages.chosen_by(stages.scores(0)));
-  const Real scores = exact::total(stages.scores(instance.epsilon));
+  const Real exchanged = oracle::sum(oracle::at(stages.norms, choice)) -
+                         oracle::sum(oracle::at(stages.norms, stages.chosen_by(stages.scores(0))));
+  const Real scores = oracle::sum(stages.scores(instance.epsilon));
   outcome.at_most("loss of theta^ <= |2 - 1/sigma| epsilon (sum_{chosen} - sum_{best} ||V||)", loss,
                   factor * exchanged, extremes.largest + abs(2 - 1 / stages.sigma) * scores);
   outcome.at_most("loss of theta^ <= |2 - 1/sigma| epsilon sum_{stage two} ||V||", loss, allowed,

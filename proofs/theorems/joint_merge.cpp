@@ -38,8 +38,7 @@ std::vector<Affine> outputs(const MergingCase& merging, const Cluster& cluster, 
     const MergingHead& head = merging.heads[h];
     const auto& values = head.values[static_cast<size_t>(space)];
     const Query before = exact::attention(head.predicted, merging.cache.votes, values);
-    const MergedEntry nothing{
-        {}, Reals(values.front().size()), exact::total(merging.cache.at(cluster).votes)};
+    const MergedEntry nothing{{}, Reals(values.front().size()), oracle::sum(merging.cache.at(cluster).votes)};
     exact::Entries cache = merging.cache;
     cache.values = values;
     const Query after = exact::merged_attention(head.predicted, cache, cluster, merged_logits[h], nothing);
@@ -80,8 +79,7 @@ Reals targets(const MergingCase& merging, const Cluster& cluster) {
 
 Reals logits_of(const MergingCase& merging, const Reals& key) {
   Reals result;
-  for (const MergingHead& head : merging.heads)
-    result.push_back(exact::inner_product(head.queries.front(), key));
+  for (const MergingHead& head : merging.heads) result.push_back(oracle::dot(head.queries.front(), key));
   return result;
 }
 
@@ -301,7 +299,7 @@ Outcome joint_bound(const Instance& instance) {
       for (const Norm norm : exact::kNorms) {
         const Real left = exact::norm(joint.effect.change(space), norm);
         const Real right = joint.effect.merged_share() * factor * joint.effect.spread(space, norm) +
-                           exact::total(weighted_distances(joint, space, norm));
+                           oracle::sum(weighted_distances(joint, space, norm));
         const Real terms = joint.terms(space, factor);
         outcome.at_most("Theta_h <= A'_R 2 e (1 + e) gamma / (1 - e)^2 + sum_r A'_r || v_r - v-_h ||", left,
                         right, terms);

@@ -32,11 +32,11 @@ struct Weighed {
     }
     Reals weights;
     for (const Real& logit : voted) weights.push_back(exp(logit - heaviest));
-    whole = exact::total(weights, cluster);
+    whole = oracle::sum(oracle::at(weights, cluster));
     Cluster others(cluster);
     others.erase(std::ranges::find(others, heaviest, [&](int64_t member) { return voted[member]; }));
-    lighter = exact::total(weights, others);
-    rest = exact::total_outside(weights, cluster);
+    lighter = oracle::sum(oracle::at(weights, others));
+    rest = oracle::sum(oracle::outside(weights, cluster));
   }
 
   // The attention of an entry with this weight in place of the cluster.
@@ -65,7 +65,7 @@ void for_each_convex_merge(const MergingCase& merging, const Look& look) {
     for (size_t i = 0; i < merging.heads[h].queries.size(); ++i) {
       const Weighed weighed(merging, h, i, cluster);
       for (const Reals& weights : convex_weights(merging, h, cluster))
-        look(weighed, exact::inner_product(weights, weighed.logits));
+        look(weighed, oracle::dot(weights, weighed.logits));
     }
   });
 }
@@ -143,7 +143,7 @@ Real range(const Reals& numbers) {
 
 // ln(P / min p)
 Real largest_divergence(const exact::Entries& members) {
-  return log(exact::total(members.votes) / *std::ranges::min_element(members.votes));
+  return log(oracle::sum(members.votes) / *std::ranges::min_element(members.votes));
 }
 
 Outcome divergence_is_the_excess(const Instance& instance) {
@@ -180,7 +180,7 @@ Outcome mean_by_votes_is_enough(const Instance& instance) {
   for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
     const Reals scores = merging.predicted(h, cluster);
     const ClusterMean mean = merging.mean(h, cluster);
-    const Real by_votes = exact::inner_product(merging.cache.at(cluster).votes, scores) / mean.votes;
+    const Real by_votes = oracle::dot(merging.cache.at(cluster).votes, scores) / mean.votes;
     outcome.at_most("z* <= sum (p/P) ln s", mean.target, by_votes, score_terms(scores));
   });
   return outcome;

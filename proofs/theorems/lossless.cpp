@@ -86,8 +86,7 @@ Outcome zip_is_lossless(const Instance& instance) {
       largest = std::max(largest, factor);
       const Merges merges(merging, h, {cluster}, zip_merge);
       const QueryEffect effect(merging, h, merges, 0);
-      outcome.equal("q . k_r = z*",
-                    exact::inner_product(merging.heads[h].queries.front(), merges.entries[0].key),
+      outcome.equal("q . k_r = z*", oracle::dot(merging.heads[h].queries.front(), merges.entries[0].key),
                     mean.target, factor * (effect.logit_terms() + score_terms(merging.heads[h].predicted)));
       hold_unchanged(effect, factor, outcome);
     }

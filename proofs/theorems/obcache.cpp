@@ -157,8 +157,7 @@ Outcome joint_limit(const Instance& instance) {
   Outcome outcome;
   for_each_entry(instance, [&](const Query& query, size_t p) {
     const Real score = exact::score(Change::joint, query, p), &weight = query.attention[p];
-    const Real cross =
-        2 * weight * weight * query.logits[p] * exact::inner_product(query.values[p], query.pull(p));
+    const Real cross = 2 * weight * weight * query.logits[p] * oracle::dot(query.values[p], query.pull(p));
     for (const Real& h : kSteps) {
       const Shrunk shrunk(query, p, h);
       shrunk.hold_definition(outcome, true);

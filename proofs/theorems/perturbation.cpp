@@ -25,7 +25,8 @@ reference::EvictionWeights computed_eviction(const Instance& instance, const Com
 // sum_i (A_i + A'_i) N_i: the absolute terms of L and theta as printed.
 Real printed_terms(const Reals& attention, const Reals& norms, Indices kept) {
   const Reals terms = exact::product(attention, norms);
-  return 3 * exact::total(terms) + exact::total(terms, kept) / exact::total(attention, kept);
+  return 3 * oracle::sum(terms) +
+         oracle::sum(oracle::at(terms, kept)) / oracle::sum(oracle::at(attention, kept));
 }
 
 // ---- CKV-3.2
@@ -33,7 +34,7 @@ Real printed_terms(const Reals& attention, const Reals& norms, Indices kept) {
 Outcome kept_attention(const Instance& instance) {
   Outcome outcome;
   const Reals attention = exact::softmax(instance.logits.row(0));
-  const Real mass = exact::total(attention, instance.kept);
+  const Real mass = oracle::sum(oracle::at(attention, instance.kept));
   Reals kept_logits;
   for (const int64_t i : instance.kept) kept_logits.emplace_back(instance.logits(0, i));
   const Reals compressed = exact::softmax(kept_logits);
@@ -55,7 +56,7 @@ Outcome kept_attention(const Instance& instance) {
 Outcome zeroed_logits(const Instance& instance) {
   Outcome outcome;
   const Reals attention = exact::softmax(instance.logits.row(0));
-  const Real mass = exact::total(attention, instance.kept);
+  const Real mass = oracle::sum(oracle::at(attention, instance.kept));
   Reals masked(instance.tokens());
   for (const int64_t i : instance.kept) masked[i] = instance.logits(0, i);
   const Reals compressed = exact::softmax(masked);
@@ -216,8 +217,9 @@ Outcome stable_form(const Instance& instance) {
                 oracle::perturbation_bound_as_printed(attention, norms, instance.kept),
                 oracle::perturbation_bound(attention, norms, instance.kept), terms);
   const Reals norm_mass = exact::product(attention, norms);
-  const Real stage_terms = 3 * exact::total(norm_mass) + exact::total(norm_mass, instance.kept) /
-                                                             exact::total(attention, instance.stage_one);
+  const Real stage_terms =
+      3 * oracle::sum(norm_mass) + oracle::sum(oracle::at(norm_mass, instance.kept)) /
+                                       oracle::sum(oracle::at(attention, instance.stage_one));
   outcome.equal("theta^ as printed and stable",
                 oracle::stage_two_bound_as_printed(attention, norms, instance.stage_one, instance.kept),
                 oracle::stage_two_bound(attention, norms, instance.stage_one, instance.kept), stage_terms);

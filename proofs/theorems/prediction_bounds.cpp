@@ -24,7 +24,7 @@ Merges adverse(const MergingCase& merging, size_t head, const Merges& merges, si
   for (size_t g = 0; g < result.entries.size(); ++g) {
     const Real ratio = 1 + ((signs >> (g % 2) & 1) != 0 ? epsilon : Real(-epsilon));
     Reals& key = result.entries[g].key;
-    const Real missing = result.predicted[g] - log(ratio) - exact::inner_product(q, key);
+    const Real missing = result.predicted[g] - log(ratio) - oracle::dot(q, key);
     key = exact::combination(1, key, missing / exact::squared(q), q);
   }
   return result;

@@ -127,8 +127,8 @@ Outcome set_removal(const Instance& instance) {
     }
     const Reals after = exact::without(query, removed).output, before = mean(query, removed);
     const Reals moved = exact::difference(after, query.output);
-    const Real mass = exact::total(query.attention, removed),
-               rest = exact::total(query.attention, instance.kept);
+    const Real mass = oracle::sum(oracle::at(query.attention, removed)),
+               rest = oracle::sum(oracle::at(query.attention, instance.kept));
     const Reals stable = exact::scaled(mass, exact::difference(after, before));
     equal_vectors(outcome, "o' - o = A_E (o_rest - o_E)", moved, stable, 4 * query.size);
     Reals sum(moved.size());
@@ -170,8 +170,8 @@ void for_each_set(const Instance& instance, const Look& look) {
 Outcome sum_of_single_errors(const Instance& instance) {
   Outcome outcome;
   for_each_set(instance, [&](const Query& query, const Real& set, const Reals& singles) {
-    outcome.equal("|| o' - o ||^2 is the sum of those of single removals", set, exact::total(singles),
-                  exact::total(singles) + query.squared_terms());
+    outcome.equal("|| o' - o ||^2 is the sum of those of single removals", set, oracle::sum(singles),
+                  oracle::sum(singles) + query.squared_terms());
   });
   return outcome;
 }

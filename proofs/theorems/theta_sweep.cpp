@@ -86,13 +86,13 @@ void claim_monotony(const Sweep& sweep, const std::vector<Positions>& selections
   const Reals norms = exact.norms_of_row(0), norm_mass = exact::product(attention, norms);
   for (const Positions& less : selections) {
     for (const Positions& more : selections) {
-      const Real mass = exact::total(attention, more);
-      if (2 * mass < 1 || mass < exact::total(attention, less)) continue;
-      if (exact::total(norm_mass, more) < exact::total(norm_mass, less)) continue;
+      const Real mass = oracle::sum(oracle::at(attention, more));
+      if (2 * mass < 1 || mass < oracle::sum(oracle::at(attention, less))) continue;
+      if (oracle::sum(oracle::at(norm_mass, more)) < oracle::sum(oracle::at(norm_mass, less))) continue;
       outcome.at_most("more mass and more norm mass, at least half of it: no larger theta",
                       oracle::perturbation_bound(attention, norms, more),
                       oracle::perturbation_bound(attention, norms, less),
-                      4 * exact::total(norm_mass) / exact::total(attention, less));
+                      4 * oracle::sum(norm_mass) / oracle::sum(oracle::at(attention, less)));
     }
   }
 }

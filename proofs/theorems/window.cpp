@@ -28,14 +28,14 @@ struct Window {
     for (size_t r = 0; r < exact.attention.size(); ++r) {
       const Reals row = exact::product(exact.attention[r], exact.norms_of_row(r));
       for (size_t j = 0; j < terms.size(); ++j) terms[j] += row[j];
-      sigmas.push_back(exact::total(exact.attention[r], stage_one));
-      factors.push_back(exact::total_outside(exact.attention[r], stage_one) / sigmas.back());
+      sigmas.push_back(oracle::sum(oracle::at(exact.attention[r], stage_one)));
+      factors.push_back(oracle::sum(oracle::outside(exact.attention[r], stage_one)) / sigmas.back());
     }
   }
 
   // sum_j T_j - (2 - 1/sigma) sum_{kept} T_j, as sum_{evicted} T + f sum_{kept} T with f = (1 - sigma) / sigma
   Real bound(Indices kept, const Real& factor) const {
-    return exact::total_outside(terms, kept) + factor * exact::total(terms, kept);
+    return oracle::sum(oracle::outside(terms, kept)) + factor * oracle::sum(oracle::at(terms, kept));
   }
   // The factors (1 - sigma) / sigma of the smallest and of the largest sigma.
   Real largest_factor() const { return *std::ranges::max_element(factors); }
@@ -165,12 +165,12 @@ Outcome pooled_stage_one(const Instance& instance) {
   const Exact exact(instance);
   const Window window(instance, exact, instance.stage_one);
   if (std::ssize(instance.kept) == instance.tokens()) return outcome;  // nothing is evicted
-  Real sigma = exact::total(pooled(exact.attention.front()), instance.stage_one);
+  Real sigma = oracle::sum(oracle::at(pooled(exact.attention.front()), instance.stage_one));
   for (const Reals& row : exact.attention)
-    sigma = std::min(sigma, exact::total(pooled(row), instance.stage_one));
+    sigma = std::min(sigma, oracle::sum(oracle::at(pooled(row), instance.stage_one)));
   const Real bound = window.bound(instance.kept, 1 / sigma - 1);
   outcome.at_most("sum L <= sum T - (2 - 1/sigma_min) sum_{kept} T, sigma of max-pooled scores",
-                  total_perturbation(instance, exact), bound, exact::total(window.terms));
+                  total_perturbation(instance, exact), bound, oracle::sum(window.terms));
   return outcome;
 }
 
@@ -197,8 +197,8 @@ struct AdaptiveStageOne {
   // Whether these entries hold more than half of every row's attention.
   bool suffice(const std::vector<Reals>& attention, int64_t count) const {
     const Positions chosen = entries(count);
-    return std::ranges::all_of(attention,
-                               [&](const Reals& row) { return 2 * exact::total(row, chosen) > 1; });
+    return std::ranges::all_of(
+        attention, [&](const Reals& row) { return 2 * oracle::sum(oracle::at(row, chosen)) > 1; });
   }
   int64_t smallest(const std::vector<Reals>& attention) const {
     const int64_t k = instance.stage_two_count();

@@ -1,22 +1,19 @@
 // Of a program without kernels that count what they do.
+#include <stdexcept>
+
 #include <kvbound/reference/core/error.hpp>
 
 #include "device_counting.hpp"
 
 namespace kvbound::sim {
-namespace {
 
-[[noreturn]] void refuse() {
+ActingAs::ActingAs(const Gpu&) {
   throw NoDevice(
       "nothing can be predicted: this program was built without kernels that count what they do; configure it with "
       "-D KVBOUND_COUNTED=ON");
 }
-
-}  // namespace
-
-ActingAs::ActingAs(const Gpu&) { refuse(); }
 ActingAs::~ActingAs() = default;
 
-CountedWork counted_work(const std::function<void()>&) { refuse(); }
+CountedWork counted_work(const std::function<void()>&) { throw std::logic_error("counted without ActingAs"); }
 
 }  // namespace kvbound::sim

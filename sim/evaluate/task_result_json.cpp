@@ -1,5 +1,7 @@
 #include "task_result_json.hpp"
 
+#include <string>
+
 #include <kvbound/sim/options/fields.hpp>
 
 namespace kvbound::sim {
@@ -31,11 +33,24 @@ struct Fields<TaskResult> {
   }
 };
 
+namespace {
+
+// Throws Error unless no number in the JSON is negative; `name` is that of the member or of its list.
+void require_nonnegative(const std::string& name, const FieldsJson& json) {
+  if (json.is_number() && json < 0) fields::refuse(name.c_str(), json, "a number >= 0");
+  if (!json.is_structured()) return;
+  for (const auto& [key, value] : json.items()) require_nonnegative(json.is_object() ? key : name, value);
+}
+
+}  // namespace
+
 FieldsJson to_json(const RunFigures& run) { return fields_of(run); }
 FieldsJson to_json(const TaskResult& result) { return fields_of(result); }
 
 TaskResult task_result_of(std::string_view text) {
-  return parse_fields<TaskResult>("the task", text, Numbers::nonnegative);
+  const auto result = parse_fields<TaskResult>("the task", text);
+  require_nonnegative("the task", fields_of(result));
+  return result;
 }
 
 }  // namespace kvbound::sim

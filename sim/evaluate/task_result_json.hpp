@@ -13,8 +13,8 @@ namespace kvbound::sim {
 nlohmann::ordered_json to_json(const RunFigures& run);
 nlohmann::ordered_json to_json(const TaskResult& result);
 
-/// The result that to_json wrote, from text. Throws Error, naming the member, unless every member is there and of its kind: figures finite
-/// and not negative, tokens and counts integers that are not negative.
+/// The result that to_json wrote, from text. Throws Error, naming the member, unless every member is there and of its kind, and
+/// none of its numbers negative.
 TaskResult task_result_of(std::string_view text);
 
 }  // namespace kvbound::sim

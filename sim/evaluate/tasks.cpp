@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -11,7 +10,6 @@
 #include <fmt/ranges.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/options/number.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/json_field.hpp>
 #include <kvbound/traces/messages.hpp>

@@ -9,12 +9,11 @@
 //       }
 //     };
 //
-// Fields may be texts, integers, numbers, truth values, data types, optional ones, lists, maps by text and such structs, dense
-// matrices, and JSON that is carried whole.
+// Fields may be texts, integers, numbers (also NaN and infinity, which only binary formats of JSON can hold), truth values, data
+// types, optional ones, lists, maps by text and such structs, dense matrices, and JSON that is carried whole.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -34,10 +33,6 @@ namespace kvbound::sim {
 
 using FieldsJson = nlohmann::ordered_json;
 
-/// Which real numbers are expected where JSON is read: those of any kind, NaN and infinity included (which only binary
-/// formats of JSON can hold), or finite ones that are not negative.
-enum class Numbers { any, nonnegative };
-
 /// To be specialised for every struct.
 template <class Struct>
 struct Fields;
@@ -56,13 +51,13 @@ FieldsJson fields_of(const Value& value);
 ///
 /// name  of the value, for messages
 template <class Value>
-void read_fields(const char* name, const FieldsJson& json, Numbers numbers, Value& value);
+void read_fields(const char* name, const FieldsJson& json, Value& value);
 
 /// The same from text.
 template <class Value>
-Value parse_fields(const char* name, std::string_view text, Numbers numbers = Numbers::any) {
+Value parse_fields(const char* name, std::string_view text) {
   Value value;
-  read_fields(name, FieldsJson::parse(text, nullptr, false), numbers, value);
+  read_fields(name, FieldsJson::parse(text, nullptr, false), value);
   return value;
 }
 
@@ -75,7 +70,8 @@ concept Written = requires(const Value& value) {
 
 [[noreturn]] inline void refuse(const char* name, const FieldsJson& json, const std::string& expected) {
   if (json.is_discarded()) throw Error(std::string(name) + " is not valid JSON");
-  throw Error(std::string(name) + " is " + traces::printable(json.dump(), 40) + "; expected " + expected);
+  const std::string found = json.dump(-1, ' ', false, FieldsJson::error_handler_t::replace);  // of any bytes
+  throw Error(std::string(name) + " is " + traces::printable(found, 40) + "; expected " + expected);
 }
 
 inline const FieldsJson& member(const FieldsJson& json, const char* name) {
@@ -94,10 +90,9 @@ struct Write {
 
 struct Read {
   const FieldsJson& json;
-  Numbers numbers;
   template <class Value>
   void operator()(const char* name, Value& value) const {
-    read_fields(name, member(json, name), numbers, value);
+    read_fields(name, member(json, name), value);
   }
   void fixed(const char* name, const FieldsJson& value) const {
     if (const FieldsJson& found = member(json, name); found != value) refuse(name, found, value.dump());
@@ -144,56 +139,52 @@ requires(std::is_class_v<Struct> && !Written<Struct>) FieldsJson to_json(const S
   return json;
 }
 
-inline void read(const char* name, const FieldsJson& json, Numbers, std::string& text) {
+inline void read(const char* name, const FieldsJson& json, std::string& text) {
   if (!json.is_string()) refuse(name, json, "a text");
   text = json.get<std::string>();
 }
-inline void read(const char* name, const FieldsJson& json, Numbers, bool& truth) {
+inline void read(const char* name, const FieldsJson& json, bool& truth) {
   if (!json.is_boolean()) refuse(name, json, "true or false");
   truth = json.get<bool>();
 }
-inline void read(const char* name, const FieldsJson& json, Numbers numbers, int64_t& integer) {
+inline void read(const char* name, const FieldsJson& json, int64_t& integer) {
   const bool small =
       json.is_number_integer() && (!json.is_number_unsigned() || json.get<uint64_t>() <= uint64_t{INT64_MAX});
-  if (!small || (numbers == Numbers::nonnegative && json < 0)) {
-    refuse(name, json, numbers == Numbers::nonnegative ? "an integer >= 0" : "an integer");
-  }
+  if (!small) refuse(name, json, "an integer");
   integer = json.get<int64_t>();
 }
-inline void read(const char* name, const FieldsJson& json, Numbers numbers, double& number) {
-  const bool valid =
-      json.is_number() && (numbers == Numbers::any || (std::isfinite(json.get<double>()) && json >= 0));
-  if (!valid) refuse(name, json, numbers == Numbers::nonnegative ? "a number >= 0" : "a number");
+inline void read(const char* name, const FieldsJson& json, double& number) {
+  if (!json.is_number()) refuse(name, json, "a number");
   number = json.get<double>();
 }
-inline void read(const char* name, const FieldsJson& json, Numbers, Dtype& dtype) {
+inline void read(const char* name, const FieldsJson& json, Dtype& dtype) {
   const auto named = json.is_string() ? dtype_named(json.get_ref<const std::string&>()) : std::nullopt;
   if (!named) refuse(name, json, "a data type");
   dtype = *named;
 }
-inline void read(const char*, const FieldsJson& json, Numbers, FieldsJson& whole) { whole = json; }
+inline void read(const char*, const FieldsJson& json, FieldsJson& whole) { whole = json; }
 template <class Value>
-void read(const char* name, const FieldsJson& json, Numbers numbers, std::optional<Value>& value) {
+void read(const char* name, const FieldsJson& json, std::optional<Value>& value) {
   value.reset();
-  if (!json.is_null()) read_fields(name, json, numbers, value.emplace());
+  if (!json.is_null()) read_fields(name, json, value.emplace());
 }
 template <class Value>
-void read(const char* name, const FieldsJson& json, Numbers numbers, std::vector<Value>& list) {
+void read(const char* name, const FieldsJson& json, std::vector<Value>& list) {
   if (!json.is_array()) refuse(name, json, "a list");
   list.clear();
   list.reserve(json.size());
-  for (const FieldsJson& item : json) read_fields(name, item, numbers, list.emplace_back());
+  for (const FieldsJson& item : json) read_fields(name, item, list.emplace_back());
 }
 template <class Value>
-void read(const char* name, const FieldsJson& json, Numbers numbers, std::map<std::string, Value>& map) {
+void read(const char* name, const FieldsJson& json, std::map<std::string, Value>& map) {
   if (!json.is_object()) refuse(name, json, "an object");
   map.clear();
-  for (const auto& [key, value] : json.items()) read_fields(key.c_str(), value, numbers, map[key]);
+  for (const auto& [key, value] : json.items()) read_fields(key.c_str(), value, map[key]);
 }
-inline void read(const char* name, const FieldsJson& json, Numbers numbers, Matrix& matrix) {
+inline void read(const char* name, const FieldsJson& json, Matrix& matrix) {
   int64_t rows = 0, cols = 0;
   std::vector<double> list;
-  const Read member{json, numbers};
+  const Read member{json};
   member("rows", rows);
   member("cols", cols);
   member("numbers", list);
@@ -203,16 +194,16 @@ inline void read(const char* name, const FieldsJson& json, Numbers numbers, Matr
   std::ranges::copy(list, matrix.data());
 }
 template <Written Value>
-void read(const char* name, const FieldsJson& json, Numbers numbers, Value& value) {
+void read(const char* name, const FieldsJson& json, Value& value) {
   std::decay_t<decltype(WrittenAs<Value>::of(value))> other;
-  read_fields(name, json, numbers, other);
+  read_fields(name, json, other);
   value = WrittenAs<Value>::from(other);
 }
 template <class Struct>
 requires(std::is_class_v<Struct> && !Written<Struct>) void read(const char* name, const FieldsJson& json,
-                                                                Numbers numbers, Struct& figures) {
+                                                                Struct& figures) {
   if (!json.is_object()) refuse(name, json, "an object");
-  Fields<Struct>::visit(figures, Read{json, numbers});
+  Fields<Struct>::visit(figures, Read{json});
 }
 
 }  // namespace fields
@@ -223,8 +214,8 @@ FieldsJson fields_of(const Value& value) {
 }
 
 template <class Value>
-void read_fields(const char* name, const FieldsJson& json, Numbers numbers, Value& value) {
-  fields::read(name, json, numbers, value);
+void read_fields(const char* name, const FieldsJson& json, Value& value) {
+  fields::read(name, json, value);
 }
 
 }  // namespace kvbound::sim

@@ -1,5 +1,7 @@
 #include "backend.hpp"
 
+#include <string>
+
 #include <kvbound/cuda/session/session.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/session/session.hpp>
@@ -9,14 +11,12 @@
 
 namespace kvbound::sim {
 
-std::string backend_names() { return "reference, emulated, cuda"; }
-
 void require_backend(std::string_view name) {
   if (name == "cuda") {
     if (const DeviceSearch search = find_device(); !search.found)
       throw NoDevice("no CUDA device: " + search.why);
   } else if (name != kReference && name != "emulated") {
-    throw InvalidPolicy("no backend '" + std::string(name) + "'; known backends: " + backend_names());
+    throw InvalidPolicy("no backend '" + std::string(name) + "'; known backends: reference, emulated, cuda");
   }
 }
 

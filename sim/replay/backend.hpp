@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <string_view>
 
 #include <kvbound/reference/core/arithmetic.hpp>
@@ -11,9 +10,6 @@
 #include <kvbound/reference/core/session.hpp>
 
 namespace kvbound::sim {
-
-/// "reference, emulated, cuda".
-std::string backend_names();
 
 /// Throws InvalidPolicy, listing the backends, if there is no backend of this name; NoDevice if it cannot run on this
 /// machine.

@@ -24,8 +24,6 @@ struct Computation {
   std::string compiler;
   std::string blas;                ///< name and core
   std::optional<std::string> gpu;  ///< if one of the backends is cuda
-
-  friend bool operator==(const Computation&, const Computation&) = default;
 };
 Computation computation(std::span<const std::string> backends);
 

@@ -196,7 +196,7 @@ ItemResult item_result_of(const std::string& path, std::string_view bytes) {
     throw TraceError(path, -1, "", "is no result of a sweep, or was damaged: its hash is another");
   try {
     ItemResult result;
-    read_fields("it", FieldsJson::from_cbor(body.begin(), body.end(), true, false), Numbers::any, result);
+    read_fields("it", FieldsJson::from_cbor(body.begin(), body.end(), true, false), result);
     return result;
   } catch (const Error& error) {
     throw TraceError(path, -1, "", std::string("is no result of a sweep: ") + error.what());

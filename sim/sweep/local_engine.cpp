@@ -19,7 +19,6 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/fields.hpp>
-#include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
 namespace {

@@ -12,6 +12,7 @@
 #include <kvbound/reference/numerics/vectors.hpp>
 
 #include "clusters.hpp"
+#include "keys.hpp"
 #include "support.hpp"
 
 namespace kvbound::parity {
@@ -19,33 +20,11 @@ namespace {
 
 enum class Method { similarity, gaussian };
 
-enum class Keys {
-  random,
-  duplicated,  ///< three different keys only, so that some clusters have no spread
-  zero,        ///< every third key is zero
-  huge,        ///< squares of their distances overflow single precision
-};
+// Of duplicated keys so few are different that some clusters have no spread; squares of distances of huge ones overflow single
+// precision.
 constexpr Keys kKinds[] = {Keys::random, Keys::duplicated, Keys::zero, Keys::huge};
-
-std::string_view name(Keys kind) {
-  constexpr std::string_view kNames[] = {"random", "duplicated", "zero", "huge"};
-  return kNames[static_cast<size_t>(kind)];
-}
-
-Tensor keys_of(Keys kind, int64_t slices, int64_t rows, int64_t cols) {
-  Tensor keys = random_tensor(1, slices, rows, cols);
-  for (int64_t s = 0; s < slices; ++s) {
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t c = 0; c < cols; ++c) {
-        double& number = keys.data()[(s * rows + i) * cols + c];
-        if (kind == Keys::duplicated) number = keys.data()[(s * rows + i % 3) * cols + c];
-        if (kind == Keys::zero && i % 3 == 0) number = 0;
-        if (kind == Keys::huge) number *= 1e30;
-      }
-    }
-  }
-  return keys;
-}
+constexpr double kHuge = 1e30;
+constexpr int64_t kDifferent = 3;
 
 bool all_equal(const Matrix& rows) {
   for (int64_t i = 1; i < rows.rows(); ++i) {
@@ -70,7 +49,8 @@ class MergeBaselinesParity : public DeviceTest {
 
     explicit Subject(const Case& given)
         : c(given),
-          keys(rounded<T>(keys_of(c.keys, c.clusters.kv_heads(), c.clusters.tokens, c.head_dim))),
+          keys(rounded<T>(
+              keys_of(c.keys, c.clusters.kv_heads(), c.clusters.tokens, c.head_dim, kHuge, kDifferent))),
           values(rounded<T>(random_tensor(2, c.clusters.kv_heads(), c.clusters.tokens, c.head_dim))) {}
 
     std::vector<std::vector<float>> run() const {

@@ -20,33 +20,13 @@
 #include <kvbound/reference/numerics/directions.hpp>
 
 #include "clusters.hpp"
+#include "keys.hpp"
 #include "support.hpp"
 
 namespace kvbound::parity {
 namespace {
 
-enum class Keys {
-  random,
-  duplicated,  ///< seven different keys only
-  zero,        ///< every third key is zero
-  equal,       ///< all
-};
 constexpr Keys kKinds[] = {Keys::random, Keys::duplicated, Keys::zero, Keys::equal};
-
-Tensor keys_of(Keys kind, int64_t slices, int64_t rows, int64_t cols) {
-  Tensor keys = random_tensor(1, slices, rows, cols);
-  for (int64_t s = 0; s < slices; ++s) {
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t c = 0; c < cols; ++c) {
-        double& number = keys.data()[(s * rows + i) * cols + c];
-        if (kind == Keys::duplicated) number = keys.data()[(s * rows + i % 7) * cols + c];
-        if (kind == Keys::zero && i % 3 == 0) number = 0;
-        if (kind == Keys::equal) number = keys.data()[c];
-      }
-    }
-  }
-  return keys;
-}
 
 struct Case {
   Keys kind = Keys::random;

@@ -19,6 +19,7 @@
 #include <kvbound/reference/merging/nearest_key.hpp>
 #include <kvbound/reference/numerics/directions.hpp>
 
+#include "keys.hpp"
 #include "support.hpp"
 
 namespace kvbound::parity {
@@ -26,27 +27,10 @@ namespace {
 
 using cuda::SearchKernel;
 
-// How keys relate to each other.
-enum class Keys {
-  random,
-  duplicated,  ///< seven different keys only
-  zero,        ///< every third key is zero
-  peaked,      ///< one number of each key is far larger than the others
-  huge,        ///< their products overflow single precision
-  tiny,        ///< their products underflow
-  mixed,       ///< some huge, some tiny, some duplicated
-  nearly_parallel,
-  opposite,  ///< as nearly_parallel, but every other key negated: where those leave, all cosines are negative
-};
 constexpr Keys kKinds[] = {Keys::random,  Keys::duplicated, Keys::zero,  Keys::peaked,
                            Keys::huge,    Keys::tiny,       Keys::mixed, Keys::nearly_parallel,
                            Keys::opposite};
 
-std::string_view name(Keys kind) {
-  constexpr std::string_view kNames[] = {"random", "duplicated",      "zero",    "peaked", "huge", "tiny",
-                                         "mixed",  "nearly parallel", "opposite"};
-  return kNames[static_cast<size_t>(kind)];
-}
 std::string_view name(SearchKernel kernel) {
   return kernel == SearchKernel::wgmma ? "wgmma" : kernel == SearchKernel::mma ? "mma" : "portable";
 }
@@ -67,28 +51,6 @@ std::vector<SearchKernel> kernels(int64_t head_dim) {
 // The size of huge keys, of which tiny ones are the inverse. FP16 has no numbers whose products overflow.
 template <cuda::Storage T>
 constexpr double kHuge = std::is_same_v<T, cuda::Float16> ? 4e3 : 1e25;
-
-Tensor keys_of(Keys kind, int64_t slices, int64_t rows, int64_t cols, double huge = 1e25) {
-  Tensor keys = random_tensor(1, slices, rows, cols);
-  for (int64_t s = 0; s < slices; ++s) {
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t c = 0; c < cols; ++c) {
-        double& number = keys.data()[(s * rows + i) * cols + c];
-        if (kind == Keys::duplicated) number = keys.data()[(s * rows + i % 7) * cols + c];
-        if (kind == Keys::zero && i % 3 == 0) number = 0;
-        if (kind == Keys::peaked && c == i % cols) number *= 1000;
-        if (kind == Keys::huge) number *= huge;
-        if (kind == Keys::tiny) number /= huge;
-        if (kind == Keys::mixed && i >= 11) number = keys.data()[(s * rows + i % 11) * cols + c];
-        if (kind == Keys::mixed && i == 3) number *= huge;
-        if (kind == Keys::mixed && i == 8) number /= huge;
-        if (kind == Keys::nearly_parallel || kind == Keys::opposite) number = 1 + number / 64;
-        if (kind == Keys::opposite && i % 2 == 1) number = -number;
-      }
-    }
-  }
-  return keys;
-}
 
 // The keys, multiplied by powers of two so that the largest number of each is 0.5 to 1, which changes no cosine: bounds on
 // cosines assume that squares neither overflow nor underflow.

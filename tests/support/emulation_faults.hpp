@@ -7,15 +7,10 @@
 
 #include <gtest/gtest.h>
 
-#include <kvbound/cuda/emulation/schedule.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
-
-/// Schedules under which a fault has to show, async copies lazy and eager.
-inline const std::vector<emulation::Schedule> kLazyAndEager{{0, false}, {1, false}, {2, false},
-                                                            {0, true},  {1, true},  {2, true}};
 
 /// The message that a launch throws; empty if it does not throw.
 inline std::string fault_of(const std::function<void()>& launches) {

@@ -16,11 +16,6 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-using emulation::Schedule;
-using emulation::ScopedSchedule;
-
-const std::vector<Schedule> kSchedules{{0, false}, {1, false}, {2, false}, {3, false}, {4, false}};
-
 enum class Fault {
   kNone,
   kNoFirstBarrier,
@@ -54,10 +49,9 @@ struct Outcome {
   bool right = false;
 };
 
-Outcome ring(Fault fault, const Schedule& schedule) {
+Outcome ring(Fault fault) {
   constexpr int kSize = 4;
   constexpr int kThreads = 32;
-  const ScopedSchedule scoped(schedule);
   Buffer<float> numbers(kSize * kThreads);
   Outcome outcome;
   outcome.fault = fault_of([&] {
@@ -71,17 +65,14 @@ Outcome ring(Fault fault, const Schedule& schedule) {
 }
 
 void expect_fault(Fault planted, const std::string& words) {
-  for (const Schedule& schedule : kSchedules) {
-    SCOPED_TRACE("seed " + std::to_string(schedule.seed));
-    expect_words(ring(planted, schedule).fault, {words});
-  }
+  under_every_schedule([&] { expect_words(ring(planted).fault, {words}); });
 }
 
 TEST(ClusterFaults, NoneIsFoundInACorrectKernel) {
-  for (const Schedule& schedule : kSchedules) {
-    const Outcome outcome = ring(Fault::kNone, schedule);
+  under_every_schedule([&] {
+    const Outcome outcome = ring(Fault::kNone);
     EXPECT_TRUE(outcome.right) << outcome.fault;
-  }
+  });
 }
 
 TEST(ClusterFaults, ABarrierLeftOutBeforeTheFirstAccessIsReported) {
@@ -95,14 +86,14 @@ TEST(ClusterFaults, ABarrierLeftOutBehindTheLastAccessIsReported) {
 TEST(ClusterFaults, ThreadsArriveAndWaitInTurns) {
   expect_fault(Fault::kNoArrival, "waits at the cluster's barrier without having arrived there");
   expect_fault(Fault::kTwoArrivals, "arrives at the cluster's barrier again");
-  for (const Schedule& schedule : kSchedules) EXPECT_NE(ring(Fault::kNoWait, schedule).fault, "");
+  under_every_schedule([&] { EXPECT_NE(ring(Fault::kNoWait).fault, ""); });
 }
 
 TEST(ClusterFaults, AThreadThatDoesNotTakePartIsReported) {
-  for (const Schedule& schedule : kSchedules) {
-    const std::string fault = ring(Fault::kEarlyReturn, schedule).fault;
+  under_every_schedule([&] {
+    const std::string fault = ring(Fault::kEarlyReturn).fault;
     expect_words(fault, {"the cluster's barrier", "return"});
-  }
+  });
 }
 
 TEST(ClusterFaults, ARankThatIsNotInTheClusterIsReported) {
@@ -126,8 +117,7 @@ __global__ void race_kernel(bool barrier, float* numbers) {
 }
 
 TEST(ClusterFaults, ABarrierLeftOutBetweenAWriteAndAReadShowsInAResult) {
-  for (const Schedule& schedule : kSchedules) {
-    const ScopedSchedule scoped(schedule);
+  under_every_schedule([&] {
     const auto right = [](bool barrier) {
       Buffer<float> numbers(64);
       launch<race_kernel>(shape(2, 32, 4).in_clusters(extent(2)), barrier, numbers.data());
@@ -137,32 +127,7 @@ TEST(ClusterFaults, ABarrierLeftOutBetweenAWriteAndAReadShowsInAResult) {
     };
     EXPECT_TRUE(right(true));
     EXPECT_FALSE(right(false));
-  }
-}
-
-__global__ void remote_arrival_kernel(bool initialised) {
-  SharedMemory memory;
-  uint64_t* const barrier = memory.array<uint64_t>(1);
-  if (initialised && threadIdx.x == 0) mbarrier_init(barrier, 2);
-  cluster_arrive();
-  cluster_wait();
-  mbarrier_arrive_at(barrier, cluster_rank() ^ 1);
-  if (threadIdx.x == 0) mbarrier_arrive(barrier);
-  if (threadIdx.x == 0) mbarrier_wait_cluster(barrier, 0);
-  cluster_arrive();
-  cluster_wait();
-}
-
-TEST(ClusterFaults, AnotherBlocksMbarrierHasToBeInitialised) {
-  for (const Schedule& schedule : kSchedules) {
-    const ScopedSchedule scoped(schedule);
-    const auto fault = [](bool initialised) {
-      return fault_of(
-          [&] { launch<remote_arrival_kernel>(shape(2, 1, 8).in_clusters(extent(2)), initialised); });
-    };
-    EXPECT_EQ(fault(true), "");
-    expect_words(fault(false), {"mbarrier.arrive uses an mbarrier that is not initialised"});
-  }
+  });
 }
 
 __global__ void empty_kernel() {}
@@ -190,15 +155,14 @@ TEST(ClusterFaults, AWholeWarpgroupSetsItsRegisters) {
   const auto fault = [](int threads, int warps, int then) {
     return fault_of([&] { launch<registers_kernel>(shape(1, threads), warps, then); });
   };
-  for (const Schedule& schedule : kSchedules) {
-    const ScopedSchedule scoped(schedule);
+  under_every_schedule([&] {
     EXPECT_EQ(fault(128, 4, 168), "");
     expect_words(fault(128, 3, 0), {"setmaxnreg.inc at"});
     expect_words(fault(128, 1, 168),
                  {"setmaxnreg.inc", "but another warp of its warpgroup in setmaxnreg.inc"});
     expect_words(fault(128, 4, 152), {"setmaxnreg.inc from 160 registers to 152"});
     expect_words(fault(64, 2, 0), {"setmaxnreg.inc in the last warps of a block, which are not four"});
-  }
+  });
 }
 
 }  // namespace

@@ -150,7 +150,6 @@ struct Place {
 // Where the numbers of a box lie in shared memory: in units of 16 bytes, eight to a line of 128 bytes.
 template <class T>
 std::vector<int64_t> expected_box(const Tensor& tensor, const TensorTile& tile, Place first) {
-  const auto units_of_swizzle = static_cast<int64_t>(tile.swizzle);
   constexpr int64_t kOfUnit = 16 / sizeof(T);
   std::vector<int64_t> numbers(static_cast<size_t>(tile.box[0] * tile.box[1] * tile.box[2]));
   int64_t i = 0;
@@ -158,7 +157,7 @@ std::vector<int64_t> expected_box(const Tensor& tensor, const TensorTile& tile, 
     for (int64_t y = 0; y < tile.box[1]; ++y) {
       for (int64_t x = 0; x < tile.box[0]; ++x, ++i) {
         const int64_t line = i / (8 * kOfUnit);
-        const int64_t unit = i / kOfUnit % 8 ^ line % units_of_swizzle;
+        const int64_t unit = i / kOfUnit % 8 ^ line % 8;
         numbers[static_cast<size_t>((8 * line + unit) * kOfUnit + i % kOfUnit)] =
             tensor.number(first.column + x, first.row + y, first.plane + z);
       }
@@ -174,7 +173,7 @@ void check_boxes(const Tensor& tensor, const TensorTile& tile, const std::vector
   const int64_t count = std::accumulate(tile.box.begin(), tile.box.end(), int64_t{1}, std::multiplies<>());
   for (const Place& first : places) {
     SCOPED_TRACE("box at " + std::to_string(first.column) + ", " + std::to_string(first.row) + ", " +
-                 std::to_string(first.plane) + ", swizzle of " + std::to_string(swizzle_span(tile.swizzle)));
+                 std::to_string(first.plane));
     std::vector<T> expected;
     for (const int64_t number : expected_box<T>(tensor, tile, first)) expected.push_back(as<T>(number));
     Buffer<T> numbers(count);
@@ -193,56 +192,32 @@ void check_boxes(const Tensor& tensor, const TensorTile& tile, const std::vector
 const std::vector<Place> kPlaces{{0, 0, 0},  {8, 3, 1},  {-8, -2, 0}, {32, 19, 2},
                                  {64, 2, 0}, {8, 40, 0}, {0, 0, -1}};
 
-// A process for each on a GPU, where what an illegal copy leaves behind fails every later one.
-class BulkCopyOfBoxes : public BulkCopy, public testing::WithParamInterface<Swizzle> {
- protected:
-  Swizzle swizzle() const { return GetParam(); }
-  int64_t bytes_of_row() const { return swizzle() == Swizzle::kNone ? 48 : swizzle_span(swizzle()); }
-};
-
 template <class T>
-void check_matrix(int64_t rows, int64_t bytes_of_row, Swizzle swizzle) {
+void check_matrix(int64_t rows) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
   std::vector<Place> places = kPlaces;
   for (Place& place : places) place.plane = 0;
   const Tensor tensor{37, 21, 1, 40};
-  const TensorTile tile{
-      {37, 21, 1}, {40 * kBytes, 40 * 21 * kBytes}, {bytes_of_row / kBytes, rows, 1}, swizzle};
+  const TensorTile tile{{37, 21, 1}, {40 * kBytes, 40 * 21 * kBytes}, {128 / kBytes, rows, 1}};
   under_every_schedule([&] { check_boxes<T>(tensor, tile, places); });
 }
 
-TEST_P(BulkCopyOfBoxes, OfBfloat16LieWhereTheirSwizzleSaysWithZerosOutside) {
-  check_matrix<Bfloat16>(20, bytes_of_row(), swizzle());
-}
+TEST_F(BulkCopy, BoxesOfBfloat16LieWhereTheirSwizzleSaysWithZerosOutside) { check_matrix<Bfloat16>(20); }
 
-TEST_P(BulkCopyOfBoxes, OfFloat16LieWhereTheirSwizzleSaysWithZerosOutside) {
-  check_matrix<Float16>(9, bytes_of_row(), swizzle());
-}
+TEST_F(BulkCopy, BoxesOfFloat16LieWhereTheirSwizzleSaysWithZerosOutside) { check_matrix<Float16>(9); }
 
-TEST_P(BulkCopyOfBoxes, OfFloatLieWhereTheirSwizzleSaysWithZerosOutside) {
-  check_matrix<float>(16, bytes_of_row(), swizzle());
-}
+TEST_F(BulkCopy, BoxesOfFloatLieWhereTheirSwizzleSaysWithZerosOutside) { check_matrix<float>(16); }
 
-TEST_P(BulkCopyOfBoxes, OfThreeDimensionsAreTheirPlanesOneBehindTheOther) {
+TEST_F(BulkCopy, BoxesOfThreeDimensionsAreTheirPlanesOneBehindTheOther) {
   const Tensor tensor{37, 21, 3, 40};
   under_every_schedule([&] {
-    check_boxes<Bfloat16>(tensor, {{37, 21, 3}, {80, 80 * 21}, {bytes_of_row() / 2, 7, 2}, swizzle()},
-                          kPlaces);
+    check_boxes<Bfloat16>(tensor, {{37, 21, 3}, {80, 80 * 21}, {64, 7, 2}}, kPlaces);
   });
 }
 
-std::string name_of(const testing::TestParamInfo<Swizzle>& swizzle) {
-  return "of" + std::to_string(swizzle_span(swizzle.param)) + "Bytes";
-}
-
-INSTANTIATE_TEST_SUITE_P(Swizzles, BulkCopyOfBoxes,
-                         testing::Values(Swizzle::kNone, Swizzle::k32Bytes, Swizzle::k64Bytes,
-                                         Swizzle::k128Bytes),
-                         name_of);
-
 TEST_F(BulkCopy, OfTensorsThatCannotBeMappedTheHostSaysWhat) {
   const Buffer<float> numbers(4096);
-  const TensorTile good{{60, 60, 1}, {256, 256 * 60}, {32, 8, 1}, Swizzle::k128Bytes};
+  const TensorTile good{{60, 60, 1}, {256, 256 * 60}, {32, 8, 1}};
   const auto refusal = [&](const std::function<void(TensorTile&)>& change, int64_t first = 0) {
     TensorTile tile = good;
     change(tile);
@@ -262,12 +237,7 @@ TEST_F(BulkCopy, OfTensorsThatCannotBeMappedTheHostSaysWhat) {
   expect(refusal([](TensorTile& tile) { tile.strides[0] = 240 + 8; }), "stride of 248");
   expect(refusal([](TensorTile& tile) { tile.strides[0] = int64_t{1} << 40; }), "stride of 1099511627776");
   expect(refusal([](TensorTile& tile) { tile.box[1] = 257; }), "box length of 257");
-  expect(refusal([](TensorTile& tile) { tile.box[0] = 16; }), "swizzled box's row: 64, not 128..128");
-  expect(refusal([](TensorTile& tile) {
-           tile.swizzle = Swizzle::kNone;
-           tile.box[0] = 6;
-         }),
-         "bytes in a box's row: 24");
+  expect(refusal([](TensorTile& tile) { tile.box[0] = 16; }), "bytes in a box's row: 64, not 128..128");
 }
 
 }  // namespace

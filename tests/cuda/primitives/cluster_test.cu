@@ -109,54 +109,6 @@ TEST_F(Cluster, AtomicsCountAcrossItsBlocks) {
   });
 }
 
-struct Mailbox {
-  int* numbers;
-  uint64_t* filled;
-  uint64_t* taken;
-
-  __host__ __device__ explicit Mailbox(SharedMemory& memory)
-      : numbers(memory.array<int>(8)), filled(memory.array<uint64_t>(1)), taken(memory.array<uint64_t>(1)) {}
-};
-
-// All blocks send a number to the first one, again and again, and arrive at its mbarrier; it arrives at theirs when it
-// has taken the numbers.
-__global__ void mailbox_kernel(int rounds, int* sums) {
-  SharedMemory memory;
-  const Mailbox shared(memory);
-  const int rank = cluster_rank();
-  const int size = cluster_size();
-  if (threadIdx.x == 0) {
-    mbarrier_init(shared.filled, size);
-    mbarrier_init(shared.taken, 1);
-    mbarrier_fence_init();
-  }
-  cluster_arrive();
-  cluster_wait();
-  for (int round = 0; round < rounds && threadIdx.x == 0; ++round) {
-    const unsigned phase = static_cast<unsigned>(round) % 2;
-    map_shared(shared.numbers, 0)[rank] = round * 10 + rank;
-    mbarrier_arrive_at(shared.filled, 0);
-    if (rank == 0) {
-      mbarrier_wait_cluster(shared.filled, phase);
-      int sum = 0;
-      for (int i = 0; i < size; ++i) sum += shared.numbers[i];
-      sums[round] = sum;
-      for (int i = 0; i < size; ++i) mbarrier_arrive_at(shared.taken, i);
-    }
-    mbarrier_wait_cluster(shared.taken, phase);
-  }
-  cluster_arrive();
-  cluster_wait();
-}
-
-TEST_F(Cluster, BlocksArriveAtEachOthersMbarriers) {
-  under_every_schedule([] {
-    Buffer<int> sums(5);
-    launch<mailbox_kernel>(clusters(4, 4, 32, shared_bytes<Mailbox>()), 5, sums.data());
-    EXPECT_EQ(download(sums), (std::vector<int>{6, 46, 86, 126, 166}));
-  });
-}
-
 // Between its arrival and its wait a thread does what does not concern the others.
 __global__ void split_barrier_kernel(int* numbers) {
   SharedMemory memory;

@@ -23,47 +23,36 @@ constexpr int kRows = 64;
 constexpr int kDepth = 16;
 constexpr int kN = 128;
 
-/// How a matrix of 16-bit numbers, k innermost, lies in shared memory: as many steps of 16 columns as fit into a row.
-template <Swizzle swizzle>
+/// How a matrix of 16-bit numbers, k innermost, lies in shared memory: four steps of 16 columns. Behind each group of eight
+/// rows there is room for another, so that the stride is not that of boxes.
 struct TileLayout {
-  static constexpr int kSpan = static_cast<int>(swizzle_span(swizzle));
-  static constexpr int kSteps = swizzle == Swizzle::kNone ? 2 : kSpan / 32;
+  static constexpr int kSteps = 4;
   static constexpr int kColumns = kDepth * kSteps;
-  static constexpr bool kPlain = swizzle == Swizzle::kNone;
-  // Without a swizzle the units of 16 bytes of eight rows lie together, then those of the next 8 columns.
-  static constexpr int kLeading = 128;
-  static constexpr int kStride = kPlain ? kLeading * kColumns / 8 : 8 * kSpan;
+  static constexpr int kStride = 2048;
 
   __device__ static int64_t place(int row, int column) {
-    if (kPlain) return row / 8 * kStride + column / 8 * kLeading + row % 8 * 16 + column % 8 * 2;
-    return swizzled(row / 8 * kStride + row % 8 * kSpan + column * 2, swizzle);
+    return swizzled(row / 8 * kStride + row % 8 * kSwizzleSpan + column * 2);
   }
   __device__ static uint64_t descriptor(const void* tile, int step) {
-    const int offset = step * (kPlain ? 2 * kLeading : 32);
-    return matrix_descriptor(static_cast<const char*>(tile) + offset, swizzle, kStride, kLeading);
+    return matrix_descriptor(static_cast<const char*>(tile) + step * 32, kStride);
   }
+  static constexpr int size(int rows) { return rows / 8 * kStride / 2; }  // numbers
 };
 
-/// How B lies in shared memory, n innermost: two steps of 16 rows, of as many columns as a swizzle's span holds, then the same
-/// of the next columns.
-template <Swizzle swizzle>
+/// How B lies in shared memory, n innermost: two steps of 16 rows of 64 columns, then the same of the next columns.
 struct TransposedLayout {
-  static constexpr int kSpan = static_cast<int>(swizzle_span(swizzle));
   static constexpr int kSteps = 2;
   static constexpr int kColumns = kDepth * kSteps;
-  static constexpr int kBox = kColumns * kSpan;  // bytes
-  static constexpr bool kPlain = swizzle == Swizzle::kNone;
-  static constexpr int kEightRows = 8 * kSpan;
+  static constexpr int kBox = kColumns * kSwizzleSpan;  // bytes
+  static constexpr int kEightRows = 8 * kSwizzleSpan;
 
   __device__ static int64_t place(int row, int column) {
-    const int in_box = column * kSpan + row % (kSpan / 2) * 2;
-    return row / (kSpan / 2) * kBox + swizzled(in_box, swizzle);
+    return row / 64 * kBox + swizzled(column * kSwizzleSpan + row % 64 * 2);
   }
   __device__ static uint64_t descriptor(const void* tile, int step) {
-    const void* const begin = static_cast<const char*>(tile) + step * 2 * kEightRows;
-    return kPlain ? matrix_descriptor(begin, swizzle, kBox, kEightRows)
-                  : matrix_descriptor(begin, swizzle, kEightRows, kBox);
+    return matrix_descriptor(static_cast<const char*>(tile) + step * 2 * kEightRows, kEightRows, kBox);
   }
+  static constexpr int size(int rows) { return rows / 64 * kBox / 2; }  // numbers
 };
 
 template <class Layout, class T>
@@ -77,8 +66,8 @@ __device__ void write_tile(T* tile, const T* numbers, int rows, int step) {
   }
 }
 
-template <Swizzle swizzle, Major major>
-using LayoutOf = std::conditional_t<major == Major::k, TileLayout<swizzle>, TransposedLayout<swizzle>>;
+template <Major major>
+using LayoutOf = std::conditional_t<major == Major::k, TileLayout, TransposedLayout>;
 
 template <class T>
 __device__ void load_rows(uint32_t (&registers)[4], const T* a) {
@@ -97,14 +86,14 @@ __device__ int place_of_sum(int i) {
 }
 
 /// One product for each block, in a step of its own: sums [64, kN] = A [64, 16] B + (add ? sums : 0), b_all stored as [kN, 16].
-template <class T, Swizzle swizzle, bool a_in_registers, Major b_major>
+template <class T, bool a_in_registers, Major b_major>
 __global__ void __launch_bounds__(kThreads)
     product_kernel(const T* a_all, const T* b_all, bool add, float* sums_all) {
-  using Layout = TileLayout<swizzle>;
-  using BLayout = LayoutOf<swizzle, b_major>;
+  using Layout = TileLayout;
+  using BLayout = LayoutOf<b_major>;
   SharedMemory memory;
-  T* const a_tile = memory.array<T>(kRows * Layout::kColumns, 1024);
-  T* const b_tile = memory.array<T>(kN * BLayout::kColumns, 1024);
+  T* const a_tile = memory.array<T>(Layout::size(kRows), 1024);
+  T* const b_tile = memory.array<T>(BLayout::size(kN), 1024);
   const int block = static_cast<int>(blockIdx.x);
   const int a_step = block % Layout::kSteps;
   const int b_step = block % BLayout::kSteps;
@@ -151,7 +140,7 @@ struct Impulses {
   static int c(int row, int column) { return 512 * (row * kN + column); }
 };
 
-template <class T, Swizzle swizzle, bool a_in_registers, Major b_major = Major::k>
+template <class T, bool a_in_registers, Major b_major = Major::k>
 void check_impulses() {
   std::vector<T> a;
   std::vector<T> b;
@@ -174,52 +163,35 @@ void check_impulses() {
   }
   const Buffer<T> left = upload(a);
   const Buffer<T> right = upload(b);
-  const int64_t bytes =
-      (kRows * TileLayout<swizzle>::kColumns + kN * LayoutOf<swizzle, b_major>::kColumns) * 2;
+  const int64_t bytes = (TileLayout::size(kRows) + LayoutOf<b_major>::size(kN)) * 2;
   for (const bool add : {false, true}) {
     Buffer<float> sums = upload(c);
-    launch<product_kernel<T, swizzle, a_in_registers, b_major>>(
+    launch<product_kernel<T, a_in_registers, b_major>>(
         LaunchShape(extent(Impulses::kProducts), extent(kThreads), bytes, nullptr), left.data(), right.data(),
         add, sums.data());
-    EXPECT_EQ(download(sums), expected[add]) << "swizzle of " << swizzle_span(swizzle);
+    EXPECT_EQ(download(sums), expected[add]);
   }
 }
 
 TEST_F(WarpgroupMma, TakesRowsFromRegistersAndColumnsFromSharedMemory) {
   under_every_schedule([] {
-    check_impulses<Bfloat16, Swizzle::k128Bytes, true>();
-    check_impulses<Float16, Swizzle::k128Bytes, true>();
+    check_impulses<Bfloat16, true>();
+    check_impulses<Float16, true>();
   });
 }
 
 TEST_F(WarpgroupMma, TakesBothOperandsFromSharedMemory) {
   under_every_schedule([] {
-    check_impulses<Bfloat16, Swizzle::k128Bytes, false>();
-    check_impulses<Float16, Swizzle::k128Bytes, false>();
-  });
-}
-
-TEST_F(WarpgroupMma, TakesTilesOfEverySwizzle) {
-  under_every_schedule([] {
-    check_impulses<Bfloat16, Swizzle::kNone, false>();
-    check_impulses<Bfloat16, Swizzle::k32Bytes, false>();
-    check_impulses<Bfloat16, Swizzle::k64Bytes, false>();
+    check_impulses<Bfloat16, false>();
+    check_impulses<Float16, false>();
   });
 }
 
 TEST_F(WarpgroupMma, TakesColumnsWhoseNumbersAreAdjacentAlongN) {
   under_every_schedule([] {
-    check_impulses<Bfloat16, Swizzle::k128Bytes, true, Major::n>();
-    check_impulses<Float16, Swizzle::k128Bytes, true, Major::n>();
-    check_impulses<Bfloat16, Swizzle::k128Bytes, false, Major::n>();
-  });
-}
-
-TEST_F(WarpgroupMma, TakesColumnsAdjacentAlongNOfEverySwizzle) {
-  under_every_schedule([] {
-    check_impulses<Bfloat16, Swizzle::kNone, true, Major::n>();
-    check_impulses<Bfloat16, Swizzle::k32Bytes, true, Major::n>();
-    check_impulses<Bfloat16, Swizzle::k64Bytes, true, Major::n>();
+    check_impulses<Bfloat16, true, Major::n>();
+    check_impulses<Float16, true, Major::n>();
+    check_impulses<Bfloat16, false, Major::n>();
   });
 }
 
@@ -260,8 +232,7 @@ __device__ void issue_scores(float (&sums)[kWarpgroupSums], const Boxes& shared,
     const int part = k / kColumns;
     const Bfloat16* const a = shared.queries + (2 * head + part) * kRows * kColumns + k % kColumns;
     const Bfloat16* const b = shared.keys + part * kKeys * kColumns + k % kColumns;
-    warpgroup_mma<Bfloat16>(sums, matrix_descriptor(a, Swizzle::k128Bytes, kStride),
-                            matrix_descriptor(b, Swizzle::k128Bytes, kStride), k > 0);
+    warpgroup_mma<Bfloat16>(sums, matrix_descriptor(a, kStride), matrix_descriptor(b, kStride), k > 0);
   }
   warpgroup_commit();
 }
@@ -311,11 +282,9 @@ TEST_F(WarpgroupMma, MultipliesBoxesOfTensorsInGroupsOfSteps) {
   const Buffer<Bfloat16> left = upload(queries);
   const Buffer<Bfloat16> right = upload(keys);
   const TensorMap of_queries = tensor_map(
-      left.data(),
-      {{kHeadDim, kRows, 2}, {kHeadDim * 2, kHeadDim * 2 * kRows}, {kColumns, kRows, 1}, Swizzle::k128Bytes});
+      left.data(), {{kHeadDim, kRows, 2}, {kHeadDim * 2, kHeadDim * 2 * kRows}, {kColumns, kRows, 1}});
   const TensorMap of_keys = tensor_map(
-      right.data(),
-      {{kHeadDim, kKeys, 1}, {kHeadDim * 2, kHeadDim * 2 * kKeys}, {kColumns, kKeys, 1}, Swizzle::k128Bytes});
+      right.data(), {{kHeadDim, kKeys, 1}, {kHeadDim * 2, kHeadDim * 2 * kKeys}, {kColumns, kKeys, 1}});
   under_every_schedule([&] {
     Buffer<float> scores(2 * kRows * kKeys);
     launch<scores_kernel>(LaunchShape(extent(1), extent(kThreads), shared_bytes<Boxes>(), nullptr),

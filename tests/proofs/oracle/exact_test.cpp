@@ -1,7 +1,7 @@
 // The definitions on instances computed by hand: the examples of proofs/critical_kv.md.
 #include <gtest/gtest.h>
 
-#include <kvbound/proofs/oracle/exact.hpp>
+#include <kvbound/proofs/oracle/output_change.hpp>
 
 #include "support/random_layer.hpp"
 
@@ -67,11 +67,11 @@ TEST(ExactProjectedValues, AreTheProduct) {
 
 TEST(ExactTotal, IsOverTheChosenOrTheOthers) {
   const Reals numbers{1, 2, 4, 8};
-  EXPECT_EQ(total(numbers), 15);
-  EXPECT_EQ(total(numbers, Positions{0, 3}), 9);
-  EXPECT_EQ(total_outside(numbers, Positions{0, 3}), 6);
-  EXPECT_EQ(total(numbers, Positions{}), 0);
-  EXPECT_EQ(total_outside(numbers, Positions{}), 15);
+  EXPECT_EQ(oracle::sum(numbers), 15);
+  EXPECT_EQ(oracle::sum(oracle::at(numbers, Positions{0, 3})), 9);
+  EXPECT_EQ(oracle::sum(oracle::outside(numbers, Positions{0, 3})), 6);
+  EXPECT_EQ(oracle::sum(oracle::at(numbers, Positions{})), 0);
+  EXPECT_EQ(oracle::sum(oracle::outside(numbers, Positions{})), 15);
   EXPECT_EQ(product(numbers, {1, 3, 0, 2}), (Reals{1, 6, 0, 16}));
 }
 
@@ -111,6 +111,18 @@ TEST(ExactOutputChange, HasItsSign) {
   const Reals attention = fractions({3, 1}, 4);
   EXPECT_TRUE(are(output_change(attention, numbers({1, -3}), Positions{0}), {-1}));
   EXPECT_TRUE(are(stable_output_change(attention, numbers({1, -3}), Positions{0}), {-1}));
+}
+
+// The closed forms, against the outputs of two caches; entry 2 has nearly all of the weight.
+TEST(ExactChangeVector, IsTheDifferenceOfTwoOutputs) {
+  const Query query({0, 1, 50, -3}, {{1, -2}, {4, 0}, {-1, 5}, {2, 2}});
+  for (int64_t p = 0; p < 4; ++p) {
+    EXPECT_TRUE(are(change_vector(reference::Change::exact, query, p),
+                    difference(query.output, without(query, Positions{p}).output)));
+    const Query zeroed = shrunk(query, p, 1, 1);  // logit and value 0
+    EXPECT_TRUE(
+        are(change_vector(reference::Change::slot, query, p), difference(query.output, zeroed.output)));
+  }
 }
 
 TEST(ExactPerturbationBound, IsTheta) {
@@ -208,7 +220,7 @@ TEST(OverAllChoices, SeesEveryChoiceOnce) {
 
 TEST(OverAllChoices, TellsTheSmallestAndTheLargest) {
   const Reals scores{3, -1, 4, 1, 5};
-  const auto sum = [&](Indices kept) { return total(scores, kept); };
+  const auto sum = [&](Indices kept) { return oracle::sum(oracle::at(scores, kept)); };
   const Extremes two = over_all_choices(5, {}, 2, sum);
   EXPECT_EQ(two.smallest, 0);
   EXPECT_EQ(two.largest, 9);
@@ -222,7 +234,7 @@ TEST(OverAllChoices, KnowsOneChoiceOfNothingAndOfEverything) {
   int64_t choices = 0;
   const auto sum = [&](Indices kept) {
     ++choices;
-    return total(scores, kept);
+    return oracle::sum(oracle::at(scores, kept));
   };
   EXPECT_EQ(over_all_choices(3, Positions{1}, 0, sum).largest, -1);
   EXPECT_EQ(over_all_choices(3, {}, 3, sum).smallest, 6);

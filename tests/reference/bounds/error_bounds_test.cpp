@@ -10,10 +10,10 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
-#include <kvbound/reference/core/float16.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
 
+#include "slack.hpp"
 #include "support/random_layer.hpp"
 
 namespace kvbound::test::error_bounds_test {
@@ -47,14 +47,6 @@ const std::vector<Order> kOrders{forward, backward, smallest_first, in_pairs};
 
 float single(double x) { return static_cast<float>(x); }
 
-// The numbers rounded to values that single precision holds exactly.
-Matrix stored(Matrix matrix) {
-  for (int64_t i = 0; i < matrix.rows(); ++i) {
-    for (double& x : matrix.row(i)) x = from_bfloat16(to_bfloat16(x));
-  }
-  return matrix;
-}
-
 float dot(VectorView a, VectorView b, const Order& add) {
   std::vector<float> terms;
   for (size_t c = 0; c < a.size(); ++c) terms.push_back(single(a[c]) * single(b[c]));
@@ -79,18 +71,6 @@ std::vector<float> attention_in_single(VectorView query, MatrixView keys, Matrix
   }
   return output;
 }
-
-struct Slack {
-  void add(double difference, double bound) {
-    ASSERT_TRUE(std::abs(difference) <= bound) << difference << " is outside " << bound;
-    if (difference != 0) ratios.push_back(bound / std::abs(difference));
-  }
-  double median() {
-    std::ranges::sort(ratios);
-    return ratios.at(ratios.size() / 2);
-  }
-  std::vector<double> ratios;
-};
 
 // The ratios of bound to error for attention in single precision with sums in this order.
 Slack attention_slack(double size, const Order& order, const Arithmetic& arithmetic) {
@@ -301,8 +281,7 @@ TEST(ErrorBounds, HoldForProjectedValueNormsInBothNorms) {
   for (const Norm norm : {Norm::l1, Norm::l2}) {
     Slack slack;
     Random random(11);
-    Tensor values = random.tensor(2, 30, 16);
-    for (double& x : values.numbers()) x = from_bfloat16(to_bfloat16(x));
+    const Tensor values = stored(random.tensor(2, 30, 16));
     const Matrix projection = stored(random.matrix(64, 48));
     const Matrix norms = projected_value_norms(shape, values, projection, norm);
     const Matrix errors =
@@ -352,7 +331,7 @@ TEST(ErrorBounds, HoldForTheWindowAndWhatIsMadeOfIt) {
   const RandomLayer random({4, 2, 8, 12}, 60, 10, 0, 21);
   RandomLayer rounded = random;
   for (Tensor* tensor : {&rounded.all_keys, &rounded.all_values, &rounded.all_queries}) {
-    for (double& x : tensor->numbers()) x = from_bfloat16(to_bfloat16(x));
+    *tensor = stored(std::move(*tensor));
   }
   const LayerView layer = rounded.view();
   const int64_t window = 6;

@@ -11,6 +11,7 @@
 #include <kvbound/reference/merging/weighted_mean.hpp>
 
 #include "cluster_case.hpp"
+#include "single_precision.hpp"
 #include "support/random_layer.hpp"
 
 /// LAPACK's minimum-norm least-squares solver in single precision; matrices are column-major and are overwritten.
@@ -19,73 +20,11 @@ extern "C" void sgelss_(const int* rows, const int* columns, const int* right_si
                         float* singular_values, const float* least_ratio, int* rank, float* scratch,
                         const int* scratch_size, int* status);
 
-namespace kvbound::reference::merge_cluster_single_precision_test {
+namespace kvbound::test::merge_cluster_single_precision_test {
 namespace {
 
-using Case = test::ClusterCase;
-using test::kScale;
-using test::pointers;
-using test::Random;
-
-using Row = std::vector<float>;
-
-float single(double x) { return static_cast<float>(x); }
-
-Row row_of(VectorView row) {
-  Row result;
-  for (const double x : row) result.push_back(single(x));
-  return result;
-}
-
-// sum_j weights[j] rows[j,:]
-Row weighted_rows(const Row& weights, const std::vector<Row>& rows) {
-  Row sum(rows.front().size());
-  for (size_t j = 0; j < rows.size(); ++j) {
-    for (size_t c = 0; c < sum.size(); ++c) sum[c] += weights[j] * rows[j][c];
-  }
-  return sum;
-}
-
-std::vector<Row> rows_of(const Matrix& matrix) {
-  std::vector<Row> rows;
-  for (int64_t j = 0; j < matrix.rows(); ++j) rows.push_back(row_of(matrix.row(j)));
-  return rows;
-}
-
-// The softmax of logits, and the logarithm of the sum of their exponentials.
-struct Softmax {
-  Row weights;
-  float log_sum = 0;
-
-  explicit Softmax(Row logits) : weights(std::move(logits)) {
-    const float most = *std::ranges::max_element(weights);
-    float sum = 0;
-    for (float& weight : weights) sum += weight = std::exp(weight - most);
-    for (float& weight : weights) weight /= sum;
-    log_sum = most + std::log(sum);
-  }
-};
-
-struct SingleMean {
-  Row key, value;
-  float log_weight = 0, log_score = 0, mean_log_score = 0, divergence = 0;
-
-  SingleMean(const ClusterMembers& members, const Row& scores) {
-    Row logits;
-    float votes = 0;
-    for (size_t j = 0; j < scores.size(); ++j) {
-      logits.push_back(scores[j] + std::log(single(members.votes[j])));
-      votes += single(members.votes[j]);
-    }
-    const Softmax softmax(logits);
-    key = weighted_rows(softmax.weights, rows_of(members.keys));
-    value = weighted_rows(softmax.weights, rows_of(members.values));
-    for (size_t j = 0; j < scores.size(); ++j) mean_log_score += softmax.weights[j] * scores[j];
-    log_weight = softmax.log_sum;
-    log_score = log_weight - std::log(votes);
-    divergence = mean_log_score - log_score;
-  }
-};
+using namespace reference;
+using Case = ClusterCase;
 
 // A cluster whose numbers single precision holds exactly, so that only the merge's own roundings are errors.
 Case single_precision_case(uint64_t seed, int64_t heads) {
@@ -311,4 +250,4 @@ TEST(MergeClusterErrors, OfTheBaselinesHoldInSinglePrecisionAndSaySomething) {
 }
 
 }  // namespace
-}  // namespace kvbound::reference::merge_cluster_single_precision_test
+}  // namespace kvbound::test::merge_cluster_single_precision_test

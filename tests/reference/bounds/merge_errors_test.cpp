@@ -14,6 +14,8 @@
 #include <kvbound/reference/numerics/vectors.hpp>
 
 #include "directed.hpp"
+#include "single_precision.hpp"
+#include "slack.hpp"
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
@@ -139,18 +141,10 @@ TEST(LosslessMergeError, BoundsWhatTheMergedNumbersChangeInExactArithmetic) {
   }
 }
 
-struct Ratios {
-  std::vector<double> ratios;
-  double median() {
-    std::ranges::sort(ratios);
-    return ratios.at(ratios.size() / 2);
-  }
-};
-
 TEST(LosslessMergeError, BoundsWhatMergesOfOrdinaryNumbersChange) {
   for (const MergedKey key : {MergedKey::min_norm, MergedKey::zip}) {
     for (const Shape& shape : kShapes) {
-      Ratios ratios;
+      Slack ratios;
       for (uint64_t seed = 0; seed < 25; ++seed) {
         const Case given = random_case(seed, shape, seed % 2 == 0 ? 1 : 2);
         const Merged merged = merge(given, key);
@@ -336,32 +330,13 @@ TEST(LosslessMergeError, CountsTheRoundingOfLogits) {
   expect_tight(cluster.change(), cluster.bound(), 10);
 }
 
-// The steps of merge_cluster and merge_effect with every operation rounded to single precision: float arithmetic is
-// neither fused nor widened (-ffp-contract=off, SSE).
-namespace single {
-
-using Row = std::vector<float>;
-
-float of(double x) { return static_cast<float>(x); }
-
-Row row_of(VectorView row) {
-  Row result;
-  for (const double x : row) result.push_back(of(x));
-  return result;
-}
+// The steps of merge_cluster and merge_effect with every operation rounded to single precision.
+namespace in_single {
 
 float logit(const Row& query, VectorView key, double scale) {
   float sum = 0;
-  for (size_t c = 0; c < query.size(); ++c) sum += query[c] * of(key[c]);
-  return of(scale) * sum;
-}
-
-float largest(const Row& row) { return *std::ranges::max_element(row); }
-
-float log_sum_exp(const Row& logits) {
-  float sum = 0;
-  for (const float z : logits) sum += std::exp(z - largest(logits));
-  return largest(logits) + std::log(sum);
+  for (size_t c = 0; c < query.size(); ++c) sum += query[c] * single(key[c]);
+  return single(scale) * sum;
 }
 
 MergedEntry merge_cluster(const Row& query, double scale, MergedKey rule, const ClusterMembers& members) {
@@ -370,37 +345,31 @@ MergedEntry merge_cluster(const Row& query, double scale, MergedKey rule, const 
   float votes = 0;
   for (size_t j = 0; j < count; ++j) {
     logits.push_back(logit(query, members.keys.row(static_cast<int64_t>(j)), scale));
-    weights.push_back(logits[j] + std::log(of(members.votes[j])));
-    votes += of(members.votes[j]);
+    weights.push_back(logits[j] + std::log(single(members.votes[j])));
+    votes += single(members.votes[j]);
   }
-  const float most = largest(weights);
-  float sum = 0;
-  for (float& weight : weights) sum += weight = std::exp(weight - most);
-  Row key(query.size()), value(query.size());
+  weights = Softmax(weights).weights;
+  Row key = weighted_rows(weights, rows_of(members.keys));
+  const Row value = weighted_rows(weights, rows_of(members.values));
   float apart = 0, size = 0;
   for (size_t j = 0; j < count; ++j) {
-    weights[j] /= sum;
     apart += weights[j] * (logits[j] - logits[0]);
     size = std::max(size, std::abs(logits[j]));
-    for (size_t c = 0; c < key.size(); ++c) {
-      key[c] += weights[j] * of(members.keys.row(static_cast<int64_t>(j))[c]);
-      value[c] += weights[j] * of(members.values.row(static_cast<int64_t>(j))[c]);
-    }
   }
   const float mean = logits[0] + apart;
   float below = 0, whole = 0, squares = 0;
   for (size_t j = 0; j < count; ++j) {
-    below += of(members.votes[j]) / votes * std::expm1(logits[j] - mean);
-    whole += of(members.votes[j]) / votes * std::exp(logits[j] - mean);
+    below += single(members.votes[j]) / votes * std::expm1(logits[j] - mean);
+    whole += single(members.votes[j]) / votes * std::exp(logits[j] - mean);
   }
-  for (const float x : query) squares += of(scale) * x * (of(scale) * x);
+  for (const float x : query) squares += single(scale) * x * (single(scale) * x);
   const float divergence = std::max(0.0f, below > -0.5f ? -std::log1p(below) : -std::log(whole));
   const bool scaled = rule == MergedKey::zip && divergence > 0 && std::abs(mean) > 1e-12f * size;
   for (size_t c = 0; c < key.size(); ++c) {
     if (scaled) {
       key[c] *= 1 - divergence / mean;
     } else if (rule == MergedKey::min_norm || divergence > 0) {
-      key[c] -= divergence * (of(scale) * query[c]) / squares;
+      key[c] -= divergence * (single(scale) * query[c]) / squares;
     }
   }
   MergedEntry entry;
@@ -418,7 +387,7 @@ double change(const Case& given, const Merged& merged) {
   std::vector<bool> is_merged(after.votes.size());
   for (const MergedCluster& cluster : merged.clusters) is_merged[cluster.row] = true;
   for (int64_t j = 0; j < after.entries(); ++j) {
-    now.push_back(logit(query, after.keys.row(j), given.scale) + std::log(of(after.votes[j])));
+    now.push_back(logit(query, after.keys.row(j), given.scale) + std::log(single(after.votes[j])));
     if (!is_merged[j]) before.push_back(now.back());
   }
   std::vector<Row> members;
@@ -426,20 +395,15 @@ double change(const Case& given, const Merged& merged) {
     Row& logits = members.emplace_back();
     for (int64_t j = 0; j < cluster.members.keys.rows(); ++j) {
       logits.push_back(logit(query, cluster.members.keys.row(j), given.scale) +
-                       std::log(of(cluster.members.votes[j])));
+                       std::log(single(cluster.members.votes[j])));
       before.push_back(logits.back());
     }
   }
-  const float most = largest(now), log_before = log_sum_exp(before);
-  float sum = 0;
-  for (const float z : now) sum += std::exp(z - most);
-  Row output(query.size()), result(query.size());
-  for (int64_t j = 0; j < after.entries(); ++j) {
-    for (size_t c = 0; c < output.size(); ++c)
-      output[c] += std::exp(now[j] - most) / sum * of(after.values.row(j)[c]);
-  }
+  const float log_before = Softmax(before).log_sum;
+  const Row output = weighted_rows(Softmax(now).weights, rows_of(after.values));
+  Row result(query.size());
   const auto add = [&](float weight, VectorView value) {
-    for (size_t c = 0; c < result.size(); ++c) result[c] += weight * (of(value[c]) - output[c]);
+    for (size_t c = 0; c < result.size(); ++c) result[c] += weight * (single(value[c]) - output[c]);
   };
   for (size_t r = 0; r < members.size(); ++r) {
     const MergedCluster& cluster = merged.clusters[r];
@@ -452,25 +416,25 @@ double change(const Case& given, const Merged& merged) {
                                  std::vector<double>(result.begin(), result.end())));
 }
 
-}  // namespace single
+}  // namespace in_single
 
 // A random case whose numbers single precision holds exactly.
 Case single_precision_case(uint64_t seed, const Shape& shape, double size) {
   Case given = random_case(seed, shape, size);
   for (Matrix* numbers : {&given.query, &given.before.keys, &given.before.values}) {
     for (int64_t i = 0; i < numbers->rows(); ++i) {
-      for (double& x : numbers->row(i)) x = single::of(x);
+      for (double& x : numbers->row(i)) x = single(x);
     }
   }
-  given.scale = single::of(given.scale);
+  given.scale = single(given.scale);
   return given;
 }
 
 Merged merge_in_single(const Case& given, MergedKey key) {
-  const single::Row query = single::row_of(given.query.row(0));
+  const Row query = row_of(given.query.row(0));
   Merged merged = merge(given, key);
   for (MergedCluster& cluster : merged.clusters) {
-    const MergedEntry entry = single::merge_cluster(query, given.scale, key, cluster.members);
+    const MergedEntry entry = in_single::merge_cluster(query, given.scale, key, cluster.members);
     std::ranges::copy(entry.key, merged.after.keys.row(cluster.row).begin());
     std::ranges::copy(entry.value, merged.after.values.row(cluster.row).begin());
     merged.after.votes[cluster.row] = entry.votes;
@@ -494,7 +458,7 @@ TEST(LosslessMergeError, HoldsInSinglePrecisionAndSaysSomething) {
                                                {kShapes[5], 200, 400},
                                                {kShapes[2], 50, 2700},
                                                {kShapes[3], 20, 3900}}) {
-      Ratios ratios;
+      Slack ratios;
       uint64_t vacuous = 0;
       for (uint64_t seed = 0; seed < cases; ++seed) {
         const Case given = single_precision_case(seed, shape, seed % 2 == 0 ? 1 : 2);
@@ -502,7 +466,7 @@ TEST(LosslessMergeError, HoldsInSinglePrecisionAndSaysSomething) {
         const double allowed = lossless_merge_error(given.query.row(0), given.scale, key, merged.after,
                                                     merged.clusters, single_precision());
         // The change by the merged numbers evaluated exactly, and evaluated in single precision as well.
-        const double of_merge = change(given, merged), of_both = single::change(given, merged);
+        const double of_merge = change(given, merged), of_both = in_single::change(given, merged);
         ASSERT_TRUE(of_merge <= allowed && of_both <= allowed)
             << "seed " << seed << ", " << shape.entries << " entries: " << of_merge << ", " << of_both
             << " > " << allowed;

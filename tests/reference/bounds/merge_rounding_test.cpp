@@ -14,6 +14,7 @@
 #include <kvbound/reference/core/infinity.hpp>
 
 #include "directed.hpp"
+#include "single_precision.hpp"
 #include "support/random_layer.hpp"
 
 namespace kvbound::test::merge_rounding_test {
@@ -143,8 +144,6 @@ TEST(EffectRounding, BoundsWhatRoundingOfLargeLogitsDoesToAChange) {
   EXPECT_EQ(rounding.terms(), 3);
 }
 
-float single(double x) { return static_cast<float>(x); }
-
 // A cluster merged for one query, with keys and values that half precision holds exactly.
 struct Case {
   ClusterMembers members, stored;
@@ -175,43 +174,19 @@ Case half_precision_case(uint64_t seed) {
   return given;
 }
 
-struct SingleMerge {
-  std::vector<float> key, value;
-};
-
 // KeepKV's merge for one query, entirely in single precision.
-SingleMerge merge_in_single(const Case& given, MergedKey rule, float scale) {
-  const auto count = static_cast<size_t>(given.stored.keys.rows()),
-             columns = static_cast<size_t>(given.query.cols());
-  const VectorView scores = given.stored.log_scores.row(0);
-  std::vector<float> weights;
-  for (size_t j = 0; j < count; ++j)
-    weights.push_back(single(scores[j]) + std::log(single(given.stored.votes[j])));
-  const float most = *std::max_element(weights.begin(), weights.end());
-  float sum = 0, votes = 0, mean = 0;
-  for (size_t j = 0; j < count; ++j) {
-    sum += weights[j] = std::exp(weights[j] - most);
-    votes += single(given.stored.votes[j]);
-  }
-  SingleMerge merged{std::vector<float>(columns), std::vector<float>(columns)};
-  for (size_t j = 0; j < count; ++j) {
-    weights[j] /= sum;
-    mean += weights[j] * single(scores[j]);
-    for (size_t c = 0; c < columns; ++c) {
-      merged.key[c] += weights[j] * single(given.stored.keys.row(j)[c]);
-      merged.value[c] += weights[j] * single(given.stored.values.row(j)[c]);
-    }
-  }
-  const float divergence = mean - (most + std::log(sum) - std::log(votes));
+SingleMean merge_in_single(const Case& given, MergedKey rule, float scale) {
+  SingleMean merged(given.stored, row_of(given.stored.log_scores.row(0)));
+  const Row query = row_of(given.query.row(0));
   float norm = 0;
-  for (const double x : given.query.row(0)) norm += single(x) * single(x);
-  for (size_t c = 0; c < columns; ++c) {
+  for (const float x : query) norm += x * x;
+  for (size_t c = 0; c < query.size(); ++c) {
     switch (rule) {
       case MergedKey::min_norm:
-        merged.key[c] -= divergence * single(given.query.row(0)[c]) / (scale * norm);
+        merged.key[c] -= merged.divergence * query[c] / (scale * norm);
         break;
       case MergedKey::zip:
-        merged.key[c] *= 1 - divergence / mean;
+        merged.key[c] *= 1 - merged.divergence / merged.mean_log_score;
         break;
       case MergedKey::convex:
         break;
@@ -229,7 +204,7 @@ TEST(MergeClusterErrors, HoldInSinglePrecisionAndAreSeldomInfinite) {
       const Case given = half_precision_case(static_cast<uint64_t>(seed));
       const KeyRule rule{key, MergeGqa::mean, 0.3};
       const MergedEntry exact = merge_cluster(MergeQueries(rule, given.query, kScale), given.members);
-      const SingleMerge merged = merge_in_single(given, key, kScale);
+      const SingleMean merged = merge_in_single(given, key, kScale);
       const MergedEntryErrors errors = merge_cluster_errors({rule, given.query, kScale, {}, {}},
                                                             given.members, given.errors, single_precision());
       infinite += !(errors.key.front() < kInfinity);

@@ -8,9 +8,9 @@
 
 #include <kvbound/proofs/oracle/bounded.hpp>
 #include <kvbound/reference/bounds/obcache_errors.hpp>
-#include <kvbound/reference/core/float16.hpp>
 #include <kvbound/reference/eviction/h2o.hpp>
 
+#include "slack.hpp"
 #include "support/random_layer.hpp"
 
 namespace kvbound::test::obcache_errors_test {
@@ -30,13 +30,6 @@ constexpr Without kWithouts[] = {Without::one_less_weight, Without::sum_of_other
                                  Without::anew};
 constexpr Change kChanges[] = {Change::value, Change::key, Change::joint, Change::exact};
 constexpr Space kSpaces[] = {Space::head, Space::projected};
-
-Matrix stored(Matrix matrix) {
-  for (int64_t i = 0; i < matrix.rows(); ++i) {
-    for (double& x : matrix.row(i)) x = from_bfloat16(to_bfloat16(x));
-  }
-  return matrix;
-}
 
 // One query and its entries, with numbers that single precision holds exactly.
 struct Query {
@@ -220,18 +213,6 @@ struct Judged {
   Matrix errors;
 };
 
-struct Slack {
-  void add(double difference, double bound, const std::string& what) {
-    ASSERT_TRUE(std::abs(difference) <= bound) << what << ": " << difference << " is outside " << bound;
-    if (difference != 0) ratios.push_back(bound / std::abs(difference));
-  }
-  double median() {
-    std::ranges::sort(ratios);
-    return ratios.at(ratios.size() / 2);
-  }
-  std::vector<double> ratios;
-};
-
 // Every form of one score, except forms of 1 - A that would lose all its digits.
 template <class Real>
 Slack slack_of(const Query& given, Change change, Space space, const Arithmetic& arithmetic) {
@@ -411,7 +392,7 @@ TEST(ObcacheErrors, GrowWithTheRoundingOfTheInputs) {
 RandomLayer stored_layer() {
   RandomLayer layer({4, 2, 8, 12}, 40, 10, 0, 21);
   for (Tensor* tensor : {&layer.all_keys, &layer.all_values, &layer.all_queries}) {
-    for (double& x : tensor->numbers()) x = from_bfloat16(to_bfloat16(x));
+    *tensor = stored(std::move(*tensor));
   }
   layer.output_projection = stored(std::move(layer.output_projection));
   return layer;

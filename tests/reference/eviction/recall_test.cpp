@@ -72,7 +72,6 @@ TEST(Recall, RefusesWhatHasNoTop) {
   EXPECT_NE(message_of<NonFinite>([&] { recall(Numbers{1, 2}, Numbers{nan, 1}, 1); }), "no error");
 }
 
-// One head of width 1 with these numbers.
 TEST(EvictionErrors, OfAHandMadeStepAreThoseOfPaper) {
   // Weights 1/4, 1/2, 1/4, values 4, 2, 1: o = 9/4. Without entry 0 o is 5/3, without entry 1 5/2.
   const Matrix errors = eviction_errors({1, 1, 1, 1}, 1, column({0, std::log(2.0), 0}), column({4, 2, 1}),

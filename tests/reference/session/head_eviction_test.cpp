@@ -297,11 +297,6 @@ TEST(HeadEviction, AnswersAsTheEntriesThatAreLeft) {
   }
 }
 
-std::vector<double> everything(kvbound::Session& session, const RandomLayer& layer, const Policy& policy,
-                               const Positions& budgets) {
-  return recorded_numbers(session, layer, policy, budgets, kManySteps);
-}
-
 TEST(HeadEviction, StartsOverWhenTheSessionCompressesAgain) {
   const RandomLayer layer({kQueryHeads, 2, 6, 9}, kTokens, kRecorded, kManySteps, 51);
   std::vector<Policy> policies = dynamic_policies();
@@ -314,8 +309,8 @@ TEST(HeadEviction, StartsOverWhenTheSessionCompressesAgain) {
   const auto session = make_session();
   for (const Policy& policy : policies) {
     for (const Positions& budgets : {Positions{7, 21}, Positions{kTokens, 6}}) {
-      EXPECT_EQ(everything(*session, layer, policy, budgets),
-                everything(*make_session(), layer, policy, budgets));
+      EXPECT_EQ(recorded_numbers(*session, layer, policy, budgets, kManySteps),
+                recorded_numbers(*make_session(), layer, policy, budgets, kManySteps));
     }
   }
 }
@@ -325,10 +320,11 @@ TEST(HeadEviction, GivesTheSameBitsForAnyNumberOfThreads) {
   const int before = omp_get_max_threads();
   for (const Policy& policy : dynamic_policies()) {
     omp_set_num_threads(1);
-    const std::vector<double> alone = everything(*make_session(), layer, policy, {60, 90, 45, 300});
+    const std::vector<double> alone =
+        recorded_numbers(*make_session(), layer, policy, {60, 90, 45, 300}, kManySteps);
     for (const int threads : {2, 3}) {
       omp_set_num_threads(threads);
-      EXPECT_EQ(everything(*make_session(), layer, policy, {60, 90, 45, 300}), alone)
+      EXPECT_EQ(recorded_numbers(*make_session(), layer, policy, {60, 90, 45, 300}, kManySteps), alone)
           << threads << " threads";
     }
   }

@@ -42,11 +42,6 @@ std::vector<NamedMerge> all_merges(const SimilarTarget& target) {
   return merges;
 }
 
-std::vector<double> everything(kvbound::Session& session, const RandomLayer& layer, const Policy& policy,
-                               const Positions& budgets, int64_t steps = kManySteps) {
-  return recorded_numbers(session, layer, policy, budgets, steps);
-}
-
 // ---- a threshold of one
 
 // Policies without merging: every host with every score and selection that it takes.
@@ -294,10 +289,10 @@ TEST(SessionMerging, GivesTheSameBitsForAnyNumberOfThreads) {
     if (name.find("gqa=mean") != std::string::npos || name.find("convex") != std::string::npos) continue;
     SCOPED_TRACE(name);
     omp_set_num_threads(1);
-    const std::vector<double> alone = everything(*make_session(), layer, policy, budgets, 4);
+    const std::vector<double> alone = recorded_numbers(*make_session(), layer, policy, budgets, 4);
     for (const int threads : {2, 4}) {
       omp_set_num_threads(threads);
-      EXPECT_EQ(everything(*make_session(), layer, policy, budgets, 4), alone) << threads << " threads";
+      EXPECT_EQ(recorded_numbers(*make_session(), layer, policy, budgets, 4), alone) << threads << " threads";
     }
   }
   omp_set_num_threads(before);
@@ -310,13 +305,13 @@ TEST(SessionMerging, StartsOverWhenItCompressesAgain) {
     for (const auto& [name, policy, always_kept] : merging_policies(all_merges(target))) {
       SCOPED_TRACE(name);
       for (const Positions& budgets : {Positions{7, 21}, Positions{kTokens, always_kept}}) {
-        EXPECT_EQ(everything(*session, layer, policy, budgets),
-                  everything(*make_session(), layer, policy, budgets));
+        EXPECT_EQ(recorded_numbers(*session, layer, policy, budgets, kManySteps),
+                  recorded_numbers(*make_session(), layer, policy, budgets, kManySteps));
       }
       Policy evicting = policy;
       evicting.merge = NoMerge{};
-      EXPECT_EQ(everything(*session, layer, evicting, {9, 9}),
-                everything(*make_session(), layer, evicting, {9, 9}))
+      EXPECT_EQ(recorded_numbers(*session, layer, evicting, {9, 9}, kManySteps),
+                recorded_numbers(*make_session(), layer, evicting, {9, 9}, kManySteps))
           << "votes and averages are forgotten";
     }
   }

@@ -105,23 +105,19 @@ TEST(Session, AdaptsStageOneToTheNeediestHead) {
   EXPECT_EQ(record.kept, std::vector(1, Positions{0, 1, 2, 3}));
 }
 
-std::vector<double> everything(kvbound::Session& session, const RandomLayer& layer, const Policy& policy,
-                               const Positions& budgets) {
-  return recorded_numbers(session, layer, policy, budgets, kSteps);
-}
-
 TEST(Session, StartsOverWhenItCompressesAgain) {
   const RandomLayer layer = random_layer(2, 6);
   const auto session = make_session();
   for (const Policy& policy : all_policies()) {
     for (const Positions& budgets : {Positions{7, 21}, Positions{kTokens, kHost.window}}) {
-      EXPECT_EQ(everything(*session, layer, policy, budgets),
-                everything(*make_session(), layer, policy, budgets));
+      EXPECT_EQ(recorded_numbers(*session, layer, policy, budgets, kSteps),
+                recorded_numbers(*make_session(), layer, policy, budgets, kSteps));
     }
   }
   Policy wider = kTopK;
   wider.host = SnapKv{8, 1};
-  EXPECT_EQ(everything(*session, layer, wider, {9, 9}), everything(*make_session(), layer, wider, {9, 9}));
+  EXPECT_EQ(recorded_numbers(*session, layer, wider, {9, 9}, kSteps),
+            recorded_numbers(*make_session(), layer, wider, {9, 9}, kSteps));
 }
 
 TEST(Session, GivesTheSameBitsForAnyNumberOfThreads) {
@@ -133,10 +129,11 @@ TEST(Session, GivesTheSameBitsForAnyNumberOfThreads) {
                         two_stage<ThetaSweep>(Decimal{5, 1}, GqaProduct::product_of_means, Norm::l2)}) {
     policy.host = SnapKv{36, 7};
     omp_set_num_threads(1);
-    const std::vector<double> alone = everything(*make_session(), layer, policy, budgets);
+    const std::vector<double> alone = recorded_numbers(*make_session(), layer, policy, budgets, kSteps);
     for (const int threads : {2, 4, 7}) {
       omp_set_num_threads(threads);
-      EXPECT_EQ(everything(*make_session(), layer, policy, budgets), alone) << threads << " threads";
+      EXPECT_EQ(recorded_numbers(*make_session(), layer, policy, budgets, kSteps), alone)
+          << threads << " threads";
     }
   }
   omp_set_num_threads(before);

@@ -9,19 +9,15 @@
 #include <kvbound/sim/replay/dump_targets.hpp>
 #include <kvbound/traces/safetensors.hpp>
 
+#include "support/random_layer.hpp"
 #include "support/safetensors_bytes.hpp"
 
 namespace kvbound::sim::dump_test {
 namespace {
 
+using test::matrix;
 using test::message_of;
 using test::TemporaryFolder;
-
-Matrix matrix(std::initializer_list<std::vector<double>> rows) {
-  Matrix result;
-  for (const std::vector<double>& row : rows) result.append_row(row);
-  return result;
-}
 
 Run run_of(const std::string& policy, const std::string& budget) {
   return {{policy, parse_policy(policy)}, parse_budget(budget), "reference"};
