@@ -26,10 +26,12 @@ fail() {
   exit "${2:-1}"
 }
 
-# run COMMAND...: prints and runs the command; exits if it fails.
+# run COMMAND...: prints and runs the command, and how long it took; exits if it fails.
 run() {
+  local start=$SECONDS
   printf '\n$ %s\n' "$*" >&2
   "$@" || fail "this step failed with status $?: $*" $?
+  ((SECONDS - start < 10)) || printf 'took %d s: %s\n' $((SECONDS - start)) "$*" >&2
 }
 
 # install_missing PACKAGE...: installs the packages that are missing; does not call apt if none is.

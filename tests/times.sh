@@ -30,6 +30,7 @@ timed() {
     exit 1
   }
   told "$name" $((SECONDS - start))
+  sed -n 's/^took /  of these /p' "$work/log"
 }
 
 # until_table: prints when the first table begins.
