@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
@@ -19,6 +18,7 @@
 #include "support/power_layer.hpp"
 #include "support/recorded_numbers.hpp"
 #include "support/session_cases.hpp"
+#include "support/threads.hpp"
 
 namespace kvbound::reference::head_eviction_test {
 namespace {
@@ -317,18 +317,15 @@ TEST(HeadEviction, StartsOverWhenTheSessionCompressesAgain) {
 
 TEST(HeadEviction, GivesTheSameBitsForAnyNumberOfThreads) {
   const RandomLayer layer({8, 4, 16, 40}, 300, 40, kManySteps, 52);
-  const int before = omp_get_max_threads();
   for (const Policy& policy : dynamic_policies()) {
-    omp_set_num_threads(1);
-    const std::vector<double> alone =
-        recorded_numbers(*make_session(), layer, policy, {60, 90, 45, 300}, kManySteps);
+    const auto numbers = [&] {
+      return recorded_numbers(*make_session(), layer, policy, {60, 90, 45, 300}, kManySteps);
+    };
+    const std::vector<double> alone = test::with_threads(1, numbers);
     for (const int threads : {2, 3}) {
-      omp_set_num_threads(threads);
-      EXPECT_EQ(recorded_numbers(*make_session(), layer, policy, {60, 90, 45, 300}, kManySteps), alone)
-          << threads << " threads";
+      EXPECT_EQ(test::with_threads(threads, numbers), alone) << threads << " threads";
     }
   }
-  omp_set_num_threads(before);
 }
 
 }  // namespace

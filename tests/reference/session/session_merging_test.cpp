@@ -4,7 +4,6 @@
 #include <optional>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <kvbound/proofs/oracle/definitions.hpp>
 #include <kvbound/reference/core/error.hpp>
@@ -13,6 +12,7 @@
 #include "support/merging_cases.hpp"
 #include "support/oracle.hpp"
 #include "support/recorded_numbers.hpp"
+#include "support/threads.hpp"
 
 namespace kvbound::reference::session_merging_test {
 namespace {
@@ -284,18 +284,15 @@ TEST(SessionMerging, GivesTheSameBitsForAnyNumberOfThreads) {
   // 280 tokens: more than one block of keys.
   const RandomLayer layer({8, 4, 8, 12}, 280, 20, 4, 48);
   const Positions budgets{60, 90, 45, 280};
-  const int before = omp_get_max_threads();
   for (const auto& [name, policy, always_kept] : merging_policies(all_merges(SimilarTarget{Decimal{3, 1}}))) {
     if (name.find("gqa=mean") != std::string::npos || name.find("convex") != std::string::npos) continue;
     SCOPED_TRACE(name);
-    omp_set_num_threads(1);
-    const std::vector<double> alone = recorded_numbers(*make_session(), layer, policy, budgets, 4);
+    const auto numbers = [&] { return recorded_numbers(*make_session(), layer, policy, budgets, 4); };
+    const std::vector<double> alone = test::with_threads(1, numbers);
     for (const int threads : {2, 4}) {
-      omp_set_num_threads(threads);
-      EXPECT_EQ(recorded_numbers(*make_session(), layer, policy, budgets, 4), alone) << threads << " threads";
+      EXPECT_EQ(test::with_threads(threads, numbers), alone) << threads << " threads";
     }
   }
-  omp_set_num_threads(before);
 }
 
 TEST(SessionMerging, StartsOverWhenItCompressesAgain) {

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/error.hpp>
@@ -12,6 +11,7 @@
 
 #include "support/recorded_numbers.hpp"
 #include "support/session_cases.hpp"
+#include "support/threads.hpp"
 
 namespace kvbound::reference::session_test {
 namespace {
@@ -124,19 +124,15 @@ TEST(Session, GivesTheSameBitsForAnyNumberOfThreads) {
   // 300 tokens: more than one block of norms.
   const RandomLayer layer({8, 4, 16, 40}, 300, 40, kSteps, 8);
   const Positions budgets{60, 90, 45, 300};
-  const int before = omp_get_max_threads();
   for (Policy policy : {kTopK, two_stage<Critical>({}, GqaProduct::mean_of_products, Norm::l1),
                         two_stage<ThetaSweep>(Decimal{5, 1}, GqaProduct::product_of_means, Norm::l2)}) {
     policy.host = SnapKv{36, 7};
-    omp_set_num_threads(1);
-    const std::vector<double> alone = recorded_numbers(*make_session(), layer, policy, budgets, kSteps);
+    const auto numbers = [&] { return recorded_numbers(*make_session(), layer, policy, budgets, kSteps); };
+    const std::vector<double> alone = test::with_threads(1, numbers);
     for (const int threads : {2, 4, 7}) {
-      omp_set_num_threads(threads);
-      EXPECT_EQ(recorded_numbers(*make_session(), layer, policy, budgets, kSteps), alone)
-          << threads << " threads";
+      EXPECT_EQ(test::with_threads(threads, numbers), alone) << threads << " threads";
     }
   }
-  omp_set_num_threads(before);
 }
 
 TEST(Session, NamesTheBudgetsThatDoNotFit) {
