@@ -38,9 +38,8 @@ INSTRUCTIONS = {
     "bulk_copy": ["cp.async.bulk.shared::cluster.global", "cp.async.bulk.tensor.3d"],
     "warpgroup_mma": ["fence.proxy.async", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group",
                       *(f"wgmma.mma_async.sync.aligned.m64n128k16.f32.{name}.{name}" for name in ("bf16", "f16"))],
-    "cluster": ["%cluster_ctarank", "%cluster_nctarank", "mapa.u64", "mapa.shared::cluster", "barrier.cluster.arrive.release",
-                "barrier.cluster.wait.acquire", "mbarrier.arrive.release.cluster", "mbarrier.try_wait.parity.acquire.cluster",
-                "setmaxnreg.inc", "setmaxnreg.dec"],
+    "cluster": ["%cluster_ctarank", "%cluster_nctarank", "mapa.u64", "barrier.cluster.arrive.release",
+                "barrier.cluster.wait.acquire", "setmaxnreg.inc", "setmaxnreg.dec"],
 }
 WARNS = "__global__ void careless_kernel(int* to) { int unused; *to = 1; }\n"
 GOOD = "__global__ void good_kernel(int* to) { *to = 1; }\n"
