@@ -196,6 +196,7 @@ Fiber& Runner::idle_fiber() {
 }
 
 int Runner::pick(unsigned set) {
+  if (set == 0) __builtin_unreachable();
   switch (grid_->schedule.seed) {
     case 0:
       return std::countr_zero(set);

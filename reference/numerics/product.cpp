@@ -190,7 +190,8 @@ BlasInfo use_fastest_products() {
   }
   if (kernels.chosen_by != KernelChoice::library) return blas_info();
   const std::string before = openblas_get_corename();
-  for (const std::string_view core : faster_cores(before, processor_features())) {
+  const std::span<const std::string_view> faster = faster_cores(before, processor_features());
+  for (const std::string_view core : faster) {
     choose_again(std::string(core));
     if (kernel_level(openblas_get_corename()) > kernel_level(before)) {
       kernels.chosen_by = KernelChoice::fastest;

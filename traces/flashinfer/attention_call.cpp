@@ -101,12 +101,12 @@ class AttentionCall::Setup {
 
   void find_queries() {
     const SafetensorsFile& file = *result_.inputs_;
-    const TensorEntry& entry = tensor_argument(run_, file, "q");
+    result_.queries_ = &tensor_argument(run_, file, "q");
+    const TensorEntry& entry = *result_.queries_;
     const bool one = function_.cache == RecordedCache::whole && function_.decodes;
     require_rank(file, entry, "q", one ? 2 : 3,
                  one ? "[query_heads, head_dim]" : "[queries, query_heads, head_dim]");
     require_stored_type(file, entry, "q");
-    result_.queries_ = &entry;
     result_.head_dim_ = entry.shape.back();
     result_.query_heads_ = entry.shape[entry.shape.size() - 2];
     query_rows_ = one ? 1 : entry.shape.front();
