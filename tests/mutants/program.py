@@ -1,8 +1,8 @@
 """Programs with a mutation: one source, mutated and compiled, linked with the tests that may notice it.
 
-The mutated object comes before the libraries, so that the linker takes the original neither from them nor, of a header, from
-the tests' inline functions. A library compiles the sources of a folder as one file (a unity build), which would bring the
-original back: the other sources of that file are therefore compiled one by one, once for all mutants, and linked, too.
+The mutated object comes before the tests and the libraries, so that the linker takes the original neither from these nor, of a
+header, from the tests' inline functions. A library compiles the sources of a folder as one file (a unity build), which would
+bring the original back: the other sources of that file are therefore compiled one by one, once for all mutants, and linked, too.
 """
 import os
 import re
@@ -107,7 +107,8 @@ class Programs:
     def link(self, group, folder, objects):
         words = list(self.commands[group][1])
         words[words.index("-o") + 1] = str(folder / "program")
-        begin = next(i for i, word in enumerate(words) if word.endswith("begin.cpp.o"))
-        words[begin:begin + 1] = map(str, [folder / "mutated.o", *objects])
+        words.remove(next(word for word in words if word.endswith("begin.cpp.o")))
+        killers = next(i for i, word in enumerate(words) if word.endswith("_killers.o"))
+        words[killers:killers] = map(str, [folder / "mutated.o", *objects])
         self.run(words)
         return folder / "program"
