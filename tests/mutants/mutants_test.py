@@ -99,11 +99,10 @@ def lately_changed(mutants):
     if not before:
         return []
     changed = set(git("diff", "--name-only", before).splitlines())
-    lists = [path for path in changed if path.endswith("/mutants.json")]
-    old = [mutant for path in lists for mutant in entries(path, git("show", f"{before}:{path}") or "[]")]
-    of_lists = {path.removeprefix("tests/").removesuffix("mutants.json") for path in lists}
-    return [mutant for mutant in mutants if {mutant["file"], mutant.get("compiled_in")} & changed
-            or f"{Path(mutant['file']).parent}/" in of_lists and mutant not in old]
+    lists = git("ls-tree", "-r", "--name-only", before, "tests").splitlines()
+    old = [mutant for path in lists if path.endswith("/mutants.json")
+           for mutant in entries(path, git("show", f"{before}:{path}"))]
+    return [mutant for mutant in mutants if {mutant["file"], mutant.get("compiled_in")} & changed or mutant not in old]
 
 
 def chosen(mutants):
