@@ -30,18 +30,6 @@ Matrix relative_norms(const ThetaSweepInput& input) {
   return relative;
 }
 
-std::vector<double> sweep_scores(MatrixView head_scores, MatrixView relative_norms, double lambda) {
-  std::vector<double> scores(head_scores.cols, 0.0);
-  for (int64_t h = 0; h < head_scores.rows; ++h) {
-    for (int64_t j = 0; j < head_scores.cols; ++j) {
-      const double factor = lambda == kInfinity ? 1 : lambda + relative_norms(h, j);
-      scores[j] += head_scores(h, j) * factor;
-    }
-  }
-  for (double& score : scores) score /= static_cast<double>(head_scores.rows);
-  return scores;
-}
-
 // sum_h theta_h of a selection; infinite if the kept entries hold no attention mass of some head.
 double total_bound(const ThetaSweepInput& input, const std::vector<int64_t>& selected) {
   std::vector<int64_t> kept(input.always_kept.begin(), input.always_kept.end());
@@ -74,9 +62,25 @@ void require_valid(const ThetaSweepInput& input, int64_t k) {
 
 }  // namespace
 
+Matrix theta_sweep_scores(const ThetaSweepInput& input) {
+  const Matrix norms = relative_norms(input);
+  const std::vector<double> lambdas = theta_sweep_lambdas();
+  Matrix all(std::ssize(lambdas), input.head_scores.cols);
+  for (int64_t i = 0; i < all.rows(); ++i) {
+    const std::span<double> scores = all.row(i);
+    for (int64_t h = 0; h < norms.rows(); ++h) {
+      for (int64_t j = 0; j < all.cols(); ++j) {
+        const double factor = lambdas[i] == kInfinity ? 1 : lambdas[i] + norms(h, j);
+        scores[j] += input.head_scores(h, j) * factor;
+      }
+    }
+    for (double& score : scores) score /= static_cast<double>(norms.rows());
+  }
+  return all;
+}
+
 std::vector<int64_t> select_theta_sweep(const ThetaSweepInput& input, int64_t k) {
   require_valid(input, k);
-  const Matrix norms = relative_norms(input);
   std::optional<std::vector<int64_t>> best;
   double best_bound = kInfinity;
   const auto consider = [&](std::vector<int64_t> selected) {
@@ -85,9 +89,8 @@ std::vector<int64_t> select_theta_sweep(const ThetaSweepInput& input, int64_t k)
     best = std::move(selected);
     best_bound = bound;
   };
-  for (const double lambda : theta_sweep_lambdas()) {
-    consider(select_top(sweep_scores(input.head_scores, norms, lambda), k));
-  }
+  const Matrix scores = theta_sweep_scores(input);
+  for (int64_t i = 0; i < scores.rows(); ++i) consider(select_top(scores.row(i), k));
   for (const std::vector<int64_t>& rival : input.rivals) consider(rival);
   return *best;
 }

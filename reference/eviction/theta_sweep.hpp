@@ -19,10 +19,17 @@ struct ThetaSweepInput {
   std::vector<std::vector<int64_t>> rivals;  ///< selections (k indices of candidates each) to compare with
 };
 
+/// The scores of the sweep's mixtures, by each of which it selects k candidates.
+///
+///     score_j = mean_h a^h_j (lambda + N^h_j / mean_j N^h_j);          lambda = infinity: mean_h a^h_j
+///
+/// returns  [lambdas, candidates], in the order of theta_sweep_lambdas()
+Matrix theta_sweep_scores(const ThetaSweepInput& input);
+
 /// The best of the sweep's selections and their rivals.
 ///
 ///     for lambda in 0, 25 geometric points from 1e-3 to 1e3, infinity:
-///         top k by mean_h a^h_j (lambda + N^h_j / mean_j N^h_j);          lambda = infinity: by mean_h a^h_j
+///         top k by theta_sweep_scores
 ///     then the rivals; the first selection with the smallest sum_h theta_h wins
 ///
 /// mean_j runs over all tokens; for a head whose norms are all 0, N^h_j / mean_j N^h_j counts

@@ -5,7 +5,7 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
-#include <kvbound/sim/diff/dump_file.hpp>
+#include <kvbound/sim/diff/claims/dump_file.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/report/diff_report.hpp>
 #include <kvbound/sim/report/table.hpp>

@@ -10,11 +10,10 @@
 #include <cstdint>
 #include <vector>
 
+#include <kvbound/sim/diff/claims/claims.hpp>
+#include <kvbound/sim/diff/claims/comparison.hpp>
+#include <kvbound/sim/diff/claims/tested_implementation.hpp>
 #include <kvbound/traces/trace.hpp>
-
-#include "claims.hpp"
-#include "comparison.hpp"
-#include "tested_implementation.hpp"
 
 namespace kvbound::sim {
 
@@ -26,15 +25,13 @@ struct JudgedTensor {
 
 /// Judges all claimed tensors of one layer.
 ///
-/// Kept sets are judged by the near-tie rule (near_tie.hpp). With `theta-sweep` the bound of the claimed selection is
-/// judged instead: it may exceed the bound of the reference's selection by at most the sum of both errors. With
-/// `greedy` any set other than the reference's is undecided (kept_agreement.hpp). Positions must ascend, lie within the
-/// prompt and include the always-kept ones, and their number must equal the budget; with `adakv`, the head's own budget
-/// (allocation_agreement.hpp). Where no kept set is claimed, or the claimed list is not a set of prompt positions, the
-/// reference's kept set is used from there on.
+/// Kept sets are judged by the near-tie rule (judge/near_tie.hpp), with `theta-sweep` as the best of the selections
+/// that it compares (judge/swept_selections.hpp). With `greedy` any set other than the reference's is undecided
+/// (judge/kept_sets.hpp). Positions must ascend, lie within the prompt and include the always-kept ones, and their
+/// number must equal the budget; with `adakv`, the head's own budget (judge/allocation.hpp). Where no kept set is
+/// claimed, or the claimed list is not a set of prompt positions, the reference's kept set is used from there on.
 ///
-/// Evictions are judged as evicted_agreement.hpp says. Where a host evicts and no evictions are claimed, the replay
-/// evicts the reference's own choice on the tested implementation's cache.
+/// Evictions, merges, and all numbers of decode steps are judged as replay/layer_replay.hpp says.
 ///
 /// claims   shapes as in a dump of this trace; DumpFile checks them
 /// returns  one agreement for each claimed tensor, in the order of dump_tensors()

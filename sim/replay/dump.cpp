@@ -13,8 +13,7 @@
 
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
-#include <kvbound/sim/diff/claims.hpp>
-#include <kvbound/sim/diff/merged_rows.hpp>
+#include <kvbound/sim/diff/claims/claims.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>

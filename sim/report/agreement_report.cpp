@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include <kvbound/sim/diff/dump_tensors.hpp>
+#include <kvbound/sim/diff/claims/dump_tensors.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/safetensors.hpp>

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <kvbound/sim/diff/dump_file.hpp>
+#include <kvbound/sim/diff/claims/dump_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "agreement_report.hpp"

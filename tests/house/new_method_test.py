@@ -61,7 +61,7 @@ FILLERS = {
          "inline SelectionRules selection_rules(const NewSelection&) { return {}; }"),
         ("reference/session/prompt_selection.cpp", "PromptSelection::select", "void select(const NewSelection&) {}"),
         ("cuda/session/prompt_selection.cpp", "select", "void select(const NewSelection&) {}"),
-        ("sim/diff/kept_agreement.cpp", "by",
+        ("sim/diff/judge/kept_sets.cpp", "by",
          "std::optional<Fault> by(const NewSelection&, const Positions&, const Positions&) const { return {}; }")),
     "An allocation": (
         ("reference/core/allocation_rules.hpp", "allocation_rules",
@@ -72,7 +72,7 @@ FILLERS = {
          "std::vector<int64_t> operator()(const NewAllocation&) const { return {}; }"),
         ("sim/options/layer_budgets.cpp", "LayerBudgets",
          "std::vector<int64_t> operator()(const NewAllocation&) const { return {}; }"),
-        ("sim/diff/allocation_agreement.cpp", "AllocationJudge",
+        ("sim/diff/judge/allocation.cpp", "AllocationJudge",
          "AllocationJudgement operator()(const NewAllocation&) const { return {}; }")),
     "A merging method": (
         ("reference/core/merge_rules.hpp", "merge_rules", "inline MergeRules merge_rules(const NewMerge&) { return {}; }"),
@@ -81,7 +81,7 @@ FILLERS = {
         ("reference/session/head_merging.cpp", "ClusterMerging",
          "std::vector<MergedEntry> operator()(const NewMerge&) const { return {}; }"),
         ("cuda/session/cluster_merging.cpp", "Method", "void operator()(const NewMerge&) const {}"),
-        ("sim/diff/merged_errors.cpp", "ClusterErrors",
+        ("sim/diff/judge/merged_errors.cpp", "ClusterErrors",
          "reference::MergedEntryErrors operator()(const NewMerge&) const { return {}; }")),
     "A merging key": (
         ("reference/merging/keep_kv.cpp", "keep_kv", NEW_KEY),

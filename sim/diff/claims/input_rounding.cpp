@@ -1,0 +1,43 @@
+#include "input_rounding.hpp"
+
+#include <algorithm>
+
+#include <kvbound/reference/core/float16.hpp>
+
+namespace kvbound::sim {
+
+double rounded_to(double number, Dtype storage) {
+  if (storage == Dtype::f16) return from_float16(to_float16(number));
+  if (storage == Dtype::bf16) return from_bfloat16(to_bfloat16(number));
+  return storage == Dtype::f32 ? static_cast<double>(static_cast<float>(number)) : number;
+}
+
+InputRounding storage_rounding(Dtype storage) {
+  if (storage == Dtype::f64) return {};
+  const RealFormat format = *real_format(storage);
+  return {format.unit_roundoff(), format.smallest_subnormal() / 2};
+}
+
+InputRounding input_rounding(const traces::Layer& layer, Dtype storage) {
+  const auto fits = [&](VectorView numbers) {
+    return std::ranges::all_of(numbers, [&](double number) { return rounded_to(number, storage) == number; });
+  };
+  const bool all_fit = fits(layer.keys.numbers()) && fits(layer.values.numbers()) &&
+                       fits(layer.queries.numbers()) && fits(layer.output_projection.numbers());
+  return all_fit ? InputRounding{} : storage_rounding(storage);
+}
+
+TestedImplementation with_input_rounding(TestedImplementation implementation, const traces::Layer& layer) {
+  const InputRounding rounding = input_rounding(layer, implementation.storage);
+  OperationArithmetic& operations = implementation.arithmetic;
+  for (reference::Arithmetic* arithmetic :
+       {&operations.window_attention, &operations.change_scores, &operations.projected_value_norms,
+        &operations.projected_value_norms_l2, &operations.attention, &operations.nearest_keys,
+        &operations.nearest_key}) {
+    arithmetic->input = std::max(arithmetic->input, rounding.relative);
+    arithmetic->input_floor = rounding.floor;
+  }
+  return implementation;
+}
+
+}  // namespace kvbound::sim
