@@ -17,6 +17,8 @@
 #include <kvbound/reference/numerics/vectors.hpp>
 
 #include "gram_root_errors.hpp"
+#include "long_sums.hpp"
+#include "output_errors.hpp"
 #include "softmax_errors.hpp"
 
 namespace kvbound::reference {
@@ -24,43 +26,6 @@ namespace kvbound::reference {
 using namespace rounding;
 
 namespace {
-
-// Relative rounding of an output, without the errors of its logits and exponentials.
-struct OutputRounding {
-  double sum = 0;    // of the weights' common divisor
-  double terms = 0;  // of every product of a weight and a value, on its way into the output
-};
-
-// Bounds for the outputs of one query by which errors of logits move an output only in proportion to the distances of
-// the values from it. Underflow is not included. Infinite where the logits' errors are too large.
-void centred_output_errors(VectorView logits, VectorView exponents, const SoftmaxErrors& softmax,
-                           MatrixView values, const OutputRounding& rounding, std::span<double> errors) {
-  const double total = softmax.growth;
-  if (!(total < 0.5)) {
-    std::ranges::fill(errors, kInfinity);
-    return;
-  }
-  std::vector<double> output(errors.size()), spread(errors.size()), size(errors.size());
-  for (size_t j = 0; j < logits.size(); ++j) {
-    const VectorView value = values.row(j);
-    const double weight = weight_of(logits[j], softmax);
-    for (size_t c = 0; c < errors.size(); ++c) output[c] += weight * value[c];
-  }
-  for (size_t j = 0; j < logits.size(); ++j) {
-    const VectorView value = values.row(j);
-    const double weight = weight_of(logits[j], softmax), off = weight * growth(exponents[j]);
-    for (size_t c = 0; c < errors.size(); ++c) {
-      spread[c] += off * std::abs(value[c] - output[c]);
-      size[c] += (weight + off) * std::abs(value[c]);
-    }
-  }
-  const double divisor = rounding.sum + (1 + rounding.sum) * 2 * total / (1 - total);
-  for (size_t c = 0; c < errors.size(); ++c) {
-    const double moved = spread[c] / (1 - total);
-    const double rounded = growth(rounding.terms) * size[c] / (1 - total);
-    errors[c] = moved + divisor * (std::abs(output[c]) + moved) + (1 + divisor) * rounded;
-  }
-}
 
 // Visits the logits and softmax errors of every window query of one query head: visit(query, logits of the visible
 // tokens, their exponents T, the softmax's errors).
@@ -160,24 +125,72 @@ double lost_weight(double floor, int64_t tokens, double weight) {
   return floor > 0 ? floor * (1 + static_cast<double>(tokens) * weight) : 0;
 }
 
-// Adds the errors of outputs that come from errors of computed values,
-// for weights with errors: error_bounds.md, "Computed keys and values".
+// Adds votes to logits, and to their errors those of logarithms and sums.
+void add_votes(VectorView votes, const Arithmetic& arithmetic, Matrix& logits, Matrix& errors) {
+  for (size_t j = 0; j < votes.size(); ++j) {
+    const double log_votes = std::log(votes[j]);
+    const auto token = static_cast<int64_t>(j);
+    for (int64_t i = 0; i < logits.rows(); ++i) {
+      errors(i, token) += exponential(arithmetic) * std::abs(log_votes) +
+                          2 * unit(arithmetic) * (std::abs(logits(i, token)) + std::abs(log_votes));
+      logits(i, token) += log_votes;
+    }
+  }
+}
+
+// errors  in: of the logits; out: T
+QuerySoftmax query_softmax(VectorView logits, std::span<double> errors, std::span<const int64_t> order,
+                           const Arithmetic& arithmetic) {
+  Arithmetic rescaled = arithmetic;
+  rescaled.rescalings = static_cast<int64_t>(rescalings_of(logits, arithmetic));
+  const SoftmaxErrors softmax = softmax_errors(logits, errors, rescaled);
+  return {logits, errors, softmax, static_cast<double>(rescaled.rescalings), order};
+}
+
+// The errors of one query's weights: those that its output takes from them, and those of the weights themselves.
 //
-// logits  with votes
-// widest  computed weights are at most 1 + widest, but for what they lose below the normal range
-// floor   phi_w (1 + widest)
-void add_value_errors(const Matrix& logits, const Matrix& weight_errors, double widest, double floor,
-                      MatrixView value_errors, Matrix& output) {
-  if (value_errors.rows == 0) return;
-  std::vector<double> log_sums;
-  for (int64_t i = 0; i < logits.rows(); ++i) log_sums.push_back(log_sum_exp(logits.row(i)));
+// log_sum_exp  its error
+// returns      [tokens]
+// themselves   [tokens]: divided by their sum, or formed from the log-sum-exp
+std::vector<double> weight_errors(const QuerySoftmax& softmax, const SharedRounding& shared,
+                                  double log_sum_exp, const Arithmetic& arithmetic,
+                                  std::span<double> themselves) {
+  const auto tokens = std::ssize(softmax.logits);
+  const double adding =
+      is_long(arithmetic, tokens) ? gamma(3, arithmetic) : component_error(tokens, arithmetic);
+  const double common = growth(shared.divisor + shared.weights),
+               with_adding = growth(shared.divisor + shared.weights + adding);
+  const double floor = arithmetic.weights_floor * (1 + with_adding);
+  std::vector<double> errors;
+  for (size_t j = 0; j < softmax.logits.size(); ++j) {
+    const double weight = weight_of(softmax.logits[j], softmax.errors), exponent = softmax.exponents[j];
+    const double share = softmax_share(weight, exponent, softmax.errors);
+    const double by_log_sum = weight_error(weight, growth(exponent + log_sum_exp), arithmetic);
+    errors.push_back(weight_error(weight, share + (1 + share) * common, arithmetic));
+    const double by_sum = weight_error(weight, share + (1 + share) * with_adding, arithmetic);
+    // Both weights are in 0..1.
+    themselves[j] = std::max(by_sum, std::min(by_log_sum, 1.0)) + lost_weight(floor, tokens, weight + by_sum);
+  }
+  return errors;
+}
+
+// Adds the errors of one query's output that come from errors of computed values, for weights with errors: error_bounds.md,
+// "Computed keys and values".
+void add_value_errors(const QuerySoftmax& softmax, VectorView weight_errors, const SharedRounding& shared,
+                      MatrixView value_errors, const Arithmetic& arithmetic, int64_t query,
+                      AttentionErrors& errors) {
+  const auto tokens = std::ssize(softmax.logits);
+  const double adding = growth(component_error(tokens, arithmetic)),
+               widest = growth(shared.divisor + shared.weights + component_error(tokens, arithmetic));
+  const double floor = arithmetic.weights_floor * (1 + widest);
   for (int64_t j = 0; j < value_errors.rows; ++j) {
     if (absolute_sum(value_errors.row(j)) == 0) continue;
-    for (int64_t i = 0; i < output.rows(); ++i) {
-      const double weight = std::exp(logits(i, j) - log_sums[i]);
-      double most = std::min(1 + widest, weight + weight_errors(i, j));
-      most += lost_weight(floor, logits.cols(), most);
-      for (int64_t c = 0; c < output.cols(); ++c) output(i, c) += most * value_errors(j, c);
+    const double weight = weight_of(softmax.logits[j], softmax.errors);
+    double most = std::min(1 + widest, (weight + weight_errors[j]) * (1 + adding));
+    most += lost_weight(floor, tokens, most);
+    for (int64_t c = 0; c < value_errors.cols; ++c) {
+      errors.own(query, c) += most * value_errors(j, c);
+      errors.output(query, c) += most * value_errors(j, c);
     }
   }
 }
@@ -291,63 +304,42 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
                                  VectorView votes, const Arithmetic& arithmetic, const CacheErrors& cache) {
   require_equal("rows of keys", keys.rows, "rows of values", values.rows);
   const int64_t tokens = keys.rows;
-  AttentionErrors result{Matrix(queries.rows, values.cols), std::vector<double>(queries.rows), {}, {}};
+  AttentionErrors result{Matrix(queries.rows, values.cols),
+                         Matrix(queries.rows, values.cols),
+                         std::vector<double>(queries.rows),
+                         {},
+                         {},
+                         {},
+                         {},
+                         std::vector<double>(queries.rows)};
   if (tokens == 0) return result;
   Matrix logits = attention_logits(queries, keys, scale);
-  Matrix coefficients = logit_errors(queries, keys, scale, arithmetic);
-  add_key_errors(queries, cache.keys, scale, logit_share(queries.cols, arithmetic), arithmetic, coefficients);
-  result.logits = coefficients;
+  Matrix errors = logit_errors(queries, keys, scale, arithmetic);
+  add_key_errors(queries, cache.keys, scale, logit_share(queries.cols, arithmetic), arithmetic, errors);
+  result.logits = errors;
+  add_votes(votes, arithmetic, logits, errors);
   result.weights = Matrix(queries.rows, tokens);
-  const double terms = accumulation_depth(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
-  const OutputRounding rounding{sum_error(tokens, terms, arithmetic) + gamma(changes, arithmetic),
-                                weighted_value_error(tokens, arithmetic)};
-  const double widest = growth(rounding.sum + rounding.terms);
-  const double weights_floor = arithmetic.weights_floor * (1 + widest);
-  Matrix centred(queries.rows, values.cols);
   for (int64_t i = 0; i < queries.rows; ++i) {
-    const std::span<double> row = logits.row(i), errors = coefficients.row(i);
-    for (size_t j = 0; j < votes.size(); ++j) {
-      const double log_votes = std::log(votes[j]);
-      errors[j] += exponential(arithmetic) * std::abs(log_votes) +
-                   2 * unit(arithmetic) * (std::abs(row[j]) + std::abs(log_votes));
-      row[j] += log_votes;
+    const QuerySoftmax softmax = query_softmax(logits.row(i), errors.row(i), cache.order, arithmetic);
+    const SharedRounding shared = shared_rounding(softmax, arithmetic);
+    result.log_sum_exp[i] = log_sum_exp_error(softmax.errors, tokens, shared.sum, arithmetic);
+    const double total = softmax.errors.growth;
+    result.divisor[i] = shared.divisor + (1 + shared.divisor) * 2 * total / (1 - total);
+    const std::vector<double> weights =
+        weight_errors(softmax, shared, result.log_sum_exp[i], arithmetic, result.weights.row(i));
+    const OutputErrors output(softmax, shared, weights, values, arithmetic);
+    for (int64_t c = 0; c < values.cols; ++c) {
+      result.own(i, c) = output.own[c];
+      result.output(i, c) = output.by_weights[c] + output.own[c];
     }
-    const SoftmaxErrors softmax = softmax_errors(row, errors, arithmetic);
-    result.log_sum_exp[i] = log_sum_exp_error(softmax, tokens, arithmetic);
-    centred_output_errors(row, errors, softmax, values, rounding, centred.row(i));
-    for (size_t j = 0; j < row.size(); ++j) {
-      const double weight = weight_of(row[j], softmax);
-      const double share = softmax_share(weight, errors[j], softmax);
-      const double by_log_sum = weight_error(weight, growth(errors[j] + result.log_sum_exp[i]), arithmetic);
-      errors[j] =
-          weight_error(weight, share + (1 + share) * growth(rounding.sum + rounding.terms), arithmetic);
-      // Both weights are in 0..1.
-      result.weights(i, static_cast<int64_t>(j)) = std::max(errors[j], std::min(by_log_sum, 1.0)) +
-                                                   lost_weight(weights_floor, tokens, weight + errors[j]);
-    }
+    add_value_errors(softmax, weights, shared, cache.values, arithmetic, i, result);
   }
-  multiply(coefficients, absolute(values), result.output.view());
-  const Matrix sizes = absolute(values);
-  const double lost = 2 * static_cast<double>(tokens) * arithmetic.smallest + 2 * arithmetic.input_floor;
-  for (int64_t c = 0; c < values.cols; ++c) {
-    double lost_weights = 0, absolute_values = 0, least = kInfinity, most = -kInfinity;
-    for (int64_t j = 0; j < tokens; ++j) {
-      lost_weights += sizes(j, c) * weight_error(0, 0, arithmetic);
-      absolute_values += sizes(j, c);
-      least = std::min(least, values(j, c));
-      most = std::max(most, values(j, c));
-    }
-    const double largest = std::max(std::abs(most), std::abs(least));
-    const double floor = lost_output(weights_floor, tokens, absolute_values, largest);
-    lost_weights += floor;
-    // For any weights, both outputs are means of the values, up to the rounding of sums.
-    const double range = most - least + widest * largest;
-    for (int64_t i = 0; i < queries.rows; ++i) {
-      result.output(i, c) =
-          std::min({result.output(i, c) + floor, centred(i, c) + lost_weights, range + lost_weights}) + lost;
-    }
+  result.exponents = std::move(errors);
+  for (int64_t i = 0; i < queries.rows; ++i) {
+    const double sum = log_sum_exp(logits.row(i));
+    for (double& logit : logits.row(i)) logit -= sum;
   }
-  add_value_errors(logits, coefficients, widest, weights_floor, cache.values, result.output);
+  result.log_weights = std::move(logits);
   return result;
 }
 

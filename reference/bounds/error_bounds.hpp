@@ -18,6 +18,9 @@
 
 namespace kvbound::reference {
 
+/// In place of a number of terms: any.
+inline constexpr int64_t kAnyTile = -1;
+
 /// The arithmetic in which results were computed.
 struct Arithmetic {
   double unit = 0;      ///< u: relative error of one addition or multiplication
@@ -30,6 +33,13 @@ struct Arithmetic {
   double weights = 0;  ///< further relative rounding of attention weights before they multiply values
   /// Absolute rounding of those weights, as a share of the largest one, below the normal range of their type.
   double weights_floor = 0;
+  /// The same of the outputs of the cache's parts, before they are merged: relative, and absolute.
+  double partials = 0;
+  double partials_floor = 0;
+  int64_t splits = 0;  ///< the most parts; 0: not declared (error_bounds.md, "Long sums")
+  /// Terms of a sum over tokens that are added, in any order, before their sum is handed on; 0: not declared; kAnyTile: sums are in
+  /// any order.
+  int64_t tile = 0;
 
   // As in KernelArithmetic.
   int64_t accumulation_depth = -1;
@@ -72,15 +82,20 @@ Matrix logit_errors(MatrixView queries, MatrixView keys, double scale, const Ari
 
 /// Errors of a cache's keys and values that were themselves computed, without the rounding of their storage.
 struct CacheErrors {
-  MatrixView keys;    ///< [tokens, head_dim]; no rows: keys are exact
-  MatrixView values;  ///< [tokens, head_dim]; no rows: values are exact
+  MatrixView keys;                      ///< [tokens, head_dim]; no rows: keys are exact
+  MatrixView values;                    ///< [tokens, head_dim]; no rows: values are exact
+  std::span<const int64_t> order = {};  ///< the tokens' indices by ascending position; empty: as they are
 };
 
 struct AttentionErrors {
-  Matrix output;                    ///< [queries, head_dim]
+  Matrix output;  ///< [queries, head_dim]
+  Matrix own;     ///< [queries, head_dim]: the part of `output` that comes from no error of a weight
   std::vector<double> log_sum_exp;  ///< [queries]
-  Matrix weights;  ///< [queries, tokens]: divided by their sum, or formed from the log-sum-exp
-  Matrix logits;   ///< [queries, tokens], without votes
+  Matrix weights;               ///< [queries, tokens]: divided by their sum, or formed from the log-sum-exp
+  Matrix logits;                ///< [queries, tokens], without votes
+  Matrix log_weights;           ///< [queries, tokens]: ln A, the reference's, with votes
+  Matrix exponents;             ///< [queries, tokens]: of each exponential, as a logarithm
+  std::vector<double> divisor;  ///< [queries]: relative, of the number that divides the sum of all weights
 };
 /// Bounds for reference::attention with the same arguments. They
 /// also cover rescaling (online softmax) and splitting the tokens.

@@ -237,7 +237,7 @@ class CaseErrors {
     // Roundings per term: the sum over tokens, rescalings of partial
     // sums, and storing, projecting, subtracting and adding up.
     const int64_t roundings = tokens() + (tokens() + 15) / 16 + product_length();
-    return {terms, propagated + arithmetic_.weights * terms + input() * common +
+    return {terms, propagated + (arithmetic_.weights + arithmetic_.partials) * terms + input() * common +
                        product(roundings_.gamma(roundings), (1 + input()) * terms)};
   }
 

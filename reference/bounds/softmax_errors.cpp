@@ -100,10 +100,14 @@ double sum_error(int64_t tokens, double terms, const Arithmetic& arithmetic) {
          2 * static_cast<double>(tokens) * arithmetic.smallest;
 }
 
-double weighted_value_error(int64_t tokens, const Arithmetic& arithmetic) {
+double component_error(int64_t tokens, const Arithmetic& arithmetic) {
   const double additions = accumulation_depth(arithmetic, tokens) + rescalings(arithmetic, tokens) + 3;
-  return gamma(additions, arithmetic) + reference_error(tokens) + 2 * arithmetic.weights +
-         arithmetic.tensor_weighted_sums + arithmetic.input;
+  return gamma(additions, arithmetic) + reference_error(tokens) + arithmetic.tensor_weighted_sums +
+         arithmetic.input;
+}
+
+double weighted_value_error(int64_t tokens, const Arithmetic& arithmetic) {
+  return component_error(tokens, arithmetic) + 2 * (arithmetic.weights + arithmetic.partials);
 }
 
 double lost_output(double floor, int64_t tokens, double absolute, double most) {
@@ -115,10 +119,16 @@ double weight_error(double weight, double share, const Arithmetic& arithmetic) {
   return weight * share + 2 * arithmetic.smallest + kLostWeight;
 }
 
-double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, const Arithmetic& arithmetic) {
+double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, double sum,
+                         const Arithmetic& arithmetic) {
   const double log_tokens = std::log(static_cast<double>(tokens));
-  return errors.growth + sum_error(tokens, accumulation_depth(arithmetic, tokens), arithmetic) +
-         exponential(arithmetic) * log_tokens + 3 * unit(arithmetic) * (errors.largest + log_tokens);
+  return errors.growth + sum + exponential(arithmetic) * log_tokens +
+         3 * unit(arithmetic) * (errors.largest + log_tokens);
+}
+
+double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, const Arithmetic& arithmetic) {
+  return log_sum_exp_error(errors, tokens,
+                           sum_error(tokens, accumulation_depth(arithmetic, tokens), arithmetic), arithmetic);
 }
 
 }  // namespace kvbound::reference::rounding

@@ -57,7 +57,9 @@ double softmax_share(double weight, double exponent, const SoftmaxErrors& softma
 /// The contribution of the softmax's denominator to the relative error of every weight.
 double sum_error(int64_t tokens, double terms, const Arithmetic& arithmetic);
 
-/// The relative error of a product of a weight and a value on its way into an output, without that of the weight itself.
+/// The relative error of a product of a weight and a value on its way into an output, without that of the weight.
+double component_error(int64_t tokens, const Arithmetic& arithmetic);
+/// The same with the rounding of the weight before the product.
 double weighted_value_error(int64_t tokens, const Arithmetic& arithmetic);
 
 /// What weights below the normal range of their type take from one number of an output.
@@ -70,6 +72,10 @@ double lost_output(double floor, int64_t tokens, double absolute, double most);
 double weight_error(double weight, double share, const Arithmetic& arithmetic);
 
 /// The error of the log-sum-exp.
+///
+/// sum  relative, of the sum of the exponentials; by default sum_error in any order
+double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, double sum,
+                         const Arithmetic& arithmetic);
 double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, const Arithmetic& arithmetic);
 
 }  // namespace kvbound::reference::rounding

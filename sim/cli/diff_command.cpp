@@ -25,13 +25,14 @@ is tuned, and there are no tolerances to set. Kept and evicted entries are judge
 later numbers on the cache that the dump's own choices produced; swaps that rounding explains are legal and counted.
 
 Columns: error and bound where error/bound is largest, ulp of the type that the tensor is stored in;
-bound/error is the median over elements, in the layer where the bounds are loosest.
+bound/error is the median over elements, in the layer where the bounds are loosest; gain is the factor of the
+output, as a whole, that rounding explains least, and how far rounding can take it from 1.
 
 Examples:
   kvbound replay TRACE --policy snapkv+critical --budget 20% --dump dump.safetensors
   kvbound diff TRACE dump.safetensors --json diff.json
 
-Exit code 0 if every number is within its bound, 1 if one is not (the first wrong tensor, and its worst element, is
+Exit code 0 if every number, and every output as a whole, is within its bound, 1 if one is not (the first wrong tensor, and its worst element, is
 named on standard error), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
 undecided: a choice or number differs from the reference's, and the records do not show whether rounding explains it.
 )";

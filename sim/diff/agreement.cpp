@@ -11,6 +11,7 @@
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/diff/judge/allocation.hpp>
+#include <kvbound/sim/diff/judge/functionals.hpp>
 #include <kvbound/sim/diff/judge/kept_sets.hpp>
 #include <kvbound/sim/diff/replay/layer_replay.hpp>
 #include <kvbound/sim/diff/replay/metric_errors.hpp>
@@ -102,28 +103,27 @@ class LayerJudge {
   // Attention of the recorded prompt queries, each to the prompt's entries up to its own, before compression.
   void judge_prompt_output() {
     const RealClaim& claim = *claims_.prompt_output;
+    const reference::Arithmetic& arithmetic = implementation_.arithmetic.attention;
     std::vector<double> expected(claim.numbers.size()), bounds(claim.numbers.size());
+    OutputFunctionalsJudge functionals(claim);
     reference::parallel_for(layer_.window_queries * shape_.kv_heads, [&](int64_t i) {
       const int64_t row = i / shape_.kv_heads, g = i % shape_.kv_heads;
       const int64_t visible = layer_.prompt_tokens - layer_.window_queries + row + 1;
-      const MatrixView queries = shape_.group_rows(layer_.queries.view().row_of_slices(row), g);
-      const int64_t first = (row * shape_.query_heads + g * group_size()) * shape_.head_dim;
-      judge_attention(queries, layer_.keys.slice(g).middle_rows(0, visible),
-                      layer_.values.slice(g).middle_rows(0, visible), std::span(expected).subspan(first),
-                      std::span(bounds).subspan(first));
+      const MatrixView queries = shape_.group_rows(layer_.queries.view().row_of_slices(row), g),
+                       keys = layer_.keys.slice(g).middle_rows(0, visible),
+                       values = layer_.values.slice(g).middle_rows(0, visible);
+      const Matrix output = reference::attention(queries, keys, values, layer_.scale).output;
+      const reference::AttentionErrors errors =
+          reference::attention_errors(queries, keys, values, layer_.scale, {}, arithmetic);
+      const int64_t first = row * shape_.query_heads + g * group_size();
+      std::ranges::copy(output.numbers(), expected.begin() + first * shape_.head_dim);
+      std::ranges::copy(errors.output.numbers(), bounds.begin() + first * shape_.head_dim);
+      for (int64_t h = 0; h < group_size(); ++h) {
+        functionals.add(first + h, reference::OutputFunctionals(errors, h, values, {}, arithmetic));
+      }
     });
     add("prompt_output", claim, expected, bounds);
-  }
-
-  // The reference's output of some queries over a cache, and the bounds of its errors.
-  void judge_attention(MatrixView queries, MatrixView keys, MatrixView values, std::span<double> expected,
-                       std::span<double> bounds) const {
-    const Matrix output = reference::attention(queries, keys, values, layer_.scale).output;
-    const Matrix errors = reference::attention_errors(queries, keys, values, layer_.scale, {},
-                                                      implementation_.arithmetic.attention)
-                              .output;
-    std::ranges::copy(output.numbers(), expected.begin());
-    std::ranges::copy(errors.numbers(), bounds.begin());
+    results_.back().functionals = functionals.agreements();
   }
 
   // Number of entries that each KV head keeps. With order=merge-first it may be below the budget: see judge_kept.
@@ -143,19 +143,34 @@ class LayerJudge {
     LayerReplay replay(layer_, implementation_, reference_, errors_, teacher_forced_, claims_);
     std::optional<MetricErrors> metrics;
     if (wants_metrics() && steps > 0) metrics.emplace(layer_, implementation_);
+    std::optional<OutputFunctionalsJudge> functionals;
+    if (claims_.output) functionals.emplace(*claims_.output);
     std::optional<ReplayedOutputs> outputs;
     if (claims_.output || metrics) outputs.emplace(shape_, steps);
-    replay.run(outputs ? Attended([&](const AttendedCache& attended) {
-      outputs->add(attended);
-      if (metrics) metrics->add(attended);
-    })
-                       : Attended());
+    const auto attended = [&](const AttendedCache& cache) {
+      outputs->add(cache);
+      if (metrics) metrics->add(cache);
+      if (functionals && cache.certain) add_functionals(cache, *functionals);
+    };
+    replay.run(outputs ? Attended(attended) : Attended());
     append(replay.agreements());
-    if (claims_.output) results_.push_back(outputs->agreement(*claims_.output, merges_));
+    if (claims_.output) {
+      results_.push_back(outputs->agreement(*claims_.output, merges_));
+      results_.back().functionals = functionals->agreements();
+    }
     if (metrics) {
       append(metrics->judge(replay.record(merges_ ? &*outputs : nullptr), outputs->certain, claims_));
     } else {
       judge_no_metrics();
+    }
+  }
+
+  void add_functionals(const AttendedCache& attended, OutputFunctionalsJudge& functionals) const {
+    const int64_t first = attended.step * shape_.query_heads + attended.kv_head * group_size();
+    for (int64_t h = 0; h < group_size(); ++h) {
+      functionals.add(first + h, reference::OutputFunctionals(attended.errors, h, attended.cache.values,
+                                                              attended.cache.votes,
+                                                              implementation_.arithmetic.attention));
     }
   }
 

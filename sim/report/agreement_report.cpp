@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -29,8 +30,33 @@ std::string place(const JudgedTensor& tensor) {
                      traces::shape_text(tensor.agreement.worst->index));
 }
 
+// How far beyond its bounds a tensor is, or how close it comes: of its elements, or of rows as wholes.
 double share(const JudgedTensor& tensor) {
-  return tensor.agreement.worst ? tensor.agreement.worst->share() : 0;
+  double largest = tensor.agreement.worst ? tensor.agreement.worst->share() : 0;
+  for (const FunctionalAgreement& functional : tensor.agreement.functionals) {
+    if (functional.outside > 0) largest = std::max(largest, functional.worst_share);
+  }
+  return largest;
+}
+
+// What rounding can make of a functional's value.
+std::pair<double, double> range_of(const FunctionalAgreement& functional, const FunctionalValue& estimate) {
+  if (functional.is_factor) return {1 - estimate.band, 1 + estimate.band};
+  return {0, estimate.band};
+}
+
+// "gain 0.500 (0.96 to 1.04 by rounding)"
+std::string text_of(const FunctionalAgreement& functional, const FunctionalValue& estimate) {
+  const auto [least, most] = range_of(functional, estimate);
+  return fmt::format("{} {:.3f} ({:.3f} to {:.3f} by rounding)", functional.name, estimate.value, least,
+                     most);
+}
+
+// The first functional that some row is outside of; null if there is none.
+const FunctionalAgreement* first_outside(const TensorAgreement& agreement) {
+  const auto found = std::ranges::find_if(
+      agreement.functionals, [](const FunctionalAgreement& functional) { return functional.outside > 0; });
+  return found == agreement.functionals.end() ? nullptr : &*found;
 }
 
 // null for NaN and infinity, which JSON does not have.
@@ -47,6 +73,34 @@ Json to_json(const Offender& worst) {
           {"note", worst.note.empty() ? Json() : Json(worst.note)}};
 }
 
+Json to_json(const FunctionalAgreement& functional) {
+  const auto json_of = [](const FunctionalValue& of) -> Json {
+    return {{"value", number_text(of.value)}, {"band", finite(of.band)}};
+  };
+  Json document{{"name", functional.name},        {"rows", functional.rows},
+                {"judged", functional.judged},    {"outside", functional.outside},
+                {"all", json_of(functional.all)}, {"worst", json_of(functional.worst)}};
+  document["worst"]["index"] = functional.worst_at;
+  return document;
+}
+
+// Adds the functionals of one layer to those of all.
+void add(const std::vector<FunctionalAgreement>& part, std::vector<FunctionalAgreement>& all) {
+  if (all.empty()) {
+    all = part;
+    return;
+  }
+  for (size_t i = 0; i < part.size(); ++i) {
+    all[i].rows += part[i].rows;
+    all[i].judged += part[i].judged;
+    all[i].outside += part[i].outside;
+    if (!(all[i].worst_share < part[i].worst_share)) continue;
+    all[i].worst_share = part[i].worst_share;
+    all[i].worst = part[i].worst;
+    all[i].worst_at = part[i].worst_at;
+  }
+}
+
 TensorSummary summary_of(const std::vector<JudgedTensor>& tensors, const std::string& name) {
   TensorSummary summary;
   summary.total.tensor = name;
@@ -61,6 +115,7 @@ TensorSummary summary_of(const std::vector<JudgedTensor>& tensors, const std::st
     total.undecided += part.undecided;
     total.all_zero = total.all_zero && (part.all_zero || part.elements == 0);
     total.median_slack = std::max(total.median_slack, part.median_slack);
+    add(part.functionals, total.functionals);
     total.condition_number = std::max(total.condition_number, part.condition_number);
     if (part.near_tie_swaps) total.near_tie_swaps = total.near_tie_swaps.value_or(0) + *part.near_tie_swaps;
     if (part.worst && (!summary.worst || share(*summary.worst) < share(tensor))) summary.worst = &tensor;
@@ -70,15 +125,21 @@ TensorSummary summary_of(const std::vector<JudgedTensor>& tensors, const std::st
 
 // Whether the tensor keeps a dump from agreeing, though it does not differ.
 bool is_unjudged(const TensorAgreement& total) {
-  return total.undecided > 0 ||
-         (total.elements > 0 && total.judged == 0 && !find_dump_tensor(total.tensor)->derived);
+  return total.undecided > 0 || (total.elements > 0 && total.judged == 0 && !total.is_judged_as_a_whole() &&
+                                 !find_dump_tensor(total.tensor)->derived);
+}
+
+// "0.5000 +- 0.04": of the row that rounding explains least
+std::string gain_text(const FunctionalAgreement& gain) {
+  return fmt::format("{:.4f} +- {:.2g}", gain.worst.value, gain.worst.band);
 }
 
 }  // namespace
 
 Verdict verdict(const TensorAgreement& agreement) {
   if (!agreement.agrees()) return Verdict::differs;
-  const bool says_nothing = agreement.judged == 0 || agreement.all_zero || agreement.undecided > 0;
+  const bool says_nothing = (agreement.judged == 0 && !agreement.is_judged_as_a_whole()) ||
+                            agreement.all_zero || agreement.undecided > 0;
   return says_nothing ? Verdict::no_evidence : Verdict::agrees;
 }
 
@@ -135,18 +196,26 @@ std::string text_of_unjudged(const std::vector<TensorSummary>& all) {
 }
 
 std::string text_of(const JudgedTensor& tensor) {
+  const FunctionalAgreement* const functional = first_outside(tensor.agreement);
+  if (functional && tensor.agreement.outside == 0) {
+    return fmt::format("layers.{}.{}{}: {}", tensor.layer, tensor.agreement.tensor,
+                       traces::shape_text(functional->worst_at), text_of(*functional, functional->worst));
+  }
   const Offender& worst = *tensor.agreement.worst;
   if (!worst.note.empty()) return place(tensor) + ": " + worst.note;
   if (!is_real(worst.storage)) {
     return fmt::format("{} is {}, the reference says {}", place(tensor), worst.claimed, worst.expected);
   }
-  return fmt::format("{} is {}, the reference says {}, bound {:.3g} ({:.3g} times the bound)", place(tensor),
-                     number_text(worst.claimed), number_text(worst.expected), worst.bound, worst.share());
+  const std::string whole =
+      functional ? fmt::format("; {} in all", text_of(*functional, functional->all)) : "";
+  return fmt::format("{} is {}, the reference says {}, bound {:.3g} ({:.3g} times the bound){}",
+                     place(tensor), number_text(worst.claimed), number_text(worst.expected), worst.bound,
+                     worst.share(), whole);
 }
 
 TableRow agreement_headings() {
-  return {"tensor", "verdict", "elements", "judged",      "outside",        "error/bound",
-          "error",  "bound",   "ulp",      "bound/error", "near-tie swaps", "worst at"};
+  return {"tensor", "verdict", "elements",    "judged",         "outside", "error/bound", "error",
+          "bound",  "ulp",     "bound/error", "near-tie swaps", "gain",    "worst at"};
 }
 
 TableRow agreement_row(const TensorSummary& summary) {
@@ -165,11 +234,15 @@ TableRow agreement_row(const TensorSummary& summary) {
           real ? three_digits(worst.ulps()) : "-",
           three_digits(total.median_slack),
           total.near_tie_swaps ? std::to_string(*total.near_tie_swaps) : "-",
+          total.functionals.empty() ? "-" : gain_text(total.functionals.front()),
           has_worst ? place(*summary.worst) : "-"};
 }
 
 Json to_json(const JudgedTensor& tensor) {
   const TensorAgreement& agreement = tensor.agreement;
+  Json functionals = Json::array();
+  for (const FunctionalAgreement& functional : agreement.functionals)
+    functionals.push_back(to_json(functional));
   return {{"layer", tensor.layer},
           {"tensor", agreement.tensor},
           {"verdict", word(verdict(agreement))},
@@ -180,7 +253,8 @@ Json to_json(const JudgedTensor& tensor) {
           {"worst", agreement.worst ? to_json(*agreement.worst) : Json()},
           {"median_slack", agreement.median_slack ? Json(*agreement.median_slack) : Json()},
           {"near_tie_swaps", agreement.near_tie_swaps ? Json(*agreement.near_tie_swaps) : Json()},
-          {"condition_number", agreement.condition_number ? finite(*agreement.condition_number) : Json()}};
+          {"condition_number", agreement.condition_number ? finite(*agreement.condition_number) : Json()},
+          {"functionals", functionals}};
 }
 
 }  // namespace kvbound::sim

@@ -102,6 +102,29 @@ struct Fields<Offender> {
 };
 
 template <>
+struct Fields<FunctionalValue> {
+  static void visit(auto& value, const auto& visit) {
+    visit("value", value.value);
+    visit("band", value.band);
+  }
+};
+
+template <>
+struct Fields<FunctionalAgreement> {
+  static void visit(auto& functional, const auto& visit) {
+    visit("name", functional.name);
+    visit("is_factor", functional.is_factor);
+    visit("rows", functional.rows);
+    visit("judged", functional.judged);
+    visit("outside", functional.outside);
+    visit("all", functional.all);
+    visit("worst", functional.worst);
+    visit("worst_share", functional.worst_share);
+    visit("worst_at", functional.worst_at);
+  }
+};
+
+template <>
 struct Fields<TensorAgreement> {
   static void visit(auto& agreement, const auto& visit) {
     visit("tensor", agreement.tensor);
@@ -114,6 +137,7 @@ struct Fields<TensorAgreement> {
     visit("median_slack", agreement.median_slack);
     visit("condition_number", agreement.condition_number);
     visit("near_tie_swaps", agreement.near_tie_swaps);
+    visit("functionals", agreement.functionals);
   }
 };
 
@@ -167,7 +191,7 @@ template <>
 struct Fields<ItemResult> {
   static void visit(auto& result, const auto& visit) {
     visit.fixed("format", "kvbound-sweep-item");
-    visit.fixed("version", 2);
+    visit.fixed("version", 3);
     visit("computation", result.computation);
     visit("environment", result.environment);
     visit("host", result.host);

@@ -65,6 +65,17 @@ double Offender::share() const {
 
 double Offender::ulps() const { return error / (2 * half_spacing(storage, expected)); }
 
+bool TensorAgreement::agrees() const {
+  return outside == 0 && std::ranges::all_of(functionals, [](const FunctionalAgreement& functional) {
+           return functional.outside == 0;
+         });
+}
+
+bool TensorAgreement::is_judged_as_a_whole() const {
+  return std::ranges::any_of(functionals,
+                             [](const FunctionalAgreement& functional) { return functional.judged > 0; });
+}
+
 double half_spacing(Dtype storage, double x) {
   const RealFormat format = *real_format(storage);
   const int exponent = x == 0 || !std::isfinite(x) ? format.least_exponent : std::ilogb(x);

@@ -29,6 +29,25 @@ struct Offender {
   double ulps() const;   ///< the error in units of the expected number's last place in `storage`
 };
 
+/// A number that tells of a whole row, and how far rounding can take it from what it should be.
+struct FunctionalValue {
+  double value = 0;
+  double band = 0;
+};
+
+/// How rows of a tensor compare as wholes, by one functional (reference/bounds/functionals.md).
+struct FunctionalAgreement {
+  std::string name;
+  bool is_factor = true;  ///< its value should be 1, otherwise 0
+  int64_t rows = 0;
+  int64_t judged = 0;                  ///< rows of which the band is below 1, so that zeros would be found
+  int64_t outside = 0;                 ///< rows beyond their band
+  FunctionalValue all = {};            ///< of all rows together
+  FunctionalValue worst = {};          ///< of the row that is farthest beyond its band, or comes closest
+  double worst_share = 0;              ///< how far, in bands
+  std::vector<int64_t> worst_at = {};  ///< its index
+};
+
 /// How one tensor of one layer compares.
 struct TensorAgreement {
   std::string tensor;  ///< its name without the layer
@@ -45,8 +64,11 @@ struct TensorAgreement {
   /// bound; none if there are no such queries.
   std::optional<double> condition_number = {};
   std::optional<int64_t> near_tie_swaps;  ///< for selections: choices that differ by rounding alone
+  std::vector<FunctionalAgreement> functionals = {};  ///< of outputs
 
-  bool agrees() const { return outside == 0; }
+  bool agrees() const;
+  /// Whether some row as a whole can be told from zeros.
+  bool is_judged_as_a_whole() const;
 };
 
 /// Half the distance between neighbouring numbers of a real type at x, which bounds the error of one rounding to that

@@ -34,6 +34,7 @@ using traces::TensorEntry;
 
 constexpr std::array kRealTypes{Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16};
 constexpr std::array kAccumulated{Dtype::f64, Dtype::f32};
+constexpr int64_t kMostTokens = int64_t{1} << 40;  // that `splits` and `tile` may name
 
 // The result of parse() on a field's text; an InvalidPolicy is reported as a fault of the field.
 template <class Parse>
@@ -63,6 +64,10 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   info.accumulate = fields.dtype("accumulate", kAccumulated);
   if (fields.has("weights")) info.weights = fields.dtype("weights", kRealTypes);
   if (fields.has("partials")) info.partials = fields.dtype("partials", kRealTypes);
+  if (fields.has("splits")) info.splits = fields.count("splits", 1, kMostTokens);
+  if (fields.has("tile")) {
+    info.tile = fields.text("tile") == "any" ? reference::kAnyTile : fields.count("tile", 1, kMostTokens);
+  }
   info.trace_sha256 = fields.text("trace_sha256");
   const auto layers = parse_layer_list(
       fields.has("layers") ? fields.text("layers") : fmt::format("0-{}", trace.layers - 1), trace.layers);
@@ -377,12 +382,17 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
 reference::Arithmetic DumpFile::arithmetic() const {
   reference::Arithmetic arithmetic =
       info_.accumulate == Dtype::f64 ? reference::double_precision() : reference::tensor_core_precision();
-  for (const std::optional<Dtype>& rounded : {info_.weights, info_.partials}) {
-    if (!rounded) continue;
-    arithmetic.weights += unit_roundoff(*rounded);
-    arithmetic.weights_floor =
-        std::max(arithmetic.weights_floor, real_format(*rounded)->smallest_subnormal() / 2);
+  const auto floor = [](Dtype rounded) { return real_format(rounded)->smallest_subnormal() / 2; };
+  if (info_.weights) {
+    arithmetic.weights = unit_roundoff(*info_.weights);
+    arithmetic.weights_floor = floor(*info_.weights);
   }
+  if (info_.partials) {
+    arithmetic.partials = unit_roundoff(*info_.partials);
+    arithmetic.partials_floor = floor(*info_.partials);
+  }
+  arithmetic.splits = info_.splits;
+  arithmetic.tile = info_.tile;
   return arithmetic;
 }
 

@@ -27,6 +27,9 @@ struct DumpInfo {
   Dtype accumulate = Dtype::f64;  ///< F64 or F32: the type in which products and sums were formed
   std::optional<Dtype> weights;   ///< type that attention weights were rounded to before multiplying values
   std::optional<Dtype> partials;  ///< type that outputs of the cache's parts were rounded to before merging
+  int64_t splits = 0;             ///< most parts with an output each; 0: not declared
+  int64_t tile =
+      0;  ///< terms added before their sum is handed on; 0: not declared; reference::kAnyTile: any order
   std::string trace_sha256;
   std::vector<int64_t> layers;  ///< ascending
   int64_t steps = 0;            ///< decode steps recorded; the trace's if no tensor has a step dimension

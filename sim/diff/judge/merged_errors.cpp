@@ -65,6 +65,7 @@ EntryErrors MergedErrors::entry(int64_t position) const {
 
 CacheRowErrors MergedErrors::of(const HeadCache& cache) const {
   CacheRowErrors rows;
+  if (entries_.empty()) return rows;
   for (const int64_t position : cache.positions) {
     const EntryErrors errors = entry(position);
     rows.keys.append_row(errors.key);

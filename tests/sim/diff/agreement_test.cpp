@@ -101,6 +101,27 @@ TEST(Agreement, JudgesOutputsOnTheClaimedCache) {
   EXPECT_TRUE(agrees(found)) << "without a claim, the reference's own cache counts";
 }
 
+// Attention that is spread over many tokens: outputs are small beside what the rounding of weights may do to one element.
+TEST(Agreement, FindsAHalvedOutputThoughEveryElementIsWithinItsBound) {
+  const traces::Layer layer = test::trace_layer({{1, 1, 16, 4}, 60'000, 1, 1, 9});
+  const Policy policy = parse_policy("snapkv:window=1:pool=1");
+  TestedImplementation tested{policy, 60'000, 1, reference::double_precision(), Dtype::f64};
+  tested.arithmetic.attention.weights = 0x1p-6;
+  const auto session = reference::make_session();
+  LayerRecord record;
+  record.prompt = session->compress(layer.prompt(), policy, Positions{60'000});
+  record.steps.push_back(session->step(layer.step(0)));
+  LayerClaims claims;
+  claims.output = claims_of(record).output;
+  EXPECT_TRUE(agrees(agreement(layer, tested, claims)));
+  for (double& number : claims.output->numbers) number /= 2;
+  const TensorAgreement half = agreement(layer, tested, claims).front();
+  EXPECT_EQ(half.outside, 0);
+  EXPECT_FALSE(half.agrees());
+  EXPECT_EQ(half.functionals.front().outside, 1);
+  EXPECT_NEAR(half.functionals.front().all.value, 0.5, 1e-9);
+}
+
 TEST(Agreement, FindsEveryKeptSetThatIsNone) {
   const traces::Layer layer = layer_of(1, 7);
   const LayerRecord record = record_of(layer, test::kTopK);

@@ -136,7 +136,7 @@ TEST(ItemResults, AreNotReadFromOtherDocuments) {
   };
   nlohmann::ordered_json changed = json;
   changed["version"] = 1;
-  EXPECT_THAT(refusal(changed), HasSubstr("p: is no result of a sweep: version is 1; expected 2"));
+  EXPECT_THAT(refusal(changed), HasSubstr("p: is no result of a sweep: version is 1; expected 3"));
   changed = json;
   changed["runs"][0].erase("key");
   EXPECT_THAT(refusal(changed), HasSubstr("key is missing"));

@@ -240,8 +240,28 @@ TEST_F(DumpFileTest, IsJudgedByTheArithmeticThatItDeclares) {
   EXPECT_EQ(open(rounded).arithmetic().weights, 0x1p-11);
   EXPECT_EQ(open(rounded).arithmetic().weights_floor, 0x1p-25);
   rounded.set("partials", "BF16");
-  EXPECT_EQ(open(rounded).arithmetic().weights, 0x1p-11 + 0x1p-8);
-  EXPECT_EQ(open(rounded).arithmetic().weights_floor, 0x1p-25);
+  EXPECT_EQ(open(rounded).arithmetic().weights, 0x1p-11);
+  EXPECT_EQ(open(rounded).arithmetic().partials, 0x1p-8);
+  EXPECT_EQ(open(rounded).arithmetic().partials_floor, 0x1p-134);
+}
+
+TEST_F(DumpFileTest, DeclaresTheOrderOfItsSums) {
+  EXPECT_EQ(open(small_dump()).arithmetic().splits, 0);
+  EXPECT_EQ(open(small_dump()).arithmetic().tile, 0);
+  SafetensorsParts parts = small_dump();
+  parts.set("splits", "8");
+  parts.set("tile", "128");
+  EXPECT_EQ(open(parts).arithmetic().splits, 8);
+  EXPECT_EQ(open(parts).arithmetic().tile, 128);
+  parts.set("tile", "any");
+  EXPECT_EQ(open(parts).arithmetic().tile, reference::kAnyTile);
+  for (const char* wrong : {"0", "-1", "all"}) {
+    parts.set("tile", wrong);
+    EXPECT_THROW(open(parts), TraceError) << wrong;
+  }
+  parts.set("tile", "16");
+  parts.set("splits", "any");
+  EXPECT_THROW(open(parts), TraceError);
 }
 
 }  // namespace

@@ -1,0 +1,64 @@
+#include "functionals.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "softmax_errors.hpp"
+
+namespace kvbound::reference {
+
+using namespace rounding;
+
+OutputFunctionals::OutputFunctionals(const AttentionErrors& errors, int64_t query, MatrixView values,
+                                     VectorView votes, const Arithmetic& arithmetic)
+    : errors_(errors),
+      query_(query),
+      values_(values),
+      votes_(votes),
+      rounded_weights_(arithmetic.weights),
+      output_(values.cols) {
+  for (int64_t j = 0; j < values.rows; ++j) {
+    const double weight = std::exp(errors.log_weights(query, j));
+    weights_.push_back(weight);
+    growing_.push_back(weight > 0 ? weight * growth(errors.exponents(query, j) + growth(rounded_weights_))
+                                  : 0);
+    growth_ += growing_.back();
+    for (int64_t c = 0; c < values.cols; ++c) output_[c] += weight * values(j, c);
+  }
+}
+
+std::vector<double> OutputFunctionals::scale_direction() const {
+  // A logit but for a number that all share.
+  const auto logit = [&](int64_t j) {
+    return errors_.log_weights(query_, j) - (votes_.empty() ? 0 : std::log(votes_[j]));
+  };
+  double mean = 0;
+  for (int64_t j = 0; j < values_.rows; ++j) mean += weights_[j] * logit(j);
+  std::vector<double> direction(output_.size());
+  for (int64_t j = 0; j < values_.rows; ++j) {
+    const double share = weights_[j] * (logit(j) - mean);
+    for (int64_t c = 0; c < values_.cols; ++c) direction[c] += share * values_(j, c);
+  }
+  return direction;
+}
+
+double OutputFunctionals::error(VectorView direction) const {
+  double by_elements = 0, own = 0, value = 0, spread = 0;
+  for (size_t c = 0; c < direction.size(); ++c) {
+    by_elements += std::abs(direction[c]) * errors_.output(query_, static_cast<int64_t>(c));
+    own += std::abs(direction[c]) * errors_.own(query_, static_cast<int64_t>(c));
+    value += direction[c] * output_[c];
+  }
+  if (!(growth_ < 0.5)) return by_elements;
+  for (int64_t j = 0; j < values_.rows; ++j) {
+    const VectorView row = values_.row(j);
+    const double along = std::inner_product(direction.begin(), direction.end(), row.begin(), 0.0);
+    spread += growing_[j] * std::abs(along - value);
+  }
+  const double moved = spread / (1 - growth_), divisor = errors_.divisor[query_];
+  const double scaled = divisor + (1 + divisor) * growth(rounded_weights_);
+  return std::min(moved + scaled * (std::abs(value) + moved) + own, by_elements);
+}
+
+}  // namespace kvbound::reference

@@ -1,0 +1,45 @@
+// Judges claimed outputs as a whole: their gain, a factor of their logits, their difference from the reference's.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <kvbound/reference/bounds/functionals.hpp>
+#include <kvbound/sim/diff/claims/comparison.hpp>
+
+namespace kvbound::sim {
+
+/// The functionals of one tensor of attention outputs, each row the output of one query of one query head.
+class OutputFunctionalsJudge {
+ public:
+  /// claim  [..., head_dim]; must outlive the object
+  explicit OutputFunctionalsJudge(const RealClaim& claim);
+
+  /// Judges one claimed row; for different rows on any threads. Rows that are not added are not judged, nor are those that hold a
+  /// number that is not finite.
+  void add(int64_t row, const reference::OutputFunctionals& expected);
+
+  /// One for each functional; those that concern no row are left out.
+  std::vector<FunctionalAgreement> agreements() const;
+
+ private:
+  // <w, o^ - o>, its bound, and <w, w> or what else the functional is a share of.
+  struct Moved {
+    double by = 0;
+    double bound = 0;
+    double size = 0;
+  };
+  struct Row {
+    bool judged = false;
+    Moved gain, scale, difference;
+  };
+
+  std::vector<int64_t> index_of(size_t row) const;
+  FunctionalAgreement agreement(const char* name, Moved Row::*functional) const;
+
+  const RealClaim& claim_;
+  int64_t head_dim_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace kvbound::sim

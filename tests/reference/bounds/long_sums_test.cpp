@@ -1,0 +1,218 @@
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/long_sums.hpp>
+
+#include "support/random_layer.hpp"
+
+namespace kvbound::reference::long_sums_test {
+namespace {
+
+using namespace rounding;
+
+// The largest sum of |sums of runs| over all divisions into at most `runs` runs, by trying them all.
+double largest_of_all(const std::vector<double>& terms, size_t first, int64_t runs) {
+  if (first == terms.size()) return 0;
+  double best = 0, sum = 0;
+  for (size_t last = first; last < terms.size(); ++last) {
+    sum += terms[last];
+    if (runs == 1 && last + 1 < terms.size()) continue;
+    best = std::max(best, std::abs(sum) + largest_of_all(terms, last + 1, runs - 1));
+  }
+  return best;
+}
+
+TEST(LongSums, OfRunsAreNeverBelowTheWorstDivisionAndCloseToIt) {
+  test::Random random(1);
+  double slack = 0, cases = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    Matrix terms(9, 3);
+    for (int64_t j = 0; j < terms.rows(); ++j) {
+      for (double& term : terms.row(j)) term = random.normal();
+    }
+    for (const int64_t runs : {1, 2, 3, 5, 9}) {
+      const std::vector<double> bounds = largest_runs(terms, runs);
+      for (int64_t c = 0; c < 3; ++c) {
+        std::vector<double> column;
+        for (int64_t j = 0; j < terms.rows(); ++j) column.push_back(terms(j, c));
+        const double exact = largest_of_all(column, 0, runs);
+        ASSERT_GE(bounds[c], exact * (1 - 1e-12)) << runs;
+        ASSERT_LE(bounds[c], 2.5 * exact) << runs;
+        slack += bounds[c] / exact;
+        ++cases;
+      }
+    }
+  }
+  EXPECT_LT(slack / cases, 1.1);
+}
+
+TEST(LongSums, OfRunsOfARandomWalkAreFarBelowTheirAbsoluteValues) {
+  test::Random random(2);
+  constexpr int64_t kTerms = 4096, kRuns = 8;
+  Matrix terms(kTerms, 1);
+  double all = 0, equal = 0, sum = 0;
+  for (int64_t j = 0; j < kTerms; ++j) {
+    terms(j, 0) = random.normal();
+    all += std::abs(terms(j, 0));
+    sum += terms(j, 0);
+    if ((j + 1) % (kTerms / kRuns) == 0) equal += std::abs(std::exchange(sum, 0));
+  }
+  const double bound = largest_runs(terms, kRuns).front();
+  EXPECT_GE(bound, equal);
+  EXPECT_LT(bound, 4 * equal);
+  EXPECT_LT(bound, 0.2 * all);
+  EXPECT_NEAR(largest_runs(terms, kTerms).front(), all, 1e-9 * all);
+}
+
+// The number of times that a running maximum changes, over a subset, forwards or backwards.
+int64_t changes(const std::vector<double>& logits) {
+  int64_t count = 0;
+  double most = -std::numeric_limits<double>::infinity();
+  for (const double logit : logits) {
+    if (logit <= most) continue;
+    most = logit;
+    ++count;
+  }
+  return count;
+}
+
+TEST(LongSums, RescaleNoMoreOftenThanAnySubsetCan) {
+  test::Random random(3);
+  for (int trial = 0; trial < 200; ++trial) {
+    std::vector<double> logits(12);
+    for (double& logit : logits) logit = std::round(3 * random.normal());  // ties among them
+    int64_t most = 0;
+    for (uint32_t subset = 1; subset < 1u << logits.size(); ++subset) {
+      std::vector<double> some;
+      for (size_t j = 0; j < logits.size(); ++j) {
+        if (subset >> j & 1) some.push_back(logits[j]);
+      }
+      most = std::max(most, changes(some));
+      std::ranges::reverse(some);
+      most = std::max(most, changes(some));
+    }
+    ASSERT_EQ(most_rescalings(logits), static_cast<double>(most));
+  }
+}
+
+TEST(LongSums, RescaleLessOftenInOrder) {
+  test::Random random(4);
+  for (int trial = 0; trial < 200; ++trial) {
+    std::vector<double> logits(20);
+    for (double& logit : logits) logit = std::round(3 * random.normal());
+    int64_t most = 0;
+    for (int side = 0; side < 2; ++side) {
+      for (size_t first = 0; first < logits.size(); ++first) {
+        most = std::max(most, changes({logits.begin() + static_cast<std::ptrdiff_t>(first), logits.end()}));
+      }
+      std::ranges::reverse(logits);
+    }
+    ASSERT_EQ(most_rescalings_in_order(logits), static_cast<double>(most));
+  }
+}
+
+TEST(LongSums, AreThoseOfManyTokensOrOfADeclaredTile) {
+  Arithmetic arithmetic = tensor_core_precision();
+  EXPECT_FALSE(is_long(arithmetic, 8192));
+  EXPECT_TRUE(is_long(arithmetic, 8193));
+  arithmetic.tile = kAnyTile;
+  EXPECT_FALSE(is_long(arithmetic, 1 << 20));
+  arithmetic.tile = 128;
+  EXPECT_TRUE(is_long(arithmetic, 100));
+  arithmetic.accumulation_depth = 5;
+  EXPECT_FALSE(is_long(arithmetic, 1 << 20)) << "a kernel that declares its own";
+  EXPECT_FALSE(is_long(double_precision(), 1 << 20)) << "any order serves";
+  EXPECT_EQ(most_parts(tensor_core_precision(), 4), 4);
+  EXPECT_EQ(most_parts(tensor_core_precision(), 1000), 8);
+  EXPECT_EQ(most_parts(tensor_core_precision(), 1 << 20), 4096);
+  arithmetic.splits = 3;
+  EXPECT_EQ(most_parts(arithmetic, 1 << 20), 3);
+}
+
+// Attention of one query in single precision, with running maxima and rescaled sums.
+struct Partial {
+  float most = -INFINITY, sum = 0;
+  std::vector<float> output;
+
+  void add(float logit, VectorView value) {
+    output.resize(value.size());
+    const float larger = std::max(most, logit), scale = std::exp(most - larger),
+                weight = std::exp(logit - larger);
+    sum = sum * scale + weight;
+    for (size_t c = 0; c < value.size(); ++c)
+      output[c] = output[c] * scale + weight * static_cast<float>(value[c]);
+    most = larger;
+  }
+  void add(const Partial& other) {
+    if (other.output.empty()) return;
+    output.resize(other.output.size());
+    const float larger = std::max(most, other.most), scale = std::exp(most - larger),
+                others = std::exp(other.most - larger);
+    sum = sum * scale + other.sum * others;
+    for (size_t c = 0; c < output.size(); ++c) output[c] = output[c] * scale + other.output[c] * others;
+    most = larger;
+  }
+};
+
+// Tokens that one thread adds up, of n.
+using Lanes = std::vector<std::vector<int64_t>>;
+Lanes in_order(int64_t n) {
+  Lanes lanes(1, std::vector<int64_t>(n));
+  std::iota(lanes[0].begin(), lanes[0].end(), 0);
+  return lanes;
+}
+Lanes backwards(int64_t n) {
+  Lanes lanes = in_order(n);
+  std::ranges::reverse(lanes[0]);
+  return lanes;
+}
+Lanes strided(int64_t n, int64_t count) {
+  Lanes lanes(count);
+  for (int64_t j = 0; j < n; ++j) lanes[j % count].push_back(j);
+  return lanes;
+}
+Lanes split(int64_t n, int64_t count) {
+  Lanes lanes(count);
+  for (int64_t j = 0; j < n; ++j) lanes[j * count / n].push_back(j);
+  return lanes;
+}
+
+TEST(LongSums, HoldForWhatKernelsDoInSinglePrecisionAndTellHalfFromWhole) {
+  constexpr int64_t kTokens = 12'000, kDim = 8;
+  test::Random random(5);
+  Matrix query(1, kDim), keys(kTokens, kDim), values(kTokens, kDim);
+  for (Matrix* matrix : {&query, &keys, &values}) {
+    for (int64_t j = 0; j < matrix->rows(); ++j) {
+      for (double& number : matrix->row(j)) number = static_cast<float>(random.normal());
+    }
+  }
+  const Matrix exact = attention(query, keys, values, 0.35).output;
+  const AttentionErrors errors = attention_errors(query, keys, values, 0.35, {}, tensor_core_precision());
+  const Matrix logits = attention_logits(query, keys, 0.35);
+  double sizes = 0;
+  for (int64_t c = 0; c < kDim; ++c) {
+    EXPECT_LT(errors.output(0, c), 5e-3);
+    sizes += std::abs(exact(0, c));
+  }
+  EXPECT_GT(sizes / kDim, 5e-3);
+  for (const Lanes& lanes : {in_order(kTokens), backwards(kTokens), strided(kTokens, 8),
+                             strided(kTokens, 128), split(kTokens, 4), split(kTokens, 40)}) {
+    Partial all;
+    for (const std::vector<int64_t>& lane : lanes) {
+      Partial part;
+      for (const int64_t j : lane) part.add(static_cast<float>(logits(0, j)), values.row(j));
+      all.add(part);
+    }
+    for (int64_t c = 0; c < kDim; ++c) {
+      EXPECT_LE(std::abs(all.output[c] / all.sum - exact(0, c)), errors.output(0, c));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvbound::reference::long_sums_test
