@@ -134,6 +134,20 @@ TEST(Functionals, PointToAFactorOfTheLogits) {
   EXPECT_LT(moved(1.003), functionals.error(direction));
 }
 
+// Of values that all have a large number in common only the rounding of the weights' sum is left.
+TEST(Functionals, AreOfTheDistancesFromTheOutput) {
+  Case given(500, 16, 10, with_16_bit_weights());
+  for (int64_t j = 0; j < 500; ++j) {
+    for (double& number : given.values.row(j)) number += 100;
+  }
+  given.errors = attention_errors(given.query, given.keys, given.values, given.scale, {}, given.arithmetic);
+  const OutputFunctionals functionals = given.functionals();
+  const std::vector<double> ones(16, 1.0);
+  const double value = std::accumulate(functionals.output().begin(), functionals.output().end(), 0.0);
+  EXPECT_GT(functionals.error(ones), 0x1p-8 * value);
+  EXPECT_LT(functionals.error(ones), 1.1 * 0x1p-8 * value);
+}
+
 // Each component's own rounding gains nothing from the sum: outputs of parts that are rounded.
 TEST(Functionals, CountThePartsThatAreRoundedApart) {
   Arithmetic arithmetic = with_16_bit_weights();

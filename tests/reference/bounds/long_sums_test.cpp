@@ -200,6 +200,13 @@ TEST(LongSums, HoldForWhatKernelsDoInSinglePrecisionAndTellHalfFromWhole) {
     sizes += std::abs(exact(0, c));
   }
   EXPECT_GT(sizes / kDim, 5e-3);
+  for (int64_t c = 0; c < kDim; ++c) {
+    double absolute = 0;
+    for (int64_t j = 0; j < kTokens; ++j)
+      absolute += std::exp(errors.log_weights(0, j)) * std::abs(values(j, c));
+    EXPECT_GT(errors.own(0, c), 8192 * 0x1p-24 * absolute) << "a term may pass through so many additions";
+    EXPECT_LT(errors.own(0, c), 2 * 8192 * 0x1p-24 * absolute);
+  }
   for (const Lanes& lanes : {in_order(kTokens), backwards(kTokens), strided(kTokens, 8),
                              strided(kTokens, 128), split(kTokens, 4), split(kTokens, 40)}) {
     Partial all;
