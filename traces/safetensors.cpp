@@ -11,6 +11,7 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 
+#include "file_format.hpp"
 #include "json_field.hpp"
 #include "messages.hpp"
 #include "widen.hpp"
@@ -24,25 +25,13 @@ namespace {
 constexpr int64_t kLengthBytes = 8;  // size of the field with the header's length
 constexpr int64_t kChunk = int64_t{1} << 20;
 
-/// The apparent format of a file that is not a safetensors file, as text for a message; empty if its first bytes are
-/// not recognised.
-std::string other_format(std::string_view bytes) {
-  using namespace std::string_view_literals;
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kFormats{{
-      {"PK\3\4"sv, "a ZIP archive (a PyTorch checkpoint?)"},
-      {"\x80\2"sv, "a Python pickle"},
-      {"\x80\3"sv, "a Python pickle"},
-      {"\x80\4"sv, "a Python pickle"},
-      {"\x80\5"sv, "a Python pickle"},
-      {"GGUF"sv, "a GGUF file"},
-      {"\x93NUMPY"sv, "a NumPy array"},
-      {"version "sv, "a Git LFS pointer, not the file that it stands for"},
-      {"{"sv, "JSON (the index of a sharded trace must be named *.index.json)"},
-  }};
-  for (const auto& [magic, format] : kFormats) {
-    if (bytes.starts_with(magic)) return "; this looks like " + std::string(format);
-  }
-  return "";
+/// What a file that is no safetensors file looks like, for messages; empty if it is not recognised.
+std::string other_format(std::string_view first) {
+  const std::string format = apparent_format(first);
+  if (format.empty()) return "";
+  const bool index = format == "JSON";
+  return "; this looks like " + format +
+         (index ? " (the index of a sharded trace must be named *.index.json)" : "");
 }
 
 std::string read_header(const InputFile& file, int64_t limit) {
@@ -73,26 +62,38 @@ std::string read_header(const InputFile& file, int64_t limit) {
 
 constexpr std::array<std::string_view, 3> kEntryMembers{"dtype", "shape", "data_offsets"};
 
+std::string safetensors_types() {
+  std::string names = "a safetensors type:";
+  for (const DtypeTraits& type : kDtypes) names += " " + std::string(type.name);
+  return names;
+}
+
 /// One tensor's description in the header.
 TensorEntry entry_of(const std::string& name, const JsonField& json, int64_t data_begin) {
   json.require_known(kEntryMembers, "a tensor");
   const JsonField dtype = json.member("dtype"), shape = json.member("shape"),
                   place = json.member("data_offsets");
   const auto known = dtype.is_text() ? dtype_named(dtype.any_text()) : std::nullopt;
-  if (!known) dtype.expected("a safetensors type such as BF16");
-  TensorEntry result{name, *known, shape.integers(), 1, 0, json.offset()};
-  int64_t size = size_of(*known);
+  if (!known) dtype.expected(safetensors_types());
+  TensorEntry result{name, *known, shape.integers(), 1, 0, 0, json.offset()};
   bool overflows = false;
   for (const int64_t dimension : result.shape) {
     overflows |= __builtin_mul_overflow(result.elements, dimension, &result.elements);
   }
-  overflows |= __builtin_mul_overflow(result.elements, size, &size);
-  if (overflows) shape.refuse(shape_text(result.shape) + " has more bytes than 2^63 - 1");
+  int64_t largest = 0;
+  if (overflows || __builtin_mul_overflow(result.elements, std::max<int64_t>(1, size_of(*known)), &largest))
+    shape.refuse(shape_text(result.shape) + " has more bytes than 2^63 - 1");
+  const std::optional<int64_t> bytes = bytes_of(*known, result.elements);
+  if (!bytes) {
+    shape.refuse(shape_text(result.shape) + " of " + std::string(kvbound::name(*known)) +
+                 " has no whole number of bytes");
+  }
+  result.bytes = *bytes;
   const std::vector<int64_t> ends = place.integers();
   if (ends.size() != 2) place.refuse("has " + std::to_string(ends.size()) + " items; expected 2");
-  if (ends[0] > ends[1] || ends[1] - ends[0] != size) {
+  if (ends[0] > ends[1] || ends[1] - ends[0] != result.bytes) {
     place.refuse("is " + shape_text(ends) + "; shape " + shape_text(result.shape) + " of " +
-                 std::string(kvbound::name(*known)) + " needs " + std::to_string(size) + " bytes");
+                 std::string(kvbound::name(*known)) + " needs " + std::to_string(result.bytes) + " bytes");
   }
   if (__builtin_add_overflow(data_begin, ends[0], &result.begin)) place.refuse("overflows");
   return result;
@@ -112,7 +113,7 @@ void require_contiguous(const std::string& path, const std::vector<TensorEntry>&
                         int64_t file_end) {
   int64_t end = data_begin;
   for (const TensorEntry& tensor : tensors) {
-    const int64_t size = tensor.elements * size_of(tensor.dtype);
+    const int64_t size = tensor.bytes;
     if (tensor.begin != end) {
       throw TraceError(path, tensor.header_offset, printable(tensor.name) + ".data_offsets",
                        "begins at " + std::to_string(tensor.begin - data_begin) + ", which leaves " +

@@ -17,6 +17,11 @@ namespace kvbound::traces {
 
 namespace {
 
+// Text of any origin: what is not UTF-8 becomes U+FFFD.
+std::string json_of_any(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 std::string json_text(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
@@ -51,7 +56,7 @@ std::string header_text(const SafetensorsWriter::Strings& metadata,
   };
   if (!metadata.empty()) {
     text += "\"__metadata__\":{";
-    for (const auto& [key, value] : metadata) add(key, json_text(value));
+    for (const auto& [key, value] : metadata) add(key, json_of_any(value));
     text += "}";
   }
   names = {"__metadata__"};

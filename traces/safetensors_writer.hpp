@@ -26,10 +26,11 @@ class SafetensorsWriter {
  public:
   using Strings = std::vector<std::pair<std::string, std::string>>;
 
-  /// Writes the header: `metadata` as __metadata__, unless it is empty, then the tensors in the given order.
+  /// Writes the header: `metadata` as __metadata__, unless it is empty, then the tensors in the given order. Metadata that are
+  /// not UTF-8, such as names of files, are written with U+FFFD in place of what is not.
   ///
-  /// throws  ShapeMismatch for a negative dimension or more than 2^63 - 1 bytes; Error for a name that occurs twice or
-  ///         is not UTF-8; IoError
+  /// throws  ShapeMismatch for a negative dimension or more than 2^63 - 1 bytes; Error for a name that occurs twice, or
+  ///         a tensor's that is not UTF-8; IoError
   SafetensorsWriter(const std::string& path, const Strings& metadata, std::vector<TensorDeclaration> tensors);
 
   const std::string& path() const { return file_.path(); }

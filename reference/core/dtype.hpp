@@ -9,35 +9,74 @@
 
 namespace kvbound {
 
-enum class Dtype { f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, boolean, f8_e4m3, f8_e5m2 };
+enum class Dtype {
+  f64,
+  f32,
+  f16,
+  bf16,
+  i64,
+  i32,
+  i16,
+  i8,
+  u64,
+  u32,
+  u16,
+  u8,
+  boolean,
+  c64,
+  f8_e4m3,
+  f8_e5m2,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  f8_e8m0,
+  f6_e2m3,
+  f6_e3m2,
+  f4
+};
 
 struct DtypeTraits {
   Dtype dtype;
   std::string_view name;
-  int64_t size;  ///< bytes
+  int64_t bits;  ///< of a number; a tensor has whole bytes
 };
 
-inline constexpr std::array<DtypeTraits, 15> kDtypes{{
-    {Dtype::f64, "F64", 8},
-    {Dtype::f32, "F32", 4},
-    {Dtype::f16, "F16", 2},
-    {Dtype::bf16, "BF16", 2},
-    {Dtype::i64, "I64", 8},
-    {Dtype::i32, "I32", 4},
-    {Dtype::i16, "I16", 2},
-    {Dtype::i8, "I8", 1},
-    {Dtype::u64, "U64", 8},
-    {Dtype::u32, "U32", 4},
-    {Dtype::u16, "U16", 2},
-    {Dtype::u8, "U8", 1},
-    {Dtype::boolean, "BOOL", 1},
-    {Dtype::f8_e4m3, "F8_E4M3", 1},
-    {Dtype::f8_e5m2, "F8_E5M2", 1},
+inline constexpr std::array<DtypeTraits, 22> kDtypes{{
+    {Dtype::f64, "F64", 64},
+    {Dtype::f32, "F32", 32},
+    {Dtype::f16, "F16", 16},
+    {Dtype::bf16, "BF16", 16},
+    {Dtype::i64, "I64", 64},
+    {Dtype::i32, "I32", 32},
+    {Dtype::i16, "I16", 16},
+    {Dtype::i8, "I8", 8},
+    {Dtype::u64, "U64", 64},
+    {Dtype::u32, "U32", 32},
+    {Dtype::u16, "U16", 16},
+    {Dtype::u8, "U8", 8},
+    {Dtype::boolean, "BOOL", 8},
+    {Dtype::c64, "C64", 64},
+    {Dtype::f8_e4m3, "F8_E4M3", 8},
+    {Dtype::f8_e5m2, "F8_E5M2", 8},
+    {Dtype::f8_e4m3fnuz, "F8_E4M3FNUZ", 8},
+    {Dtype::f8_e5m2fnuz, "F8_E5M2FNUZ", 8},
+    {Dtype::f8_e8m0, "F8_E8M0", 8},
+    {Dtype::f6_e2m3, "F6_E2M3", 6},
+    {Dtype::f6_e3m2, "F6_E3M2", 6},
+    {Dtype::f4, "F4", 4},
 }};
 
 constexpr const DtypeTraits& traits(Dtype dtype) { return kDtypes[static_cast<size_t>(dtype)]; }
 constexpr std::string_view name(Dtype dtype) { return traits(dtype).name; }
-constexpr int64_t size_of(Dtype dtype) { return traits(dtype).size; }
+/// Bytes of a number of a type that has whole bytes.
+constexpr int64_t size_of(Dtype dtype) { return traits(dtype).bits / 8; }
+/// Bytes of so many numbers; nullopt if that is no whole number or not below 2^63.
+constexpr std::optional<int64_t> bytes_of(Dtype dtype, int64_t numbers) {
+  const int64_t bits = traits(dtype).bits, rest = numbers % 8 * bits;
+  int64_t bytes = 0;
+  const bool overflows =
+      __builtin_mul_overflow(numbers / 8, bits, &bytes) || __builtin_add_overflow(bytes, rest / 8, &bytes);
+  return overflows || rest % 8 != 0 ? std::nullopt : std::optional(bytes);
+}
 
 constexpr std::optional<Dtype> dtype_named(std::string_view name) {
   for (const DtypeTraits& candidate : kDtypes) {

@@ -163,8 +163,31 @@ TEST(SafetensorsReader, RefusesASizeThatIsNotTheShapes) {
 }
 
 TEST(SafetensorsReader, RefusesUnknownTypes) {
-  EXPECT_EQ(refusal_of_header(one_tensor("f32", "[1]", "[0,4]"), "1234"),
-            "at byte 26: t.dtype: is \"f32\"; expected a safetensors type such as BF16");
+  EXPECT_THAT(
+      refusal_of_header(one_tensor("f32", "[1]", "[0,4]"), "1234"),
+      StartsWith("at byte 26: t.dtype: is \"f32\"; expected a safetensors type: F64 F32 F16 BF16 I64"));
+}
+
+TEST(SafetensorsReader, KnowsTypesOfLessThanAByte) {
+  const TemporaryFolder folder;
+  const std::vector<std::tuple<std::string, std::string, int64_t>> tensors{{"F4", "[2,8]", 8},
+                                                                           {"F6_E2M3", "[4]", 3},
+                                                                           {"F6_E3M2", "[0]", 0},
+                                                                           {"F8_E8M0", "[5]", 5},
+                                                                           {"C64", "[2]", 16}};
+  for (const auto& [dtype, shape, bytes] : tensors) {
+    const std::string path = folder.write(
+        "t.safetensors", safetensors_bytes(one_tensor(dtype, shape, "[0," + std::to_string(bytes) + "]"),
+                                           std::string(bytes, 1)));
+    const SafetensorsFile file(path);
+    EXPECT_EQ(file.find("t")->bytes, bytes) << dtype;
+    std::vector<double> numbers(1);
+    EXPECT_THROW(file.read(*file.find("t"), 0, numbers), TraceError) << dtype;
+  }
+  EXPECT_THAT(refusal_of_header(one_tensor("F4", "[3]", "[0,1]"), "1"),
+              HasSubstr("t.shape: [3] of F4 has no whole number of bytes"));
+  EXPECT_THAT(refusal_of_header(one_tensor("F4", "[4]", "[0,1]"), "1"),
+              HasSubstr("shape [4] of F4 needs 2 bytes"));
 }
 
 TEST(SafetensorsReader, RefusesMissingAndForeignFields) {
@@ -380,6 +403,16 @@ TEST(SafetensorsWriter, WritesTheHeaderWithoutWhiteSpaceMetadataFirst) {
             safetensors_bytes(R"({"__metadata__":{"b":"1","a":"2"},"x":{"dtype":"F16","shape":[1,2],)"
                               R"("data_offsets":[0,4]}})",
                               std::string("\x00\x3c\x00\x40", 4)));
+}
+
+TEST(SafetensorsWriter, ReplacesWhatIsNotUtf8InMetadata) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("t.safetensors");
+  SafetensorsWriter writer(path, {{"model", "Mod\xe8le"}}, {});
+  writer.finish();
+  EXPECT_EQ(SafetensorsFile(path).metadata().strings.at("model"), "Mod\xef\xbf\xbdle");
+  EXPECT_THROW(SafetensorsWriter(path, {}, {{"\xe8", Dtype::f32, {}}}), Error)
+      << "a tensor is found by its name";
 }
 
 TEST(SafetensorsWriter, RefusesNumbersThatTheTypeCannotHold) {
