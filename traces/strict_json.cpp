@@ -35,14 +35,46 @@ struct CountingIterator {
   }
 };
 
+/// A number that JSON does not have, at its place in a text.
+struct PythonNumber {
+  std::string_view literal;
+  size_t end = 0;  ///< position behind it
+};
+
+/// Finds the numbers of Python's that JSON does not have, and replaces them in `text` by others of the same length.
+std::vector<PythonNumber> replace_python_numbers(std::string& text) {
+  constexpr std::string_view kLiterals[] = {"NaN", "Infinity", "-Infinity"};
+  std::vector<PythonNumber> found;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (quoted && text[i] == '\\') {
+      ++i;
+      continue;
+    }
+    if (text[i] == '"') quoted = !quoted;
+    if (quoted) continue;
+    for (const std::string_view literal : kLiterals) {
+      if (text.compare(i, literal.size(), literal) != 0) continue;
+      std::string number = literal[0] == '-' ? "-0." : "0.";
+      number.resize(literal.size(), '0');
+      text.replace(i, literal.size(), number);
+      found.push_back({literal, i + literal.size()});
+      i += literal.size() - 1;
+      break;
+    }
+  }
+  return found;
+}
+
 class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   TreeBuilder(const std::string& path, int64_t offset, const std::string& field, std::string_view text,
-              const JsonLimits& limits)
+              const JsonLimits& limits, std::vector<PythonNumber> python)
       : path_(path),
         offset_(offset),
         field_(field),
         limits_(limits),
+        python_(std::move(python)),
         begin_(text.data()),
         taken_(text.data()) {}
 
@@ -54,7 +86,10 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   bool number_integer(number_integer_t value) override {
     return other(value == 0 ? "-0" : std::to_string(value));  // called for literals with a minus sign only
   }
-  bool number_float(number_float_t, const string_t& literal) override { return other(literal); }
+  bool number_float(number_float_t, const string_t& literal) override {
+    if (next_python_ == python_.size() || taken_ < begin_ + python_[next_python_].end) return other(literal);
+    return other(std::string(python_[next_python_++].literal));
+  }
   bool number_unsigned(number_unsigned_t value) override {
     place({value});
     return true;
@@ -125,6 +160,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   int64_t offset_;
   const std::string& field_;
   const JsonLimits& limits_;
+  const std::vector<PythonNumber> python_;  // in the order of the text
+  size_t next_python_ = 0;
   const char* begin_;
   const char* taken_;
   Json root_;
@@ -157,7 +194,10 @@ Json parse_strict_json(const std::string& path, int64_t offset, const std::strin
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {  // nlohmann would stop there
     throw TraceError(path, offset + static_cast<int64_t>(nul), field, "is not valid JSON: a zero byte");
   }
-  TreeBuilder builder(path, offset, field, text, limits);
+  std::string replaced(limits.python ? text : "");
+  std::vector<PythonNumber> python = replace_python_numbers(replaced);
+  if (!python.empty()) text = replaced;
+  TreeBuilder builder(path, offset, field, text, limits, std::move(python));
   nlohmann::json::sax_parse(builder.iterator(text.data()), builder.iterator(text.data() + text.size()),
                             &builder);
   Json root = builder.take_root();

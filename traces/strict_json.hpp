@@ -34,10 +34,12 @@ struct Json {
 /// A short description of a value for messages: `an object`, `"text"`, `-5`.
 std::string description(const Json& json);
 
-/// How deeply objects and arrays may be nested, and how many items an array may have.
+/// How deeply objects and arrays may be nested, how many items an array may have, and whether NaN, Infinity and -Infinity are
+/// numbers, as Python writes them.
 struct JsonLimits {
   size_t levels = 3;
   size_t items = 64;
+  bool python = false;
 };
 
 /// Parses one object. White space around it is legal, a byte order mark is not.

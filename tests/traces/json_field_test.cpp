@@ -98,5 +98,21 @@ TEST_F(JsonFields, OfListsAreNamedByTheirIndex) {
   refuses([&] { at("list").items()[1].text(); }, "list[1]: is null; expected a string that is not empty");
 }
 
+TEST(StrictJson, HasPythonsNumbersOnlyWhereTheyAreLegal) {
+  const std::string
+      path = "file.json",
+      text =
+          R"({"a": [1.5, NaN, -Infinity, -0.000000, Infinity], "b\"": "NaN, Infinity \\\" -Infinity", "c": 0.0})";
+  const Json json = parse_strict_json(path, 0, "", text, {.python = true});
+  std::vector<std::string> numbers;
+  for (const Json& number : *json.member("a")->array()) numbers.push_back(description(number));
+  EXPECT_THAT(numbers, ElementsAre("1.5", "NaN", "-Infinity", "-0.000000", "Infinity"));
+  EXPECT_EQ(*json.member("b\"")->text(), "NaN, Infinity \\\" -Infinity");
+  EXPECT_EQ(description(*json.member("c")), "0.0");
+  EXPECT_THROW(JsonField(path, "", json).member("a").items()[4].number(), TraceError);
+  EXPECT_THROW(parse_strict_json(path, 0, "", text), TraceError);
+  EXPECT_THROW(parse_strict_json(path, 0, "", R"({"a": NaNs})", {.python = true}), TraceError);
+}
+
 }  // namespace
 }  // namespace kvbound::traces
