@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <array>
 #include <cerrno>
 
 #include <kvbound/reference/core/error.hpp>
@@ -56,16 +57,56 @@ void InputFile::read(int64_t offset, std::span<char> out, const std::string& fie
   }
 }
 
+namespace {
+
+[[noreturn]] void refuse_size(const std::string& path, const std::string& size, int64_t most) {
+  throw TraceError(path, -1, "",
+                   "has " + size + " bytes; expected at most " + std::to_string(most >> 20) + " MiB");
+}
+
+bool is_standard_input(const std::string& path) { return path == "-" || path == "/dev/stdin"; }
+
+// Whether a path leads to something without a size, which can only be read from its beginning to its end.
+bool is_stream(const std::string& path) {
+  struct stat status {};
+  const bool found =
+      is_standard_input(path) ? fstat(STDIN_FILENO, &status) == 0 : stat(path.c_str(), &status) == 0;
+  return found && (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode) || S_ISSOCK(status.st_mode));
+}
+
+std::string whole_stream(const std::string& path, int64_t most) {
+  const int descriptor = is_standard_input(path) ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0)
+                                                 : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY);
+  if (descriptor < 0) throw io_error("open", path, errno);
+  std::string text;
+  std::array<char, 1 << 16> piece;
+  ssize_t count = 1;
+  int error = 0;
+  while (count != 0 && std::ssize(text) <= most) {
+    count = read(descriptor, piece.data(), piece.size());
+    error = errno;
+    if (count < 0 && error == EINTR) continue;
+    if (count < 0) break;
+    text.append(piece.data(), static_cast<size_t>(count));
+  }
+  close(descriptor);
+  if (count < 0) throw io_error("read", path, error);
+  if (std::ssize(text) > most) refuse_size(path, "more", most);
+  return text;
+}
+
+}  // namespace
+
 std::string whole_text(const std::string& path, int64_t most) {
   const InputFile file(path);
-  if (file.size() > most) {
-    throw TraceError(path, -1, "",
-                     "has " + std::to_string(file.size()) + " bytes; expected at most " +
-                         std::to_string(most >> 20) + " MiB");
-  }
+  if (file.size() > most) refuse_size(path, std::to_string(file.size()), most);
   std::string text(static_cast<size_t>(file.size()), '\0');
   file.read(0, text, "");
   return text;
+}
+
+std::string whole_input(const std::string& path, int64_t most) {
+  return is_stream(path) ? whole_stream(path, most) : whole_text(path == "-" ? "/dev/stdin" : path, most);
 }
 
 }  // namespace kvbound::traces

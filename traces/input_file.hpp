@@ -34,5 +34,7 @@ class InputFile {
 
 /// A file's contents. Throws TraceError if it has more than `most` bytes, a number of whole MiB; as InputFile.
 std::string whole_text(const std::string& path, int64_t most = INT64_MAX);
+/// The same of a file that may also be a pipe or another stream, which is read to its end; `-` is standard input.
+std::string whole_input(const std::string& path, int64_t most = INT64_MAX);
 
 }  // namespace kvbound::traces

@@ -54,7 +54,7 @@ bool is_of(const PeerOperation& operation, const BenchResult& result) {
 }  // namespace
 
 Peer read_peer(const std::string& path) {
-  const std::string text = traces::whole_text(path, kMostPeerBytes);
+  const std::string text = traces::whole_input(path, kMostPeerBytes);
   const Json json = traces::parse_strict_json(path, 0, "", text, {.levels = 4, .items = kMostPeerItems});
   const JsonField root(path, "", json), shape = root.member("shape");
   root.member("schema").one_of({kPeerSchema});

@@ -121,7 +121,7 @@ nlohmann::ordered_json to_json(const proofs::Property& property, const Instance&
 
 std::vector<StoredInstance> read_instances(const std::string& path) {
   std::vector<StoredInstance> result;
-  const traces::Json json = traces::parse_strict_json(path, 0, "", traces::whole_text(path, kMostBytes),
+  const traces::Json json = traces::parse_strict_json(path, 0, "", traces::whole_input(path, kMostBytes),
                                                       {.levels = 16, .items = kMostBytes});
   collect({path, "", json}, result);
   if (result.empty()) throw TraceError(path, -1, "schema", fmt::format("nowhere is \"{}\"", kSchema));

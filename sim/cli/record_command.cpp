@@ -23,12 +23,13 @@ namespace {
 constexpr int64_t kUsualSteps = 64, kUsualWindow = 128;
 
 constexpr const char* kExplanation =
-    "MODEL is a GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K) or a Hugging Face\n"
-    "folder with config.json and safetensors (F32, F16, BF16), of the families llama, mistral without a sliding\n"
-    "window, qwen2 and qwen3. It runs in single precision; queries, keys and values are rounded to the stored\n"
-    "type before attention, so that inspect --verify can recompute the recorded attention output.\n"
-    "\nThe model reads the first --prompt tokens of FILE. Tokens behind them are what it is made to decode; where\n"
-    "there are none it decodes greedily. The decoded tokens are printed.\n"
+    "MODEL is a GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K), the first part of a\n"
+    "split one, or a Hugging Face folder with config.json and safetensors (F32, F16, BF16), of the families\n"
+    "llama, mistral without a sliding window, qwen2 and qwen3. It runs in single precision; queries, keys and\n"
+    "values are rounded to the stored type before attention, so that inspect --verify can recompute the recorded\n"
+    "attention output.\n"
+    "\nThe model reads the first --prompt tokens of FILE, which may be a pipe or -, standard input. Tokens behind\n"
+    "them are what it is made to decode; where there are none it decodes greedily. The decoded tokens are printed.\n"
     "\nExamples:\n"
     "  kvbound record model.gguf --tokens prompt.ids --prompt 1024 --steps 48 --layers 3,14,27 trace.safetensors\n"
     "  kvbound record ./pocket --bytes prose.txt --prompt 1984 --dtype BF16 trace.safetensors\n"

@@ -95,7 +95,7 @@ std::vector<Budget> budgets_of(const JsonField& list) {
 }  // namespace
 
 SweepPlan read_plan(const std::string& path) {
-  const traces::Json json = traces::parse_strict_json(path, 0, "", traces::whole_text(path, kMostPlanBytes),
+  const traces::Json json = traces::parse_strict_json(path, 0, "", traces::whole_input(path, kMostPlanBytes),
                                                       {.levels = 2, .items = kMostPlanItems});
   const JsonField root(path, "", json);
   root.require_known(kPlanMembers, "a plan");

@@ -3,7 +3,6 @@
 usage: prove_command_test.py KVBOUND      KVBOUND: the program's path
 """
 import json
-import os
 import re
 
 from support import kvbound_cli
@@ -197,8 +196,7 @@ class Replaying(CommandLineTest):
     def test_files_that_cannot_be_read_are_refused(self):
         self.refuses(WORLD, "missing.json", "prove", "--replay", "missing.json")
         self.refuses(INVALID, "is a directory; expected a regular file", "prove", "--replay", self.folder)
-        os.mkfifo(self.folder / "fifo")
-        self.refuses(INVALID, "fifo", "prove", "--replay", "fifo")
+        self.refuses(INVALID, "/dev/null: .*is not valid JSON", "prove", "--replay", "/dev/null")
 
 
 class BadArguments(CommandLineTest):

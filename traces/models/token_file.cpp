@@ -14,16 +14,6 @@ namespace {
 
 constexpr int64_t kMostTokenFileBytes = int64_t{1} << 30;
 
-std::string contents(const std::string& path) {
-  const InputFile file(path);
-  if (file.size() > kMostTokenFileBytes) {
-    throw TraceError(path, -1, "", "has " + std::to_string(file.size()) + " bytes; expected at most 1 GiB");
-  }
-  std::string text(static_cast<size_t>(file.size()), '\0');
-  file.read(0, text, "");
-  return text;
-}
-
 int64_t require_token(const std::string& path, size_t offset, const std::string& said,
                       std::optional<int64_t> token, int64_t vocabulary) {
   if (token && 0 <= *token && *token < vocabulary) return *token;
@@ -40,7 +30,7 @@ std::vector<int64_t> require_some(const std::string& path, std::vector<int64_t> 
 
 std::vector<int64_t> read_token_ids(const std::string& path, int64_t vocabulary) {
   constexpr std::string_view kBetween = " \t\r\n,";
-  const std::string text = contents(path);
+  const std::string text = whole_input(path, kMostTokenFileBytes);
   std::vector<int64_t> tokens;
   for (size_t begin = text.find_first_not_of(kBetween); begin != std::string::npos;) {
     const size_t end = std::min(text.find_first_of(kBetween, begin), text.size());
@@ -52,7 +42,7 @@ std::vector<int64_t> read_token_ids(const std::string& path, int64_t vocabulary)
 }
 
 std::vector<int64_t> read_bytes_as_tokens(const std::string& path, int64_t vocabulary) {
-  const std::string text = contents(path);
+  const std::string text = whole_input(path, kMostTokenFileBytes);
   std::vector<int64_t> tokens;
   tokens.reserve(text.size());
   for (const char c : text) {

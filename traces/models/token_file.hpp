@@ -1,4 +1,4 @@
-// Files of tokens.
+// Files of tokens, which may be pipes.
 #pragma once
 
 #include <cstdint>
