@@ -53,13 +53,21 @@ bool sync(int descriptor) {
 
 }  // namespace
 
+bool names_standard_output(std::string_view path) {
+  return path == "-" || path == "/dev/stdout" || path == "/dev/fd/1" || path == "/proc/self/fd/1";
+}
+
 OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
   if (path.empty()) throw io_error("create", "a file without a name", ENOENT);
   struct stat status {};
+  if (names_standard_output(path)) {
+    open_directly();
+    return;
+  }
   const bool exists = stat(path.c_str(), &status) == 0;
   if (!exists && errno != ENOENT) throw io_error("write", path, errno);
   if (exists && S_ISDIR(status.st_mode)) throw io_error("write", path, EISDIR);
-  if (path == "/dev/stdout" || path == "/dev/stderr" || (exists && !S_ISREG(status.st_mode))) {
+  if (path == "/dev/stderr" || (exists && !S_ISREG(status.st_mode))) {
     open_directly();
     return;
   }
@@ -75,7 +83,7 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
 
 void OutputFile::open_directly() {
   // Reopening a standard stream that is redirected to a file would overwrite that file's contents.
-  if (path_ == "/dev/stdout") {
+  if (names_standard_output(path_)) {
     descriptor_ = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0);
   } else if (path_ == "/dev/stderr") {
     descriptor_ = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);

@@ -8,11 +8,14 @@ namespace kvbound::traces {
 
 struct PendingName;
 
+/// Whether a path is `-`, /dev/stdout, /dev/fd/1 or /proc/self/fd/1.
+bool names_standard_output(std::string_view path);
+
 /// Writes to a temporary file in the same folder, and renames it once all data has reached the disk. An OutputFile that
 /// is destroyed without commit() leaves no file behind, and an existing file of that name unchanged.
 ///
-/// A path that is not a regular file (/dev/stdout, /dev/null, a FIFO) is written directly, because it cannot be
-/// replaced. Every function but the destructor throws IoError, with the path and the system's reason.
+/// A path that is not a regular file (/dev/null, a FIFO), or that names standard output, is written directly, because it cannot
+/// be replaced. Every function but the destructor throws IoError, with the path and the system's reason.
 class OutputFile {
  public:
   /// Also throws if the path is a directory, or an existing file that may not be written.

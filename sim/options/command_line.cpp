@@ -8,6 +8,7 @@
 #include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/traces/output_file.hpp>
 
 #include "layer_list.hpp"
 #include "number.hpp"
@@ -149,9 +150,12 @@ void OutputPaths::add_input(const std::string& path) { taken_.emplace(canonical_
 
 void OutputPaths::add(const std::string& option, const std::string& path) {
   if (path.empty()) throw UsageError(fmt::format("--{}: an empty file name", option));
+  const bool to_standard_output = traces::names_standard_output(path);
+  if (to_standard_output) std::cout.rdbuf(std::cerr.rdbuf());  // so that no table comes between
+  const std::string file = to_standard_output ? "/dev/stdout" : path;
   std::error_code ignored;
-  if (std::filesystem::is_character_file(path, ignored)) return;  // /dev/null may well take two outputs
-  const auto [place, is_new] = taken_.emplace(canonical_path(path), "what --" + option + " writes");
+  if (std::filesystem::is_character_file(file, ignored)) return;  // /dev/null may well take two outputs
+  const auto [place, is_new] = taken_.emplace(canonical_path(file), "what --" + option + " writes");
   if (!is_new) throw UsageError(fmt::format("--{}: '{}' is {}", option, path, place->second));
 }
 

@@ -86,7 +86,8 @@ std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers);
 class OutputPaths {
  public:
   void add_input(const std::string& path);
-  /// Throws UsageError, naming the option, if the path is empty, or is an input or another output.
+  /// If the path names standard output, what is printed there from now on goes to standard error. Throws UsageError, naming
+  /// the option, if the path is empty, or is an input or another output.
   void add(const std::string& option, const std::string& path);
 
  private:

@@ -339,8 +339,11 @@ class Reports(CommandLineTest):
     def test_outputs_may_be_standard_output_and_may_replace_files_and_links(self):
         TraceFile().write(self.folder / "trace.safetensors")
         policies = "replay", "trace.safetensors", "--policy", "snapkv:window=4", "--budget", "8"
-        stdout = self.passes(*policies, "--json", "/dev/stdout")
-        self.assertEqual(json.loads(stdout[stdout.index("\n{\n"):])["schema"], "kvbound-replay-1")
+        for name in ("-", "/dev/stdout", "/dev/fd/1"):
+            result = self.run_program(*policies, "--json", name)
+            self.assertEqual((result.returncode, json.loads(result.stdout)["schema"]), (PASS, "kvbound-replay-1"))
+            self.assertIn("policy", result.stderr)
+        self.refuses(USAGE, "'-' is what --json writes", *policies, "--json", "/dev/stdout", "--csv", "-")
         (self.folder / "target.json").write_text("old")
         os.chmod(self.folder / "target.json", 0o640)
         (self.folder / "link.json").symlink_to("target.json")

@@ -146,6 +146,12 @@ TEST(OutputFile, WritesAFifoDirectly) {
   EXPECT_TRUE(std::filesystem::is_fifo(fifo));
 }
 
+TEST(OutputFile, KnowsTheNamesOfStandardOutput) {
+  for (const char* path : {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
+    EXPECT_TRUE(names_standard_output(path));
+  for (const char* path : {"./-", "/dev/stderr", "/dev/fd/11", ""}) EXPECT_FALSE(names_standard_output(path));
+}
+
 TEST(OutputFile, RefusesADirectory) {
   const TemporaryFolder folder;
   EXPECT_EQ(message_of<IoError>([&] { OutputFile file(folder.path()); }),
