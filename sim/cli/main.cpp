@@ -1,17 +1,21 @@
 // The program: runs the subcommand, and turns its exceptions into an exit code and one line on standard error.
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <new>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/numerics/passive_waiting.hpp>
@@ -78,7 +82,17 @@ int dispatch(const Arguments& arguments) {
   throw UsageError(fmt::format("no subcommand '{}'; known: {}", name, fmt::join(known, ", ")));
 }
 
+// Before libgomp starts so many threads that the machine has no room for others, or overflows its stack.
+void require_possible_threads() {
+  const int most = std::max(static_cast<int>(kMostThreads), omp_get_num_procs());
+  const int threads = omp_get_max_threads();
+  if (threads >= 1 && threads <= most) return;
+  throw IoError(
+      fmt::format("cannot start {} threads, as OMP_NUM_THREADS says; expected 1 to {}", threads, most));
+}
+
 int run(const Arguments& arguments) try {
+  require_possible_threads();
   reference::use_fastest_products();  // before any thread is started
   const int code = dispatch(arguments);
   flush_standard_output();
@@ -101,10 +115,24 @@ int run(const Arguments& arguments) try {
   return fail(kWorld, error.what());
 } catch (const std::filesystem::filesystem_error& error) {
   return fail(kWorld, "cannot use " + error.path1().string() + ": " + error.code().message());
+} catch (const std::system_error& error) {
+  return fail(kWorld, std::string("a request to the system failed, such as for a thread: ") + error.what());
 } catch (const std::bad_alloc&) {
   return fail(kWorld, "out of memory");
 } catch (const std::exception& error) {
   return fail(kInternal, std::string("internal error: ") + error.what());
+}
+
+std::atomic<bool> has_returned = false;
+
+// Libraries end the program by exit(1) for want of a thread or of memory, which would say that something differs.
+extern "C" void end_for_want_of_resources() {
+  if (has_returned) return;
+  traces::remove_pending_output_files();
+  std::fputs(
+      "kvbound: a library ended the program for want of threads or memory; see --threads and OMP_NUM_THREADS\n",
+      stderr);
+  std::_Exit(kWorld);
 }
 
 // Terminates the program by the same signal, but removes half-written files first.
@@ -124,5 +152,8 @@ int main(int argc, char** argv) {
   }
   // A closed pipe, or a file above the size limit, is reported as a write error like any other.
   for (const int signal_number : {SIGPIPE, SIGXFSZ}) std::signal(signal_number, SIG_IGN);
-  return run(Arguments(argv + 1, argv + argc));
+  std::atexit(end_for_want_of_resources);
+  const int code = run(Arguments(argv + 1, argv + argc));
+  has_returned = true;
+  return code;
 }

@@ -1,11 +1,13 @@
-"""The program as a process: standard streams.
+"""The program as a process: standard streams, and threads that cannot be started.
 
 usage: process_test.py KVBOUND      KVBOUND: the program's path
 """
 import json
+import os
+import resource
 
 from support import kvbound_cli
-from support.kvbound_cli import PASS, CommandLineTest, TraceFile
+from support.kvbound_cli import PASS, WORLD, CommandLineTest, TraceFile
 
 
 class Process(CommandLineTest):
@@ -22,6 +24,21 @@ class Process(CommandLineTest):
                 self.assertTrue(json.loads(result.stdout))
         result = self.run_program("replay", *runs, "--csv", "-", "--quiet")
         self.assertTrue(all(line.count(",") == result.stdout.splitlines()[0].count(",") for line in result.stdout.splitlines()))
+
+    def test_threads_that_cannot_be_started(self):
+        TraceFile().write(self.folder / "trace.safetensors")
+        arguments = "replay", "trace.safetensors", "--policy", "snapkv:window=4", "--budget", "8"
+
+        def few():  # no room for stacks of this size
+            resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        for variables, problem in (({"OMP_NUM_THREADS": "8", "OMP_STACKSIZE": "16G"}, "Thread creation failed.*want of threads or memory"),
+                                   ({"OMP_NUM_THREADS": "100000"}, "cannot start 100000 threads, as OMP_NUM_THREADS says; expected 1 to"),
+                                   ({"OMP_NUM_THREADS": "1000000000"}, "cannot start 1000000000 threads")):
+            with self.subTest(variables):
+                result = self.run_program(*arguments, "--json", "out.json", env={**os.environ, **variables}, preexec_fn=few)
+                self.assertEqual(result.returncode, WORLD, result.stderr)
+                self.assertRegex(" ".join(result.stderr.split()), problem)
+                self.assertEqual([path.name for path in self.folder.iterdir()], ["trace.safetensors"])
 
 
 if __name__ == "__main__":
