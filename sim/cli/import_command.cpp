@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -92,16 +93,24 @@ std::string call_summary(const traces::RecordedSession& session, int64_t number,
   return fmt::format("refused: {}", error.what());
 }
 
+// The function of a call, and why there is none if its record could not be read.
+std::pair<std::string, std::string> function_of(const traces::RecordedSession& session, int64_t number) try {
+  return {session.call(number).function(), ""};
+} catch (const Error& error) {
+  return {"?", fmt::format("unreadable: {}", error.what())};
+}
+
 std::string listing(const traces::RecordedSession& session, const traces::AttentionCallOptions& options) {
+  std::vector<std::pair<std::string, std::string>> calls;
   size_t width = 0;
-  for (const traces::RecordedCall& call : session.calls()) width = std::max(width, call.function().size());
-  std::string text = fmt::format("{} calls in {}\n", session.calls().size(), one_line(session.folder()));
-  for (size_t i = 0; i < session.calls().size(); ++i) {
-    const std::string& function = session.calls()[i].function();
-    const auto number = static_cast<int64_t>(i) + 1;
-    const std::string what =
-        traces::attention_function_named(function) ? call_summary(session, number, options) : "";
-    text += one_line(fmt::format("{:6}  {:{}}  {}", number, function, width, what));
+  for (int64_t number = 1; number <= session.size(); ++number) {
+    auto& [function, what] = calls.emplace_back(function_of(session, number));
+    width = std::max(width, function.size());
+    if (traces::attention_function_named(function)) what = call_summary(session, number, options);
+  }
+  std::string text = fmt::format("{} calls in {}\n", calls.size(), one_line(session.folder()));
+  for (size_t i = 0; i < calls.size(); ++i) {
+    text += one_line(fmt::format("{:6}  {:{}}  {}", i + 1, calls[i].first, width, calls[i].second));
     text.erase(text.find_last_not_of(' ') + 1);
     text += "\n";
   }
@@ -110,7 +119,7 @@ std::string listing(const traces::RecordedSession& session, const traces::Attent
 
 // The calls of --call; by default the only call of an attention kernel.
 std::vector<int64_t> chosen_calls(const CommandLine& line, const traces::RecordedSession& session) {
-  const auto count = std::ssize(session.calls());
+  const int64_t count = session.size();
   if (const auto text = line.text("call")) {
     const auto calls = parse_layer_list(*text, count + 1);
     if (!calls || calls->front() == 0) {
@@ -119,11 +128,13 @@ std::vector<int64_t> chosen_calls(const CommandLine& line, const traces::Recorde
     }
     return *calls;
   }
-  std::vector<int64_t> found;
-  for (int64_t i = 0; i < count; ++i) {
-    if (traces::attention_function_named(session.calls()[static_cast<size_t>(i)].function()))
-      found.push_back(i + 1);
+  std::vector<int64_t> found, unreadable;
+  for (int64_t number = 1; number <= count; ++number) {
+    const std::string function = function_of(session, number).first;
+    if (traces::attention_function_named(function)) found.push_back(number);
+    if (function == "?") unreadable.push_back(number);
   }
+  if (found.empty() && !unreadable.empty()) return {unreadable.back()};  // whose error is told
   if (found.empty()) {
     throw TraceError(session.folder(), -1, "",
                      "has no call that can be imported; expected one of " + traces::attention_functions());

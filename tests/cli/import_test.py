@@ -10,7 +10,7 @@ import numpy as np
 
 from independent.replay import open_tensors, read_tensor
 from support import kvbound_cli
-from support.flashinfer_dumps import (CUDA_GRAPH, DECODE, Batch, Dumps, Tensor, attention, edit, ints, record_decode,
+from support.flashinfer_dumps import (CUDA_GRAPH, DECODE, Batch, Dumps, Tensor, Torch, attention, edit, ints, record_decode,
                                       record_prefill, record_ragged, record_single, safetensors)
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, USAGE, WORLD, CommandLineTest, file_bytes
 
@@ -108,6 +108,31 @@ class Imports(ImportTest):
     def test_a_wrapper_for_cuda_graphs_is_a_decode_wrapper(self):
         record_decode(self.dumps, Batch(), name=CUDA_GRAPH)
         self.require_verdict(PASS, "--request", 0)
+
+    def test_forms_of_arguments_that_flashinfer_accepts(self):
+        """Pages of one token without a dimension for it, and settings by position, of which the signature has no names."""
+        for both in (True, False):
+            self.fresh()
+            batch = Batch(page_size=1)
+            record_decode(self.dumps, batch, both=both, flat=True, run={"k_scale": Tensor("F32", [1.0])})
+            self.require_verdict(PASS, "--request", 1)
+            self.require_trace_of(batch, 1)
+        for positions, code in ((("NONE", -1, None, Torch("torch.float16"), None, None, None, 0.3), PASS), (("NONE", 5), INVALID)):
+            self.fresh()
+            record_decode(self.dumps, batch := Batch(), batch.outputs(scale=0.3), positions=positions)
+            if code == PASS:
+                self.require_verdict(PASS, "--request", 1)
+            else:
+                self.refuses(INVALID, "input_metadata.arg_9: is 5; expected -1", "import", "flashinfer", "dumps", self.trace, "--request", 1)
+
+    def test_a_neighbour_that_cannot_be_read(self):
+        record_decode(self.dumps, batch := Batch())
+        other = self.dumps.call("softmax", "(x, temperature: float = inf)", temperature=float("inf"))
+        self.require_verdict(PASS, "--request", 0)
+        (other / "metadata.jsonl").write_text('{"function_name": "soft', "utf-8")
+        self.require_verdict(PASS, "--request", 0)
+        self.require_trace_of(batch, 0)
+        self.assertRegex(self.passes("import", "flashinfer", "dumps", "--list"), r"\n +4  \? +unreadable: .*is not valid JSON")
 
     def test_a_given_scale(self):
         batch = Batch()
@@ -320,7 +345,7 @@ class Refusals(ImportTest):
                 self.fresh()
                 record_decode(self.dumps, batch, plan=plan)
                 self.refused(problem)
-        for run, problem in (({"k_scale": 0.5}, "kwarg_k_scale: is 0.5; expected 1"), ({"v_scale": Tensor("F32", [1.0])}, "v_scale: is a"),
+        for run, problem in (({"k_scale": 0.5}, "kwarg_k_scale: is 0.5; expected 1"), ({"v_scale": Tensor("F32", [0.5])}, "v_scale: is a"),
                              ({"sinks": Tensor("F32", [1.0])}, "sinks: is a tensor"), ({"window_left": 5}, "window_left: is 5")):
             with self.subTest(problem):
                 self.fresh()

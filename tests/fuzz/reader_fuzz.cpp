@@ -95,9 +95,9 @@ void read_checkpoint(const std::string& path) {
 // Every request of every call that can be imported, each judged by itself: one that is refused says nothing of others.
 void read_calls(const std::string& path) {
   const kvbound::traces::RecordedSession session(path);
-  for (size_t i = 0; i < session.calls().size(); ++i) try {
-      if (!kvbound::traces::attention_function_named(session.calls()[i].function())) continue;
-      const kvbound::traces::AttentionCall call(session, static_cast<int64_t>(i) + 1, {});
+  for (int64_t number = 1; number <= session.size(); ++number) try {
+      if (!kvbound::traces::attention_function_named(session.call(number).function())) continue;
+      const kvbound::traces::AttentionCall call(session, number, {});
       for (int64_t r = 0; r < call.requests(); ++r) {
         const auto request = call.request(r);
         call.keys(request);

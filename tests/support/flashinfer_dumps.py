@@ -22,6 +22,8 @@ PLAN = {
     RAGGED: "(self, qo_indptr, kv_indptr, num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, head_dim_vo=None, "
             "custom_mask: Optional[torch.Tensor] = None, causal: bool = False, " + SETTINGS.format(more="non_blocking: bool = True"),
 }
+PLAN_BY_POSITION = ("(self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, num_qo_heads: int, "
+                    "num_kv_heads: int, head_dim: int, page_size: int, *deprecated_positional_args: Any, **kwargs: Any) -> None")
 RUN = {name: "(self, q: torch.Tensor, paged_kv_cache: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], *args, "
              "q_scale: Optional[float] = None, k_scale: Optional[float] = None, v_scale: Optional[float] = None, "
              "return_lse: bool = False, window_left: Optional[int] = None, sinks: Optional[torch.Tensor] = None)"
@@ -195,8 +197,10 @@ class Batch:
                 cache[self.indices[self.indptr[r] + t // self.page_size], t % self.page_size] = row
         return cache if layout == "NHD" else cache.swapaxes(1, 2)
 
-    def cache(self, layout, both):
-        k, v = self.paged(self.k, layout), self.paged(self.v, layout)
+    def cache(self, layout, both, flat=False):
+        k, v = (self.paged(part, layout) for part in (self.k, self.v))
+        if flat:
+            k, v = (part.reshape(self.page_count, self.kv_heads, self.dim) for part in (k, v))
         if both:
             return Tensor(self.dtype, np.stack([k, v], axis=1))
         return Tensor(self.dtype, k), Tensor(self.dtype, v)
@@ -213,16 +217,18 @@ def ints(numbers, dtype="I32"):
 
 
 def record_decode(dumps, batch, outputs=None, layout="NHD", both=True, constructed=True, object=99, lse=False, plan=None, run=None,
-                  name=DECODE, tuples=True, tables=None, status="completed"):
-    """__init__, plan and run of a batch decode wrapper. plan, run: further arguments. Returns the folders of plan and run."""
+                  name=DECODE, tuples=True, tables=None, status="completed", flat=False, positions=None):
+    """__init__, plan and run of a batch decode wrapper. plan, run: further arguments. flat: a cache without the dimension of its
+    pages' one token. positions: plan's settings by position, as FlashInfer 0.7 records them. Returns the folders of plan and run."""
     outputs = batch.tensor(batch.outputs() if outputs is None else outputs)
     if constructed:
         dumps.call(f"{name}.__init__", INIT, Dumps, Tensor("I32", np.zeros(4)), *([] if layout == "NHD" else [layout]), object=object)
     tables = tables or (ints(batch.indptr), ints(batch.indices), ints(batch.last))
-    planned = dumps.call(f"{name}.plan", PLAN[DECODE], Dumps, *tables, batch.heads, batch.kv_heads, batch.dim, batch.page_size,
-                         object=object, **{"q_data_type": Torch("torch.float16"), **(plan or {})})
+    settings = {"q_data_type": Torch("torch.float16"), **(plan or {})} if positions is None else {}
+    planned = dumps.call(f"{name}.plan", PLAN[DECODE] if positions is None else PLAN_BY_POSITION, Dumps, *tables, batch.heads,
+                         batch.kv_heads, batch.dim, batch.page_size, *(positions or ()), object=object, **settings)
     result = (outputs, Tensor("F32", np.zeros((len(outputs.array), batch.heads)))) if lse else outputs
-    return planned, dumps.call(f"{name}.run", RUN[DECODE], Dumps, batch.tensor(batch.q), batch.cache(layout, both), object=object,
+    return planned, dumps.call(f"{name}.run", RUN[DECODE], Dumps, batch.tensor(batch.q), batch.cache(layout, both, flat), object=object,
                                result=result, status=status, tuples=tuples, **(run or {}))
 
 

@@ -129,7 +129,9 @@ class AttentionCall::Setup {
 
   // The requests of the batch: their queries, and their parts of the cache.
   void find_batch() {
-    result_.causal_ = function_.decodes || options_.causal || truth_argument(settings(), "causal");
+    const bool causal_decode = function_.decodes && settings().argument("is_causal").is_none();
+    result_.causal_ = causal_decode || options_.causal ||
+                      truth_argument(settings(), function_.decodes ? "is_causal" : "causal");
     switch (function_.cache) {
       case RecordedCache::whole:
         result_.query_offsets_ = {0, query_rows_};
@@ -211,7 +213,9 @@ class AttentionCall::Setup {
           function_.cache == RecordedCache::whole ? result_.keys_->shape[nhd ? 1 : 0] : planned_kv_heads();
       const int64_t tokens = function_.cache == RecordedCache::whole ? result_.keys_->shape[nhd ? 0 : 1]
                                                                      : result_.cache_offsets_.back();
-      require_cache_shape(tokens, {}, nhd ? "[tokens, kv_heads, head_dim]" : "[kv_heads, tokens, head_dim]");
+      std::vector<int64_t> shape;
+      append_layout(shape, tokens);
+      require_cache_shape(shape, nhd ? "[tokens, kv_heads, head_dim]" : "[kv_heads, tokens, head_dim]");
       if (function_.cache == RecordedCache::whole) result_.cache_offsets_ = {0, tokens};
     }
     if (result_.query_heads_ % result_.kv_heads_ != 0) {
@@ -237,20 +241,29 @@ class AttentionCall::Setup {
     result_.keys_ = &entry_of(file, cache.tensors.front(), "paged_kv_cache");
     result_.values_ = &entry_of(file, cache.tensors.back(), "paged_kv_cache");
     const bool both = result_.keys_ == result_.values_;
+    const std::vector<int64_t>& shape = result_.keys_->shape;
+    const size_t rank = both ? 5 : 4;
+    // Pages of one token need no dimension for it.
+    const bool flat = shape.size() == rank - 1 && result_.page_size_ == 1;
     require_rank(
-        file, *result_.keys_, "paged_kv_cache", both ? 5 : 4,
+        file, *result_.keys_, "paged_kv_cache", flat ? rank - 1 : rank,
         both
             ? "[pages, 2, page_size, kv_heads, head_dim] (NHD) or [pages, 2, kv_heads, page_size, head_dim] (HND)"
             : "[pages, page_size, kv_heads, head_dim] (NHD) or [pages, kv_heads, page_size, head_dim] (HND)");
-    const std::vector<int64_t>& shape = result_.keys_->shape;
     result_.page_count_ = shape.front();
     result_.kv_heads_ = planned_kv_heads();
-    find_layout(shape[shape.size() - 3], shape[shape.size() - 2]);
     std::vector<int64_t> before{result_.page_count_};
     if (both) before.push_back(2);
+    const std::string pages = both ? "[pages, 2, " : "[pages, ";
+    if (flat) {
+      for (const int64_t length : {result_.kv_heads_, result_.head_dim_}) before.push_back(length);
+      return require_cache_shape(before, pages + "kv_heads, head_dim], of pages of one token,");
+    }
+    find_layout(shape[shape.size() - 3], shape[shape.size() - 2]);
     const std::string meaning = result_.layout_ == KvLayout::nhd ? "page_size, kv_heads, head_dim]"
                                                                  : "kv_heads, page_size, head_dim]";
-    require_cache_shape(result_.page_size_, before, (both ? "[pages, 2, " : "[pages, ") + meaning);
+    append_layout(before, result_.page_size_);
+    require_cache_shape(before, pages + meaning);
   }
 
   void find_layout(int64_t first, int64_t second) {
@@ -269,17 +282,21 @@ class AttentionCall::Setup {
         options_.layout ? *options_.layout : layout_of_shape(run_, first, second, tokens, planned_kv_heads());
   }
 
-  // Requires the shape of keys and values; `before` are the dimensions before tokens and KV heads.
-  void require_cache_shape(int64_t tokens, std::vector<int64_t> before, const std::string& meaning) const {
-    const bool nhd = result_.layout_ == KvLayout::nhd, paged = function_.cache == RecordedCache::paged;
-    for (const int64_t length :
-         {nhd ? tokens : result_.kv_heads_, nhd ? result_.kv_heads_ : tokens, result_.head_dim_}) {
-      before.push_back(length);
-    }
+  // Appends the dimensions of tokens and KV heads, as the layout has them, and head_dim.
+  void append_layout(std::vector<int64_t>& shape, int64_t tokens) const {
+    const bool nhd = result_.layout_ == KvLayout::nhd;
+    shape.push_back(nhd ? tokens : result_.kv_heads_);
+    shape.push_back(nhd ? result_.kv_heads_ : tokens);
+    shape.push_back(result_.head_dim_);
+  }
+
+  // Requires the shape of keys and values.
+  void require_cache_shape(const std::vector<int64_t>& shape, const std::string& meaning) const {
+    const bool paged = function_.cache == RecordedCache::paged;
     for (const TensorEntry* entry : {result_.keys_, result_.values_}) {
       const std::string parameter = paged ? "paged_kv_cache" : entry == result_.keys_ ? "k" : "v";
       require_stored_type(*result_.inputs_, *entry, parameter);
-      require_shape(*result_.inputs_, *entry, parameter, before, meaning);
+      require_shape(*result_.inputs_, *entry, parameter, shape, meaning);
     }
     if (result_.keys_->dtype == result_.values_->dtype) return;
     throw TraceError(result_.inputs_->path(), -1, paged ? "paged_kv_cache" : "v",

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <string_view>
+#include <vector>
 
 namespace kvbound::traces {
 namespace {
@@ -15,6 +17,17 @@ bool is_no_window(const Argument& argument) {
 }
 bool is_zero(const Argument& argument) { return argument.is_none() || argument.number() == 0.0; }
 bool is_one(const Argument& argument) { return argument.is_none() || argument.number() == 1.0; }
+// A scale may also be a tensor, which has to be read.
+bool is_tensor_of_ones(const RecordedCall& call, const Argument& argument) {
+  if (argument.tensors.size() != 1) return false;
+  const std::unique_ptr<SafetensorsFile> inputs = call.inputs();
+  const TensorEntry* entry = inputs->find(argument.tensors.front());
+  constexpr int64_t kMostScales = int64_t{1} << 20;
+  if (!entry || !is_real(entry->dtype) || entry->elements < 1 || entry->elements > kMostScales) return false;
+  std::vector<double> numbers(static_cast<size_t>(entry->elements));
+  inputs->read(*entry, 0, numbers, NonFiniteNumbers::allowed);
+  return std::ranges::all_of(numbers, [](double number) { return number == 1; });
+}
 bool is_no_cap(const Argument& argument) {
   const auto cap = argument.number();
   return argument.is_none() || (cap && *cap <= 0);
@@ -45,6 +58,9 @@ constexpr std::array kSettings{
     Setting{"kv_cache_sf", is_absent, "none: a trace's cache is F32, F16 or BF16"},
     Setting{"skip_softmax_threshold_scale_factor", is_absent, "none: a trace's attention skips nothing"},
     Setting{"use_fp16_qk_reduction", is_off, "false: bounds are derived for logits summed in F32"},
+    Setting{"use_fp16_softmax", is_off, "false: bounds are derived for weights summed in F32"},
+    Setting{"uses_spcompress", is_off, "false: a trace's attention skips nothing"},
+    Setting{"precompile_skip_softmax_kernel", is_off, "false: a trace's attention skips nothing"},
     Setting{"q_scale", is_one, "1: a trace has no scales"},
     Setting{"k_scale", is_one, "1: a trace has no scales"},
     Setting{"v_scale", is_one, "1: a trace has no scales"},
@@ -76,11 +92,13 @@ constexpr auto kOthers = std::to_array<std::string_view>({"self",
                                                           "head_dim_vo",
                                                           "page_size",
                                                           "causal",
+                                                          "is_causal",
                                                           "sm_scale",
                                                           "kv_layout",
                                                           "q_len_per_req",
                                                           "seq_lens",
                                                           "seq_lens_q",
+                                                          "uniform_q_len",
                                                           "q_data_type",
                                                           "kv_data_type",
                                                           "o_data_type",
@@ -93,6 +111,8 @@ constexpr auto kOthers = std::to_array<std::string_view>({"self",
                                                           "out",
                                                           "lse",
                                                           "return_lse",
+                                                          "lse_base",
+                                                          "lse_layout",
                                                           "enable_pdl",
                                                           "non_blocking",
                                                           "fixed_split_size",
@@ -110,7 +130,8 @@ bool is_known(const std::string& parameter) {
 void require_plain_attention(const RecordedCall& call) {
   for (const Setting& setting : kSettings) {
     const Argument argument = call.argument(std::string(setting.parameter));
-    if (setting.is_plain(argument)) continue;
+    if (setting.is_plain(argument) || (setting.is_plain == is_one && is_tensor_of_ones(call, argument)))
+      continue;
     call.refuse(argument, "is " + description(argument) + "; expected " + std::string(setting.expected));
   }
   for (const std::string& parameter : call.given()) {

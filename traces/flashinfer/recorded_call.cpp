@@ -1,6 +1,7 @@
 #include "recorded_call.hpp"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <limits>
 #include <string_view>
@@ -16,7 +17,7 @@ namespace kvbound::traces {
 namespace {
 
 constexpr int64_t kMostMetadataBytes = int64_t{16} << 20;
-constexpr JsonLimits kMetadataLimits{.levels = 40, .items = 65536};
+constexpr JsonLimits kMetadataLimits{.levels = 40, .items = 65536, .python = true};
 constexpr const char* kSaferTensors = "run FlashInfer with FLASHINFER_DUMP_SAFETENSORS=1";
 
 std::string joined(const std::string& folder, const std::string& name) {
@@ -61,6 +62,26 @@ Json value_of_default(const std::string& text, int64_t offset) {
   if (text == "False") return {other("false"), offset};
   if (const auto number = number_in<uint64_t>(text)) return {*number, offset};
   return {other(text), offset};
+}
+
+// BatchDecodeWithPagedKVCacheWrapper.plan of FlashInfer 0.7 takes these by position, too, but its signature has one name for all
+// of them.
+constexpr std::string_view kUnnamedArguments = "*deprecated_positional_args";
+constexpr auto kPlanArguments = std::to_array<std::string_view>(
+    {"pos_encoding_mode", "window_left", "logits_soft_cap", "q_data_type", "kv_data_type", "o_data_type",
+     "data_type", "sm_scale", "rope_scale", "rope_theta", "non_blocking", "block_tables", "seq_lens",
+     "fixed_split_size", "disable_split_kv", "q_len_per_req"});
+
+std::optional<std::vector<PythonParameter>> parameters_of(const std::string& function,
+                                                          const std::string& signature) {
+  std::optional<std::vector<PythonParameter>> parameters = python_parameters(signature);
+  const bool is_plan = function.ends_with("BatchDecodeWithPagedKVCacheWrapper.plan");
+  if (!parameters || !is_plan || signature.find(kUnnamedArguments) == std::string::npos) return parameters;
+  std::vector<PythonParameter> unnamed;
+  for (const std::string_view name : kPlanArguments) unnamed.push_back({std::string(name), "None", true});
+  const auto first_named = std::ranges::find(*parameters, false, &PythonParameter::positional);
+  parameters->insert(first_named, unnamed.begin(), unnamed.end());
+  return parameters;
 }
 
 // The names of the tensors that an argument holds: its own, or those of all items of a tuple.
@@ -128,7 +149,7 @@ void RecordedCall::read_fields() {
     given.expected("an object");
   for (const JsonField& key : record().member("tensor_info").member("input_tensor_keys").items(true))
     tensors_.push_back(key.any_text());
-  parameters_ = python_parameters(text("function_signature"));
+  parameters_ = parameters_of(function_, text("function_signature"));
 }
 
 const std::vector<PythonParameter>& RecordedCall::parameters() const {

@@ -162,5 +162,54 @@ TEST_F(AttentionCallTest, RefusesNumbersThatAreNotFiniteUnlessAKernelWroteThem) 
   EXPECT_TRUE(std::isnan(call.outputs(call.request(1), NonFiniteNumbers::allowed)(0, 1)));
 }
 
+TEST_F(AttentionCallTest, ReadsPagesOfOneTokenWithoutADimensionForIt) {
+  for (const bool both : {true, false}) {
+    test::RecordedDecode decode;
+    decode.plan.given = R"("arg_0": {"type": "Wrapper"}, "arg_4": 2, "arg_5": 2, "arg_6": 1, "arg_7": 1)";
+    decode.plan.inputs = {test::integers("arg_1", {0, 2, 3}), test::integers("arg_2", {2, 0, 1}),
+                          test::integers("arg_3", {1, 1})};
+    decode.run.inputs = {test::reals("arg_1", "[2,2,1]", {1, 2, 3, 4})};
+    decode.run.outputs = {test::reals("result", "[2,2,1]", {1, 2, 3, 4})};
+    if (both) {  // of each page two keys, then two values
+      decode.run.inputs.push_back(
+          test::reals("arg_2", "[3,2,2,1]", {10, 11, 110, 111, 20, 21, 120, 121, 30, 31, 130, 131}));
+    } else {
+      decode.run.given +=
+          R"(, "arg_2": {"type": "tuple", "items": [{"tensor_key": "arg_2__0"}, {"tensor_key": "arg_2__1"}]})";
+      decode.run.inputs.push_back(test::reals("arg_2__0", "[3,2,1]", {10, 11, 20, 21, 30, 31}));
+      decode.run.inputs.push_back(test::reals("arg_2__1", "[3,2,1]", {110, 111, 120, 121, 130, 131}));
+    }
+    const test::TemporaryFolder dumps;
+    decode.write(dumps);
+    const RecordedSession session(dumps.path());
+    const AttentionCall call(session, 2, {});
+    EXPECT_EQ(numbers(call.keys(call.request(0))), (std::vector<double>{30, 10, 31, 11}));
+    EXPECT_EQ(numbers(call.values(call.request(1))), (std::vector<double>{120, 121}));
+  }
+}
+
+TEST_F(AttentionCallTest, TakesADecodeForCausalUnlessItSaysOtherwise) {
+  for (const auto& [is_causal, each, refused] : std::vector<std::tuple<std::string, int, bool>>{
+           {"true", 2, false}, {"null", 2, false}, {"false", 1, false}, {"false", 2, true}}) {
+    test::RecordedDecode decode;
+    decode.plan.signature =
+        "(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **kwargs)";
+    decode.plan.given +=
+        fmt::format(R"(, "kwarg_is_causal": {}, "kwarg_q_len_per_req": {})", is_causal, each);
+    const std::string shape = fmt::format("[{},2,2]", 2 * each);
+    const std::vector<float> zeros(static_cast<size_t>(8 * each));
+    decode.run.inputs[0] = test::reals("arg_1", shape, zeros);
+    decode.run.outputs[0] = test::reals("result", shape, zeros);
+    if (refused) {
+      expect_refused(decode, "has 2 queries without a causal mask");
+    } else {
+      const test::TemporaryFolder dumps;
+      decode.write(dumps);
+      const RecordedSession session(dumps.path());
+      EXPECT_EQ(AttentionCall(session, 2, {}).request(0).queries, each);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvbound::traces::attention_call_test

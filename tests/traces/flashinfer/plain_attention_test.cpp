@@ -11,10 +11,12 @@ namespace kvbound::traces::plain_attention_test {
 namespace {
 
 // What is said of a call with these arguments by name; "no error" if it is plain.
-std::string told_of(const std::string& given, const std::string& signature = "(q=None, **kwargs)") {
+std::string told_of(const std::string& given, const std::string& signature = "(q=None, **kwargs)",
+                    const std::vector<test::RecordedTensor>& tensors = {}) {
   const test::TemporaryFolder dumps;
   test::RecordedParts parts;
   parts.given = given;
+  parts.inputs = tensors;
   parts.signature = signature;
   const RecordedCall call(test::write_call(dumps, parts));
   return test::message_of<TraceError>([&] { require_plain_attention(call); });
@@ -37,6 +39,24 @@ TEST(PlainAttention, IsWhatDefaultsSay) {
       "no error");
 }
 
+TEST(PlainAttention, HasScalesOfOneAsTensorsToo) {
+  const std::string signature = "(q=None, k_scale=None)";
+  EXPECT_EQ(told_of("", signature, {test::reals("kwarg_k_scale", "[2]", {1, 1})}), "no error");
+  EXPECT_EQ(told_of("", signature, {test::reals("kwarg_k_scale", "[]", {1})}), "no error");
+  for (const float other : {0.5F, std::numeric_limits<float>::quiet_NaN()}) {
+    const std::string told = told_of("", signature, {test::reals("kwarg_k_scale", "[2]", {1, other})});
+    EXPECT_NE(told.find("tensor kwarg_k_scale: is a tensor; expected 1"), std::string::npos) << told;
+  }
+  EXPECT_NE(told_of("", signature, {test::integers("kwarg_k_scale", {1})}).find("expected 1"),
+            std::string::npos);
+}
+
+TEST(PlainAttention, IsNotChangedByTheFormOfTheLogSumExp) {
+  EXPECT_EQ(told_of(R"("kwarg_return_lse": true, "kwarg_lse_base": "log2", "kwarg_lse_layout": "HN")"),
+            "no error");
+  EXPECT_NE(told_of(R"("kwarg_use_fp16_softmax": true)").find("expected false"), std::string::npos);
+}
+
 TEST(PlainAttention, IsNoOtherValueOfASetting) {
   for (const auto& [given, problem] : std::vector<std::pair<std::string, std::string>>{
            {R"("kwarg_pos_encoding_mode": "ROPE_LLAMA")", "is \"ROPE_LLAMA\"; expected \"NONE\""},
@@ -49,6 +69,8 @@ TEST(PlainAttention, IsNoOtherValueOfASetting) {
            {R"("kwarg_logits_soft_cap": 0.5)", "kwarg_logits_soft_cap: is 0.5"},
            {R"("kwarg_logits_soft_cap": "x")", "kwarg_logits_soft_cap: is \"x\""},
            {R"("kwarg_use_fp16_qk_reduction": true)", "kwarg_use_fp16_qk_reduction: is true"},
+           {R"("kwarg_logits_soft_cap": Infinity)", "kwarg_logits_soft_cap: is Infinity"},
+           {R"("kwarg_k_scale": NaN)", "kwarg_k_scale: is NaN; expected 1"},
            {R"("kwarg_k_scale": 0.5)", "kwarg_k_scale: is 0.5; expected 1"},
            {R"("kwarg_sinks": [1])", "kwarg_sinks: is an array"}}) {
     EXPECT_NE(told_of(given).find(problem), std::string::npos) << told_of(given);

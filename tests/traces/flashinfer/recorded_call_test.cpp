@@ -113,5 +113,19 @@ TEST_F(RecordedCallTest, ObjectsAreToldApartByProcessClassAndIdentity) {
   EXPECT_FALSE(none.same_object(none)) << "functions are of no object";
 }
 
+TEST_F(RecordedCallTest, NamesThePositionsThatAPlansSignatureDoesNot) {
+  test::RecordedParts parts;
+  parts.function = "BatchDecodeWithPagedKVCacheWrapper.plan";
+  parts.signature = "(self, page_size: int, *deprecated_positional_args: Any, **kwargs: Any) -> None";
+  parts.given =
+      R"("arg_0": {"type": "Wrapper"}, "arg_1": 4, "arg_2": "NONE", "arg_3": 127, "arg_18": 7, "kwarg_sm_scale": 0.5)";
+  const RecordedCall call = read(parts);
+  EXPECT_EQ(call.argument("window_left").number(), 127);
+  EXPECT_EQ(call.argument("sm_scale").number(), 0.5);
+  EXPECT_TRUE(call.argument("seq_lens").is_none());
+  EXPECT_EQ(call.given(), (std::vector<std::string>{"self", "page_size", "arg_18", "pos_encoding_mode",
+                                                    "window_left", "sm_scale"}));
+}
+
 }  // namespace
 }  // namespace kvbound::traces::recorded_call_test

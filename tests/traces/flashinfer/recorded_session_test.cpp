@@ -24,7 +24,9 @@ class RecordedSessionTest : public testing::Test {
   int64_t plan_before(int64_t number) const {
     const RecordedSession session(dumps_.path());
     const RecordedCall* plan = session.last_before(session.call(number), "plan");
-    return plan ? plan - session.calls().data() + 1 : 0;
+    for (int64_t one = 1; plan && one <= session.size(); ++one)
+      if (&session.call(one) == plan) return one;
+    return 0;
   }
 
   test::TemporaryFolder dumps_;
@@ -65,6 +67,25 @@ TEST_F(RecordedSessionTest, AConstructorEndsTheObjectBeforeIt) {
   write(2, "__init__");
   write(3, "run");
   EXPECT_EQ(plan_before(3), 0);
+}
+
+TEST_F(RecordedSessionTest, RefusesACallThatCannotBeReadOnlyWhenItIsNeeded) {
+  write(1, "plan");
+  write(2, "plan");
+  write(3, "other");
+  write(4, "run");
+  const auto spoil = [&](int time, const std::string& method) {
+    dumps_.write(fmt::format("20260108_000000_{:03}_pid1_A.{}_call0001/metadata.jsonl", time, method), "{");
+  };
+  spoil(1, "plan");
+  spoil(3, "other");
+  EXPECT_NE(test::message_of<TraceError>([&] { plan_before(4); }).find("_001_pid1_A.plan"), std::string::npos)
+      << "it may be the last plan of this object";
+  std::filesystem::remove_all(dumps_.path("20260108_000000_001_pid1_A.plan_call0001"));
+  EXPECT_EQ(plan_before(3), 1);
+  const RecordedSession session(dumps_.path());
+  EXPECT_NE(test::message_of<TraceError>([&] { session.call(2); }).find("is not valid JSON"),
+            std::string::npos);
 }
 
 TEST_F(RecordedSessionTest, NeedsCalls) {
