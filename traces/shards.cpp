@@ -75,9 +75,9 @@ void require_agreement(const Metadata& first, const Metadata& second) {
 
 }  // namespace
 
-ShardSet::ShardSet(const std::string& path, int64_t header_limit) : path_(path) {
+ShardSet::ShardSet(const std::string& path, int64_t header_limit, Kind kind) : path_(path) {
   if (path.ends_with(kIndexSuffix)) {
-    open_shards(header_limit);
+    open_shards(header_limit, kind);
     return;
   }
   const SafetensorsFile& file = files_.emplace_back(path, header_limit);
@@ -85,7 +85,7 @@ ShardSet::ShardSet(const std::string& path, int64_t header_limit) : path_(path) 
   for (const TensorEntry& entry : file.tensors()) tensors_.emplace(entry.name, StoredTensor{&file, &entry});
 }
 
-void ShardSet::open_shards(int64_t header_limit) {
+void ShardSet::open_shards(int64_t header_limit, Kind kind) {
   index_ = std::make_unique<InputFile>(path_);
   const Json json = read_index(*index_, header_limit);
   const JsonField index(path_, "", json);
@@ -98,15 +98,7 @@ void ShardSet::open_shards(int64_t header_limit) {
   for (const std::string& shard : shards) {
     const auto shard_path = std::filesystem::path(path_).parent_path() / shard;
     const SafetensorsFile& file = files_.emplace_back(shard_path.string(), header_limit);
-    for (const TensorEntry& entry : file.tensors()) {
-      const auto mapped = shard_of.find(entry.name);
-      if (mapped == shard_of.end() || mapped->second != shard) {
-        throw TraceError(file.path(), entry.header_offset, printable(entry.name),
-                         mapped == shard_of.end() ? "the index does not list this tensor"
-                                                  : "the index puts this tensor into " + mapped->second);
-      }
-      tensors_.emplace(entry.name, StoredTensor{&file, &entry});
-    }
+    add_tensors(file, shard_of, kind);
     if (!describes_a_trace(file.metadata())) continue;
     if (describes_a_trace(metadata_)) {
       require_agreement(metadata_, file.metadata());
@@ -114,10 +106,34 @@ void ShardSet::open_shards(int64_t header_limit) {
       metadata_ = file.metadata();
     }
   }
+  if (kind == Kind::checkpoint) return;
   for (const auto& [tensor, shard] : shard_of) {
     if (!find(tensor)) {
       throw TraceError(path_, -1, "weight_map." + printable(tensor),
                        "is " + shard + ", which lacks this tensor");
+    }
+  }
+}
+
+void ShardSet::add_tensors(const SafetensorsFile& file, const std::map<std::string, std::string>& shard_of,
+                           Kind kind) {
+  const std::string shard = std::filesystem::path(file.path()).filename().string();
+  for (const TensorEntry& entry : file.tensors()) {
+    const auto mapped = shard_of.find(entry.name);
+    const bool as_mapped = mapped != shard_of.end() && mapped->second == shard;
+    if (!as_mapped && kind == Kind::trace) {
+      throw TraceError(file.path(), entry.header_offset, printable(entry.name),
+                       mapped == shard_of.end() ? "the index does not list this tensor"
+                                                : "the index puts this tensor into " + mapped->second);
+    }
+    const auto [place, is_new] = tensors_.emplace(entry.name, StoredTensor{&file, &entry});
+    if (is_new) continue;
+    const std::string& other = place->second.file->path();
+    if (as_mapped) {
+      place->second = {&file, &entry};
+    } else if (mapped == shard_of.end() || std::filesystem::path(other).filename() != mapped->second) {
+      throw TraceError(file.path(), entry.header_offset, printable(entry.name),
+                       "is in " + other + ", too, and the index names neither");
     }
   }
 }

@@ -1,4 +1,4 @@
-// The files of one trace: a single safetensors file, or an *.index.json and its shards in the same folder.
+// The files of one trace or checkpoint: a single safetensors file, or an *.index.json and its shards in the same folder.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,15 @@ struct StoredTensor {
 
 class ShardSet {
  public:
+  /// A trace's shards hold exactly the tensors that the index assigns to them. Those of a checkpoint are what is taken, as
+  /// transformers does: they may hold others, and lack some, which are then not found.
+  enum class Kind { trace, checkpoint };
+
   /// A path that ends in .index.json is an index, `{"metadata": {...}, "weight_map": {tensor: file}}`; any other path
   /// is a safetensors file. Shards are named without a folder, because they are in the index's own.
   ///
   /// throws  TraceError for an ill-formed file, or an index and shards that contradict each other; IoError
-  ShardSet(const std::string& path, int64_t header_limit);
+  ShardSet(const std::string& path, int64_t header_limit, Kind kind = Kind::trace);
 
   const std::string& path() const { return path_; }
   /// All files that are read: the single one, or the index and its shards.
@@ -46,7 +50,9 @@ class ShardSet {
   std::string sha256(const std::function<void(int64_t, int64_t)>& progress) const;
 
  private:
-  void open_shards(int64_t header_limit);
+  void open_shards(int64_t header_limit, Kind kind);
+  void add_tensors(const SafetensorsFile& file, const std::map<std::string, std::string>& shard_of,
+                   Kind kind);
 
   std::string path_;
   std::unique_ptr<InputFile> index_;  // null for a single file

@@ -5,6 +5,7 @@ usage: record_test.py KVBOUND      KVBOUND: the program's path
 """
 import json
 import struct
+import subprocess
 
 import numpy as np
 
@@ -94,6 +95,59 @@ class Records(RecordTest):
                 self.assertEqual(metadata["model"], "tiny")
                 self.require_trace_of(model, tensors, neighbours=family == "llama")
 
+    def test_what_is_not_needed_may_be_anything(self):
+        """In both formats: types of tensors and of metadata, tensors elsewhere than a model has them, and text."""
+        model = TinyModel()
+        extra = {"x.ids": (26, (5,), bytes(20)), "mtp.weight": (20, (2, 32), bytes(36))}
+        path = self.folder / "model.gguf"
+        metadata = {**model.gguf_metadata(), "x.u64": (10, 2**64 - 1), "general.name": (8, struct.pack("<Q", 6) + b"Mod\xe8le"),
+                    "x.nested": (9, struct.pack("<IQIQB", 9, 1, 0, 1, 7)), "llama.expert_count": (4, 0)}
+        path.write_bytes(gguf_bytes(metadata, {**extra, **model.gguf_tensors()}) + bytes(4096))
+        tensors, metadata = self.record(path, "--dtype", "F32")
+        self.assertEqual(metadata["model"], "Mod\ufffdle")
+        self.require_trace_of(model, tensors, neighbours=True)
+        model.config["unneeded"] = [float("inf"), float("-inf"), float("nan")]
+        folder = model.write_folder(self.folder / "model", shards=2)
+        index = folder / "model.safetensors.index.json"
+        document = json.loads(index.read_text("utf-8"))
+        document["weight_map"].pop("model.norm.weight")
+        document["weight_map"]["lm_head.old"] = "model-00001-of-00002.safetensors"
+        document["weight_map"] |= {"model.embed_tokens.weight": "model-00002-of-00002.safetensors",
+                                   "lm_head.weight": "model-00002-of-00002.safetensors"}
+        index.write_text(json.dumps(document), "utf-8")
+        self.require_trace_of(model, self.record(folder, "--dtype", "F32")[0])
+
+    def test_the_body_of_a_model_alone(self):
+        model = TinyModel(tied=True)
+        expected, _ = self.record(model.write_folder(self.folder / "model"))
+        model.weights = {name.removeprefix("model."): array for name, array in model.weights.items()}
+        model.weights["layers.2.mlp.extra"] = model.weights["layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4)
+        found, _ = self.record(model.write_folder(self.folder / "model"))
+        np.testing.assert_array_equal(found["layers.1.key"], expected["layers.1.key"])
+
+    def test_biases_that_are_zero_and_those_of_gguf(self):
+        model = TinyModel(family="qwen2")
+        expected, _ = self.record(model.write_folder(self.folder / "model"))
+        model.config |= {"model_type": "llama", "attention_bias": True}
+        for layer in range(2):
+            model.weights[f"model.layers.{layer}.self_attn.o_proj.bias"] = np.zeros(24)
+        found, _ = self.record(model.write_folder(self.folder / "model"))
+        np.testing.assert_array_equal(found["layers.1.key"], expected["layers.1.key"])
+        model = TinyModel(family="qwen2")
+        del model.weights["model.layers.0.self_attn.k_proj.bias"]
+        found, _ = self.record(model.write_gguf(self.folder / "model.gguf"), "--dtype", "F32")
+        model.weights["model.layers.0.self_attn.k_proj.bias"] = np.zeros(16)
+        self.require_trace_of(model, found)
+
+    def test_a_model_in_parts(self):
+        model = TinyModel()
+        tensors, parts = list(model.gguf_tensors().items()), 3
+        for part in range(parts):
+            own = {"split.no": (4, part), "split.count": (4, parts), "split.tensors.count": (5, len(tensors))}
+            path = self.folder / f"model-{part + 1:05}-of-{parts:05}.gguf"
+            path.write_bytes(gguf_bytes({**(model.gguf_metadata() if part == 0 else {}), **own}, dict(tensors[part::parts])))
+        self.require_trace_of(model, self.record(self.folder / "model-00001-of-00003.gguf", "--dtype", "F32")[0], neighbours=True)
+
     def test_llama_3_divides_frequencies_by_a_tensor(self):
         model = TinyModel(rope_scaling=LLAMA3)
         plain = TinyModel().frequencies()
@@ -160,6 +214,19 @@ class Records(RecordTest):
         self.assertEqual(list(tensors["tokens"]), list(b"\x00\xffprose"))
         self.assertEqual((metadata["prompt_tokens"], metadata["window_queries"]), ("7", "7"))
 
+    def test_tokens_may_come_from_a_pipe(self):
+        model = TinyModel().write_folder(self.folder / "model")
+        expected, _ = self.record(model)
+        text = self.write_tokens().read_text("utf-8")
+        for name in ("/dev/stdin", "-"):
+            for source in (text, ""):
+                result = subprocess.run([kvbound_cli.program, "record", model, "--tokens", name, "--prompt", str(PROMPT), "--steps",
+                                         str(STEPS), "--window", str(WINDOW), self.folder / "piped.safetensors"], input=source,
+                                        capture_output=True, text=True, check=False)
+                self.assertEqual(result.returncode, 0 if source else INVALID, result.stderr)
+        self.assertIn("-: at byte 0: has no tokens", result.stderr)
+        np.testing.assert_array_equal(read_trace(self.folder / "piped.safetensors")[0]["layers.1.key"], expected["layers.1.key"])
+
     def test_the_same_bits_for_any_number_of_threads(self):
         model = TinyModel(model_dim=200, heads=8, head_dim=32, feed_forward=300).write_folder(self.folder / "model")
         files = []
@@ -196,6 +263,7 @@ class Refusals(RecordTest):
                 ({"model_type": "gemma2"}, 'model_type: is "gemma2"; expected llama, mistral, qwen2 or qwen3'),
                 ({"model_type": None}, "model_type: is null; expected a string"),
                 ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window: is 4096: a trace cannot say"),
+                ({"model_type": "mistral"}, "sliding_window: is missing, and 4096 by default"), ({"is_causal": False}, "is_causal: is false"),
                 ({"use_sliding_window": True, "sliding_window": 128}, "sliding_window: is 128"),
                 ({"layer_types": ["full_attention", "sliding_attention"]}, r'layer_types\[1\]: is "sliding_attention"; a trace records full_attention only'),
                 ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: is 50.0: a trace cannot say"),
@@ -203,9 +271,9 @@ class Refusals(RecordTest):
                 ({"num_local_experts": 8}, "num_local_experts: is 8: models with experts are not computed"),
                 ({"kv_lora_rank": 512}, "kv_lora_rank"), ({"quantization_config": {"bits": 4}}, "quantization_config"),
                 ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"), ({"mlp_bias": True}, "mlp_bias"),
-                ({"attention_bias": True}, "attention_bias: is true"), ({"hidden_act": "gelu"}, 'hidden_act: is "gelu"'),
+                ({"attention_bias": True}, "q_proj.bias: is missing"), ({"hidden_act": "gelu"}, 'hidden_act: is "gelu"'),
                 ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_scaling.rope_type: is "yarn"'),
-                ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RoPE's frequency factors"),
+                ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor: is missing"),
                 ({"rope_theta": "many"}, 'rope_theta: is "many"; expected a number'), ({"rope_theta": 0.5}, "RoPE's base"),
                 ({"num_hidden_layers": 0}, "num_hidden_layers: is 0; expected an integer from 1"),
                 ({"num_hidden_layers": 2.5}, "num_hidden_layers: is 2.5"), ({"num_key_value_heads": 3}, "KV heads: are 3"),
@@ -223,7 +291,11 @@ class Refusals(RecordTest):
                 (lambda w: w.update({"model.norm.weight": np.ones(23)}), r"model.norm.weight: is \[1, 23\]; expected \[1, 24\]"),
                 (lambda w: w.update({"model.layers.0.self_attn.k_proj.weight": np.ones((16, 23))}), r"is \[16, 23\]"),
                 (lambda w: w.update({"model.norm.weight": np.ones((1, 1, 24))}), "expected a vector or a matrix"),
-                (lambda w: w.update({"model.layers.0.self_attn.o_proj.bias": np.ones(24)}), "o_proj.bias"),
+                (lambda w: w.update({"model.layers.0.self_attn.o_proj.bias": np.ones(24)}), "o_proj.bias: is not 0"),
+                (lambda w: w.update({"model.layers.0.mlp.down_proj.bias": np.ones(24)}), "down_proj.bias: is unknown here, and may change"),
+                (lambda w: w.update({"model.layers.1.self_attn.q_proj.weight_scale": np.ones(1)}), "q_proj.weight_scale: is unknown"),
+                (lambda w: w.update({"model.layers.1.self_attn.k_proj.bias": np.ones(16)}), "k_proj.bias: is unknown"),
+                (lambda w: w.update({"lm_head.bias": np.ones(64)}), "lm_head.bias: is unknown"),
                 (lambda w: w["model.layers.1.mlp.down_proj.weight"].__setitem__((3, 5), np.nan),
                  "model.layers.1.mlp.down_proj.weight: is not a finite number here"),
                 (lambda w: w["model.embed_tokens.weight"].fill(np.inf), "model.embed_tokens.weight")):
@@ -231,6 +303,15 @@ class Refusals(RecordTest):
                 model = TinyModel()
                 change(model.weights)
                 self.refused(model.write_folder(self.folder / "model"), problem)
+
+    def test_two_output_matrices_that_differ(self):
+        model = TinyModel(tied=True)
+        model.weights["lm_head.weight"] = model.weights["model.embed_tokens.weight"].copy()
+        self.record(model.write_folder(self.folder / "model"))
+        (self.folder / "trace.safetensors").unlink()
+        model.weights["lm_head.weight"][63, 23] += 1
+        self.refused(model.write_folder(self.folder / "model"),
+                     "config.json: tie_word_embeddings: is true, but lm_head.weight differs from the embedding")
 
     def test_numbers_that_the_stored_type_cannot_hold(self):
         model = TinyModel()
@@ -257,6 +338,17 @@ class Refusals(RecordTest):
         short = TinyModel().write_folder(self.folder / "short")
         (short / "model.safetensors").write_bytes((short / "model.safetensors").read_bytes()[:-4])
         self.refused(short, "model.safetensors: ")
+        for path in (short / "model.safetensors", short / "config.json", shards / "model.safetensors.index.json"):
+            self.refused(path, "is (a safetensors file|JSON); expected a GGUF file, or a folder that holds config.json")
+        self.refused("owner/model", "cannot open owner/model: .*; expected a GGUF file, or a folder", WORLD)
+        for name in ("pytorch_model.bin", "consolidated.00.pth", "model.gguf"):
+            (short / "model.safetensors").rename(short / name)
+            self.refused(short, f"cannot open .*model.safetensors: .*the folder holds {name} and 1 more; expected", WORLD)
+            (short / name).rename(short / "model.safetensors")
+        (short / "config.json").unlink()
+        self.refused(short, "cannot open .*config.json: .*the folder holds model.safetensors; expected", WORLD)
+        (self.folder / "old.gguf").write_bytes(b"tjgg" + bytes(60))
+        self.refused(self.folder / "old.gguf", "is a GGML file, the format before GGUF; expected")
         (self.folder / "text.gguf").write_text("a text that is no model", "utf-8")
         self.refused(self.folder / "text.gguf", 'magic: is "a te"; expected "GGUF"')
 
@@ -270,6 +362,8 @@ class Refusals(RecordTest):
                 ("general.architecture", (8, "mamba"), 'general.architecture: is "mamba"; expected llama, qwen2 or qwen3'),
                 ("llama.attention.head_count_kv", (9, lists(2, 1)), "differs between layers"),
                 ("llama.attention.sliding_window", (4, 4096), "llama.attention.sliding_window: a trace cannot say"),
+                ("llama.attention.causal", (7, 0), "llama.attention.causal: is not true"),
+                ("llama.attention.new_key", (4, 1), "llama.attention.new_key: is unknown here, and may change what is computed"),
                 ("llama.attn_logit_softcapping", (6, 30.0), "logits are capped"),
                 ("llama.expert_count", (4, 8), "models with experts are not computed"),
                 ("llama.rope.scaling.type", (8, "yarn"), 'llama.rope.scaling.type: is "yarn"; expected none or linear'),
@@ -282,6 +376,23 @@ class Refusals(RecordTest):
                 path = self.folder / "model.gguf"
                 path.write_bytes(gguf_bytes({**model.gguf_metadata(), key: value}, model.gguf_tensors()))
                 self.refused(path, problem)
+
+    def test_gguf_tensors_that_are_not_computed(self):
+        one = 0, (1,), np.ones(1, "<f4").tobytes()
+        for name in ("blk.0.ffn_down.bias", "blk.1.attn_q.scale", "blk.2.attn_norm.weight", "output.bias", "output_norm.bias",
+                     "token_embd_norm.weight", "position_embd.weight", "rope_factors_long.weight"):
+            with self.subTest(name):
+                model = TinyModel()
+                path = self.folder / "model.gguf"
+                path.write_bytes(gguf_bytes(model.gguf_metadata(), {**model.gguf_tensors(), name: one}))
+                self.refused(path, f"at byte [0-9]+: {name}: is unknown here, and may change what is computed")
+        model = TinyModel(family="qwen2")
+        path.write_bytes(gguf_bytes(model.gguf_metadata(), {**model.gguf_tensors(), "rope_freqs.weight": (0, (4,), bytes(16))}))
+        self.refused(path, "rope_freqs.weight: is unknown here")
+        tensors = model.gguf_tensors()
+        tensors["blk.0.attn_qkv.weight"] = tensors.pop("blk.0.attn_q.weight")
+        path.write_bytes(gguf_bytes(model.gguf_metadata(), tensors))
+        self.refused(path, "blk.0.attn_qkv.weight: is unknown here")
 
     def test_tokens_and_options(self):
         model = TinyModel().write_folder(self.folder / "model")

@@ -11,7 +11,7 @@
 
 namespace kvbound::traces {
 
-class GgufFile;
+class GgufSet;
 class ShardSet;
 
 /// Weights of one layer. Matrices are [outputs, inputs]: y = W x.
@@ -29,11 +29,13 @@ struct LayerWeights {
 
 class Checkpoint {
  public:
-  /// Opens a GGUF file, or a folder with config.json and either model.safetensors or model.safetensors.index.json, whose
-  /// weights are F32, F16 or BF16. No weight is read yet.
+  /// Opens a GGUF file, the first part of a split one, or a folder with config.json and either model.safetensors or
+  /// model.safetensors.index.json, whose weights are F32, F16 or BF16. No weight is decoded yet, unless a folder has two that
+  /// should be equal: the embedding, and an output matrix that config.json ties to it.
   ///
-  /// throws  TraceError for ill-formed files, other models (model_config.hpp), and weights that are missing, of another type
-  ///         or of another shape; IoError
+  /// throws  TraceError for ill-formed files, other models (model_config.hpp), weights that are missing, of another type
+  ///         or of another shape, and further tensors of a layer, the embedding or the output, which may change what is
+  ///         computed; other tensors are ignored; IoError
   explicit Checkpoint(const std::string& path);
   ~Checkpoint();
   Checkpoint(const Checkpoint&) = delete;
@@ -54,9 +56,11 @@ class Checkpoint {
 
   void open_folder(const std::string& path);
   void find_weights();
+  LayerWeights layer_weights(Finder& finder, int64_t layer) const;
+  void require_tied(Finder& finder) const;
 
   std::string path_;
-  std::unique_ptr<GgufFile> gguf_;  // one of the two is null
+  std::unique_ptr<GgufSet> gguf_;  // one of the two is null
   std::unique_ptr<ShardSet> shards_;
   ModelConfig config_;
   std::vector<LayerWeights> layers_;

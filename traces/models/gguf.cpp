@@ -1,5 +1,6 @@
 #include "gguf.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <optional>
@@ -14,10 +15,11 @@ namespace kvbound::traces {
 namespace {
 
 constexpr std::string_view kMagic = "GGUF";
-constexpr int64_t kMostTextBytes = int64_t{1}
-                                   << 24;  // of a key, a name or a value; templates of chats have some 10,000
+constexpr int64_t kMostTextBytes = int64_t{1} << 28;  // of a value; tokenizers have some 10^7
 constexpr int64_t kMostNameBytes = 256;
 constexpr int64_t kMostDimensions = 4;
+constexpr int kMostArrayLevels = 8;
+constexpr int64_t kLeastTextBytes = 8, kLeastArrayBytes = 4 + 8;
 constexpr int64_t kLeastEntryBytes = 8 + 4 + 1;  // of a metadata entry
 constexpr int64_t kLeastTensorBytes = 8 + 4 + 8 + 4 + 8;
 constexpr int64_t kUsualAlignment = 32, kMostAlignment = int64_t{1} << 20;
@@ -57,19 +59,32 @@ int64_t GgufTensor::rows() const {
 
 namespace {
 
-// The items are passed over.
-GgufArray read_array(BinaryReader& reader, const std::string& field) {
+// Passes over the items. Arrays may be nested in each other, `levels` deep.
+GgufArray read_array(BinaryReader& reader, const std::string& field, int levels) {
   const int64_t at = reader.offset();
   const auto type = reader.number<uint32_t>(field);
-  const bool texts = type == static_cast<uint32_t>(ValueType::string);
-  if (!texts && (type >= kValueBytes.size() || kValueBytes[type] == 0)) {
-    reader.refuse(at, field,
-                  "has items of type " + std::to_string(type) + "; expected numbers, truth values or texts");
+  if (type >= kValueBytes.size()) {
+    reader.refuse(at, field, "has items of type " + std::to_string(type) + ", which GGUF does not have");
   }
-  const int64_t items = reader.count(field, texts ? 8 : kValueBytes[type]);
-  if (!texts) reader.skip(items * kValueBytes[type], field);
-  for (int64_t i = 0; texts && i < items; ++i) reader.text(field, kMostTextBytes);
-  return {type, items};
+  if (levels == 0) {
+    reader.refuse(at, field, "has arrays nested deeper than " + std::to_string(kMostArrayLevels) + " levels");
+  }
+  const bool texts = type == static_cast<uint32_t>(ValueType::string);
+  const int64_t least = texts ? kLeastTextBytes : kValueBytes[type] ? kValueBytes[type] : kLeastArrayBytes;
+  const int64_t items = reader.count(field, least);
+  const GgufArray array{type, items, reader.offset()};
+  if (kValueBytes[type] != 0) {
+    reader.skip(items * kValueBytes[type], field);
+    return array;
+  }
+  for (int64_t i = 0; i < items; ++i) {
+    if (texts) {
+      reader.skip(reader.count(field, 1), field);
+    } else {
+      read_array(reader, field, levels - 1);
+    }
+  }
+  return array;
 }
 
 // A metadata value of the given type.
@@ -78,10 +93,9 @@ GgufValue read_value(BinaryReader& reader, const std::string& field, uint32_t ty
   if (type >= kValueBytes.size()) {
     reader.refuse(at, field, "has type " + std::to_string(type) + ", which GGUF does not have");
   }
-  const auto integer = [&]<class Number>(Number number) {
-    if (!std::in_range<int64_t>(number))
-      reader.refuse(at, field, "is " + std::to_string(number) + ", beyond 2^63 - 1");
-    return static_cast<int64_t>(number);
+  const auto integer = [&](auto number) -> GgufValue {
+    if (std::in_range<int64_t>(number)) return {static_cast<int64_t>(number), at};
+    return {static_cast<uint64_t>(number), at};
   };
   const auto truth = [&] {
     const auto number = reader.number<uint8_t>(field);
@@ -92,21 +106,21 @@ GgufValue read_value(BinaryReader& reader, const std::string& field, uint32_t ty
   };
   switch (static_cast<ValueType>(type)) {
     case ValueType::u8:
-      return {integer(reader.number<uint8_t>(field)), at};
+      return integer(reader.number<uint8_t>(field));
     case ValueType::i8:
-      return {integer(reader.number<int8_t>(field)), at};
+      return integer(reader.number<int8_t>(field));
     case ValueType::u16:
-      return {integer(reader.number<uint16_t>(field)), at};
+      return integer(reader.number<uint16_t>(field));
     case ValueType::i16:
-      return {integer(reader.number<int16_t>(field)), at};
+      return integer(reader.number<int16_t>(field));
     case ValueType::u32:
-      return {integer(reader.number<uint32_t>(field)), at};
+      return integer(reader.number<uint32_t>(field));
     case ValueType::i32:
-      return {integer(reader.number<int32_t>(field)), at};
+      return integer(reader.number<int32_t>(field));
     case ValueType::u64:
-      return {integer(reader.number<uint64_t>(field)), at};
+      return integer(reader.number<uint64_t>(field));
     case ValueType::i64:
-      return {integer(reader.number<int64_t>(field)), at};
+      return integer(reader.number<int64_t>(field));
     case ValueType::f32:
       return {double{reader.number<float>(field)}, at};
     case ValueType::f64:
@@ -116,19 +130,23 @@ GgufValue read_value(BinaryReader& reader, const std::string& field, uint32_t ty
     case ValueType::string:
       return {reader.text(field, kMostTextBytes), at};
     case ValueType::array:
-      return {read_array(reader, field), at};
+      return {read_array(reader, field, kMostArrayLevels), at};
   }
   __builtin_unreachable();
 }
 
-WeightFormat read_format(BinaryReader& reader, const std::string& field) {
-  const int64_t at = reader.offset();
-  const auto type = reader.number<uint32_t>(field);
-  if (const std::optional<WeightFormat> format = weight_format_of_ggml(type)) return *format;
-  const std::string_view name = other_ggml_type(type);
-  reader.refuse(at, field,
-                (name.empty() ? "has type " + std::to_string(type) : "is " + std::string(name)) +
-                    "; expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K");
+// The bytes of a tensor that has one of kWeightFormats.
+int64_t bytes_of(const BinaryReader& reader, const GgufTensor& tensor, int64_t elements) {
+  const WeightFormatTraits& own = traits(*tensor.format);
+  const std::string field = printable(tensor.name);
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(elements / own.block_elements, own.block_bytes, &bytes)) {
+    reader.refuse(tensor.header_offset, field, "has more bytes than 2^63 - 1, which no tensor can have");
+  }
+  if (tensor.cols() % own.block_elements == 0) return bytes;
+  reader.refuse(tensor.header_offset, field,
+                "has rows of " + std::to_string(tensor.cols()) + " numbers; " + std::string(own.name) +
+                    " has blocks of " + std::to_string(own.block_elements));
 }
 
 // A tensor whose data begin at the offset that the file says.
@@ -136,25 +154,21 @@ GgufTensor read_tensor(BinaryReader& reader, int64_t index) {
   GgufTensor tensor;
   tensor.name = reader.text("name of tensor " + std::to_string(index), kMostNameBytes);
   const std::string field = printable(tensor.name);
-  const int64_t at = reader.offset();
+  const int64_t at = tensor.header_offset = reader.offset();
   const auto rank = reader.number<uint32_t>(field);
   if (rank < 1 || rank > kMostDimensions) {
     reader.refuse(at, field, "has " + std::to_string(rank) + " dimensions; expected 1 to 4");
   }
   std::vector<uint64_t> dimensions(rank);
   for (uint64_t& dimension : dimensions) dimension = reader.number<uint64_t>(field);
-  tensor.format = read_format(reader, field);
+  tensor.type = reader.number<uint32_t>(field);
+  tensor.format = weight_format_of_ggml(tensor.type);
   const std::optional<int64_t> elements = product(dimensions);
-  const WeightFormatTraits& own = traits(tensor.format);
-  if (!elements || __builtin_mul_overflow(*elements / own.block_elements, own.block_bytes, &tensor.bytes)) {
+  if (!elements) {
     reader.refuse(at, field, "has dimensions " + dimensions_text(dimensions) + ", which no tensor can have");
   }
   tensor.shape.assign(dimensions.rbegin(), dimensions.rend());
-  if (tensor.cols() % own.block_elements != 0) {
-    reader.refuse(at, field,
-                  "has rows of " + std::to_string(tensor.cols()) + " numbers; " + std::string(own.name) +
-                      " has blocks of " + std::to_string(own.block_elements));
-  }
+  if (tensor.format) tensor.bytes = bytes_of(reader, tensor, *elements);
   const int64_t offset_at = reader.offset();
   const auto offset = reader.number<uint64_t>(field);
   if (!std::in_range<int64_t>(offset))
@@ -220,27 +234,37 @@ void GgufFile::read_tensors(BinaryReader& reader, int64_t count) {
   }
 }
 
-// Checks that the tensors' data follow each other, each at the next multiple of the alignment, up to the file's end.
+// Checks that the tensors' data follow each other, each at the next multiple of the alignment, within the file.
 void GgufFile::place_tensors(int64_t data) {
   int64_t next = 0;  // from `data` on
-  for (GgufTensor& tensor : tensors_) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    GgufTensor& tensor = tensors_[i];
     const std::string field = printable(tensor.name);
     if (tensor.begin != next) {
       throw TraceError(path(), -1, field,
                        "has offset " + std::to_string(tensor.begin) + "; expected " + std::to_string(next) +
                            ", behind the tensor before");
     }
-    if (data > file_.size() || tensor.bytes > file_.size() - data - next) {
+    const int64_t left = file_.size() - data - next;
+    if (!tensor.format) {
+      tensor.bytes = std::max<int64_t>(0, i + 1 < tensors_.size() ? tensors_[i + 1].begin - next : left);
+    }
+    if (tensor.bytes > left) {
       throw TraceError(path(), -1, field,
                        "ends behind the file's " + std::to_string(file_.size()) + " bytes");
     }
     tensor.begin += data;
     next = round_up(next + tensor.bytes, alignment());
   }
-  if (file_.size() > data + next) {
-    throw TraceError(path(), data + next, "",
-                     "has " + std::to_string(file_.size() - data - next) + " bytes behind the last tensor");
-  }
+}
+
+std::vector<GgufValue> GgufFile::items(const std::string& key, const GgufArray& array) const {
+  BinaryReader reader(file_);
+  const std::string field = printable(key);
+  reader.skip(array.begin, field);
+  std::vector<GgufValue> items;
+  for (int64_t i = 0; i < array.items; ++i) items.push_back(read_value(reader, field, array.type));
+  return items;
 }
 
 const GgufTensor* GgufFile::find(std::string_view name) const {
@@ -249,7 +273,13 @@ const GgufTensor* GgufFile::find(std::string_view name) const {
 }
 
 Weight GgufFile::weight(const GgufTensor& tensor) const {
-  return {&file_, tensor.name, tensor.format, tensor.rows(), tensor.cols(), tensor.begin};
+  if (tensor.format) {
+    return {&file_, tensor.name, *tensor.format, tensor.rows(), tensor.cols(), tensor.begin};
+  }
+  const std::string_view name = other_ggml_type(tensor.type);
+  throw TraceError(path(), tensor.header_offset, printable(tensor.name),
+                   (name.empty() ? "has type " + std::to_string(tensor.type) : "is " + std::string(name)) +
+                       "; expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K");
 }
 
 }  // namespace kvbound::traces

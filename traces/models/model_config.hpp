@@ -19,7 +19,7 @@ enum class ModelFamily { llama, qwen2, qwen3 };
 struct ModelFamilyTraits {
   ModelFamily family;
   std::string_view name;
-  bool qkv_bias;  ///< whether query, key and value have biases, unless the configuration says otherwise
+  bool qkv_bias;  ///< whether query, key and value have biases whatever the configuration says
   bool qk_norm;
 };
 inline constexpr std::array<ModelFamilyTraits, 3> kModelFamilies{{
@@ -39,6 +39,7 @@ enum class RopePairing { halves, neighbours };
 struct Llama3Scaling {
   double factor = 1, low = 1, high = 4;
   int64_t original_context = 0;
+  friend bool operator==(const Llama3Scaling&, const Llama3Scaling&) = default;
 };
 
 struct RopeConfig {
@@ -46,6 +47,7 @@ struct RopeConfig {
   RopePairing pairing = RopePairing::halves;
   double linear_factor = 1;  ///< positions are divided by it
   std::optional<Llama3Scaling> llama3;
+  friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
 struct ModelConfig {
@@ -58,7 +60,8 @@ struct ModelConfig {
   double norm_epsilon = 1e-5;
   RopeConfig rope;
   bool tied_output = false;  ///< logits are formed with the embedding's rows
-  bool qkv_bias = false, qk_norm = false;
+  bool qk_norm = false;
+  std::optional<bool> qkv_bias;  ///< whether query, key and value have biases; none: those that the file has
 };
 
 /// Throws TraceError, naming the field of `path`, if heads, dimensions or RoPE contradict each other.

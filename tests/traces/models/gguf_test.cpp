@@ -92,7 +92,12 @@ TEST(Gguf, ReadsEveryTypeOfValue) {
       {"bool", 7, std::string(1, 1)},
       {"texts", 9, bytes_of(uint32_t{8}) + bytes_of(uint64_t{2}) + gguf_text("one") + gguf_text("")},
       {"many", 9, bytes_of(uint32_t{4}) + bytes_of(uint64_t{40000}) + std::string(160000, 7)},
+      {"nested", 9,
+       bytes_of(uint32_t{9}) + bytes_of(uint64_t{2}) +
+           (bytes_of(uint32_t{1}) + bytes_of(uint64_t{3}) + "abc") +
+           (bytes_of(uint32_t{8}) + bytes_of(uint64_t{1}) + gguf_text("d"))},
       {"u64", 10, bytes_of(uint64_t{1} << 62)},
+      {"largest", 10, bytes_of(UINT64_MAX)},
       {"i64", 11, bytes_of(int64_t{-4})},
       {"f64", 12, bytes_of(0.1)}};
   const TemporaryFolder folder;
@@ -109,9 +114,29 @@ TEST(Gguf, ReadsEveryTypeOfValue) {
   EXPECT_EQ(std::get<double>(file.metadata().at("f64").value), 0.1);
   EXPECT_EQ(std::get<GgufArray>(file.metadata().at("texts").value).items, 2);
   EXPECT_EQ(std::get<GgufArray>(file.metadata().at("many").value).items, 40000);
+  EXPECT_EQ(std::get<GgufArray>(file.metadata().at("nested").value).items, 2);
+  EXPECT_EQ(std::get<uint64_t>(file.metadata().at("largest").value), UINT64_MAX);
   std::vector<float> numbers(6);
   file.weight(*file.find("a")).read(0, numbers);
   EXPECT_EQ(numbers[5], 6) << "what lies behind an array that is passed over";
+}
+
+TEST(Gguf, ReadsTheItemsOfAnArrayWhenTheyAreNeeded) {
+  GgufParts parts = small_file();
+  parts.metadata.push_back({"heads", 9,
+                            bytes_of(uint32_t{3}) + bytes_of(uint64_t{3}) + bytes_of(int16_t{8}) +
+                                bytes_of(int16_t{-1}) + bytes_of(int16_t{2})});
+  parts.metadata.push_back({"none", 9, bytes_of(uint32_t{4}) + bytes_of(uint64_t{0})});
+  const TemporaryFolder folder;
+  const GgufFile file(folder.write("arrays.gguf", parts.bytes()));
+  const auto items = [&](const char* key) {
+    std::vector<int64_t> numbers;
+    for (const GgufValue& item : file.items(key, std::get<GgufArray>(file.metadata().at(key).value)))
+      numbers.push_back(std::get<int64_t>(item.value));
+    return numbers;
+  };
+  EXPECT_EQ(items("heads"), (std::vector<int64_t>{8, -1, 2}));
+  EXPECT_EQ(items("none"), (std::vector<int64_t>{}));
 }
 
 TEST(Gguf, ReadsAnAlignmentOfItsOwn) {
@@ -162,13 +187,16 @@ TEST(Gguf, RefusesValuesThatGgufDoesNotHave) {
               }),
               HasSubstr("flag: is 2; expected a truth value, 0 or 1"));
   EXPECT_THAT(refusal_of([](GgufParts& parts) {
-                parts.metadata[1] = {"big", 10, bytes_of(UINT64_MAX)};
+                parts.metadata[1] = {"odd", 9, bytes_of(uint32_t{13}) + bytes_of(uint64_t{1})};
               }),
-              HasSubstr("big: is 18446744073709551615, beyond 2^63 - 1"));
+              HasSubstr("odd: has items of type 13, which GGUF does not have"));
   EXPECT_THAT(refusal_of([](GgufParts& parts) {
-                parts.metadata[1] = {"nested", 9, bytes_of(uint32_t{9}) + bytes_of(uint64_t{1})};
+                std::string nested;
+                for (int level = 0; level < 20; ++level)
+                  nested += bytes_of(uint32_t{9}) + bytes_of(uint64_t{1});
+                parts.metadata[1] = {"deep", 9, nested};
               }),
-              HasSubstr("nested: has items of type 9; expected numbers, truth values or texts"));
+              HasSubstr("deep: has arrays nested deeper than 8 levels"));
   EXPECT_THAT(refusal_of([](GgufParts& parts) { parts.metadata[1].key = "llama.rope.freq_base"; }),
               HasSubstr("llama.rope.freq_base: is there twice"));
 }
@@ -180,12 +208,23 @@ TEST(Gguf, RefusesAlignmentsThatAreNone) {
   }
 }
 
-TEST(Gguf, RefusesTensorsOfOtherTypesByName) {
-  EXPECT_THAT(
-      refusal_of([](GgufParts& parts) { parts.tensors[0].type = 23; }),
-      HasSubstr("a: is IQ4_XS; expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K"));
-  EXPECT_THAT(refusal_of([](GgufParts& parts) { parts.tensors[0].type = 1000; }),
-              HasSubstr("a: has type 1000; "));
+TEST(Gguf, RefusesTensorsOfOtherTypesByNameWhenTheyAreNeeded) {
+  for (const auto& [type, problem] :
+       {std::pair<uint32_t, std::string>{23, "a: is IQ4_XS; "}, {1000, "a: has type 1000; "}}) {
+    GgufParts parts = small_file();
+    parts.tensors[0].type = type;
+    parts.tensors[0].data = std::string(70, 1);
+    parts.tensors.push_back({"c", {5}, type, std::string(10, 1)});
+    const TemporaryFolder folder;
+    const GgufFile file(folder.write("other.gguf", parts.bytes()));
+    const std::string told = message_of<TraceError>([&] { file.weight(*file.find("a")); });
+    EXPECT_THAT(told, HasSubstr(problem +
+                                "expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K"));
+    EXPECT_EQ(file.find("a")->bytes, 96) << "up to the next tensor";
+    std::vector<float> numbers(32);
+    file.weight(*file.find("b")).read(0, numbers);
+    EXPECT_EQ(numbers[0], -0.5F);
+  }
 }
 
 TEST(Gguf, RefusesShapesThatNoTensorHas) {
@@ -224,17 +263,22 @@ TEST(Gguf, RefusesDataThatOverlapsOrLeavesHoles) {
                 parts.tensors[1].dimensions = {32, 2};
               }),
               HasSubstr("b: ends behind the file's"));
-  EXPECT_THAT(refusal_of([](GgufParts& parts) { parts.behind = std::string(64, 0); }),
-              HasSubstr("behind the last tensor"));
+  EXPECT_THAT(refusal_of([](GgufParts& parts) {
+                parts.tensors[0].type = 23;
+                parts.tensors[1].offset = 1 << 20;
+              }),
+              HasSubstr("a: ends behind the file's"));
   EXPECT_THAT(refusal_of([](GgufParts& parts) { parts.tensors[1].name = "a"; }),
               HasSubstr("a: is there twice"));
 }
 
-TEST(Gguf, PaddingBehindTheLastTensorIsLegal) {
+TEST(Gguf, BytesBehindTheLastTensorAreIgnored) {
   const TemporaryFolder folder;
-  GgufParts parts = small_file();
-  parts.behind = std::string(12, 0);  // behind 20 bytes
-  EXPECT_EQ(GgufFile(folder.write("padded.gguf", parts.bytes())).tensors().size(), 2);
+  for (const size_t bytes : {12, 4096}) {
+    GgufParts parts = small_file();
+    parts.behind = std::string(bytes, 1);
+    EXPECT_EQ(GgufFile(folder.write("longer.gguf", parts.bytes())).tensors().size(), 2);
+  }
 }
 
 TEST(Gguf, NamesTheBlockWhoseScaleIsNoNumber) {
