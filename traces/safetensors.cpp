@@ -212,10 +212,12 @@ void SafetensorsFile::read(const TensorEntry& tensor, int64_t first, std::span<d
 }
 
 void SafetensorsFile::read(const TensorEntry& tensor, int64_t first, std::span<int64_t> out) const {
-  require_dtype(path(), tensor, tensor.dtype == Dtype::i64 || tensor.dtype == Dtype::i32, "I64 or I32");
+  const bool is_read = tensor.dtype == Dtype::i64 || tensor.dtype == Dtype::i32 || tensor.dtype == Dtype::u32;
+  require_dtype(path(), tensor, is_read, "I64, I32 or U32");
   read_in_chunks(tensor, first, out, [&](std::span<const char> bytes, std::span<int64_t> numbers, int64_t) {
-    tensor.dtype == Dtype::i64 ? widen_integers<int64_t>(bytes, numbers)
-                               : widen_integers<int32_t>(bytes, numbers);
+    if (tensor.dtype == Dtype::i64) return widen_integers<int64_t>(bytes, numbers);
+    tensor.dtype == Dtype::i32 ? widen_integers<int32_t>(bytes, numbers)
+                               : widen_integers<uint32_t>(bytes, numbers);
   });
 }
 

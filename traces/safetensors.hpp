@@ -64,7 +64,7 @@ class SafetensorsFile {
   ///         infinite and that is not allowed; ShapeMismatch if the tensor has fewer elements; IoError
   void read(const TensorEntry& tensor, int64_t first, std::span<double> out,
             NonFiniteNumbers non_finite = NonFiniteNumbers::refused) const;
-  /// The same for I64 and I32.
+  /// The same for I64, I32 and U32.
   void read(const TensorEntry& tensor, int64_t first, std::span<int64_t> out) const;
 
  private:

@@ -1,4 +1,6 @@
 // The program: runs the subcommand, and turns its exceptions into an exit code and one line on standard error.
+#include <fcntl.h>
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -82,11 +84,14 @@ int dispatch(const Arguments& arguments) {
   throw UsageError(fmt::format("no subcommand '{}'; known: {}", name, fmt::join(known, ", ")));
 }
 
-// Before libgomp starts so many threads that the machine has no room for others, or overflows its stack.
+// Before libgomp starts so many threads that the machine has no room for others, or overflows its stack. It takes numbers beyond
+// 2^32 for others, so that the variable itself is looked at, too.
 void require_possible_threads() {
-  const int most = std::max(static_cast<int>(kMostThreads), omp_get_num_procs());
-  const int threads = omp_get_max_threads();
-  if (threads >= 1 && threads <= most) return;
+  const uint64_t most = std::max(kMostThreads, int64_t{omp_get_num_procs()});
+  const char* said = std::getenv("OMP_NUM_THREADS");
+  const uint64_t threads =
+      std::max<uint64_t>(omp_get_max_threads(), said ? std::strtoull(said, nullptr, 10) : 0);
+  if (threads <= most || (said && *said == '-')) return;
   throw IoError(
       fmt::format("cannot start {} threads, as OMP_NUM_THREADS says; expected 1 to {}", threads, most));
 }
@@ -142,9 +147,19 @@ extern "C" void clean_up_and_die(int signal_number) {
   std::raise(signal_number);
 }
 
+// Takes the numbers of standard streams that are closed, lest a file be opened as one of them: what is written there fails.
+void occupy_closed_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(descriptor, F_GETFD) != -1) continue;
+    const int lowest = open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    if (lowest != descriptor) std::_Exit(kWorld);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  occupy_closed_streams();
   reference::wait_passively(argv);
   for (const int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
     // Signals that the caller ignores, as nohup does, remain ignored.

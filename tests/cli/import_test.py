@@ -117,6 +117,14 @@ class Imports(ImportTest):
             record_decode(self.dumps, batch, both=both, flat=True, run={"k_scale": Tensor("F32", [1.0])})
             self.require_verdict(PASS, "--request", 1)
             self.require_trace_of(batch, 1)
+        self.fresh()
+        tables = np.zeros((3, 5))
+        batch = Batch()
+        for r, row in enumerate(tables):
+            pages = batch.indices[batch.indptr[r]:batch.indptr[r + 1]]
+            row[:len(pages)] = pages
+        record_decode(self.dumps, batch, plan={"block_tables": ints(tables)})
+        self.require_verdict(PASS, "--request", 2)
         for positions, code in ((("NONE", -1, None, Torch("torch.float16"), None, None, None, 0.3), PASS), (("NONE", 5), INVALID)):
             self.fresh()
             record_decode(self.dumps, batch := Batch(), batch.outputs(scale=0.3), positions=positions)
@@ -336,7 +344,8 @@ class Refusals(ImportTest):
                 ({"pos_encoding_mode": "ALIBI"}, "ALiBi"), ({"logits_soft_cap": 30.0}, "kwarg_logits_soft_cap: is 30.0; expected none"),
                 ({"window_left": 127}, "kwarg_window_left: is 127; expected -1"), ({"jit_args": ["x"]}, "jit_args"),
                 ({"custom_mask": ints([1])}, r"tensor kwarg_custom_mask: is a tensor; expected none: a trace's mask is causal"),
-                ({"block_tables": ints([1])}, "block_tables: is a tensor"), ({"new_option": 3}, "kwarg_new_option: is 3; expected none"),
+                ({"block_tables": ints([1])}, r"\(block_tables\).shape: is \[1\]; expected \[3 requests, pages\]"),
+                ({"block_tables": ints([[0, 1, 0], [2, 0, 0], [3, 5, 4]])}, "row 0 has other pages than the page indices"), ({"new_option": 3}, "kwarg_new_option: is 3; expected none"),
                 ({"sm_scale": -1.0}, "kwarg_sm_scale: is -1.0; expected a positive number"),
                 ({"sm_scale": "big"}, 'sm_scale: is "big"'), ({"q_len_per_req": 2}, "expected 2 queries for each of 3 requests"),
                 ({"seq_lens": ints([6, 4, 9])}, "request 0: has 7 tokens in its pages, but 6 in seq_lens"),
@@ -387,7 +396,7 @@ class Refusals(ImportTest):
                 self.refused(problem)
         self.fresh()
         record_decode(self.dumps, batch, tables=(Tensor("F32", batch.indptr), ints(batch.indices), ints(batch.last)))
-        self.refused(r"arg_1.dtype: is F32; expected I64 or I32")
+        self.refused(r"arg_1.dtype: is F32; expected I64, I32 or U32")
 
     def test_keys_and_values_of_different_types(self):
         self.change_inputs(lambda t: t.update(arg_2__1=Tensor("BF16", t["arg_2__1"].array)), both=False)

@@ -8,6 +8,7 @@ import resource
 
 from support import kvbound_cli
 from support.kvbound_cli import PASS, WORLD, CommandLineTest, TraceFile
+from support.tiny_model import TinyModel
 
 
 class Process(CommandLineTest):
@@ -25,6 +26,22 @@ class Process(CommandLineTest):
         result = self.run_program("replay", *runs, "--csv", "-", "--quiet")
         self.assertTrue(all(line.count(",") == result.stdout.splitlines()[0].count(",") for line in result.stdout.splitlines()))
 
+    def test_streams_that_are_closed(self):
+        """No file gets the number of a closed stream, so that nothing is printed into it."""
+        model = TinyModel().write_folder(self.folder / "model")
+        (self.folder / "tokens").write_text("1 2 3", "utf-8")
+        arguments = "record", model, "--tokens", "tokens", "--steps", 2, "--quiet", "out.safetensors"
+        self.passes(*arguments)
+        expected = (self.folder / "out.safetensors").read_bytes()
+        for descriptors, code in (((0,), PASS), ((2,), PASS), ((0, 2), PASS), ((1,), WORLD), ((0, 1, 2), WORLD)):
+            with self.subTest(descriptors):
+                (self.folder / "out.safetensors").unlink(missing_ok=True)
+                result = self.run_program(*arguments, preexec_fn=lambda closed=descriptors: [os.close(one) for one in closed])
+                self.assertEqual(result.returncode, code, result.stderr)
+                self.assertEqual((self.folder / "out.safetensors").read_bytes(), expected)
+        result = self.run_program(*arguments[:3], "-", *arguments[4:], preexec_fn=lambda: os.close(0))
+        self.assertEqual(result.returncode, WORLD, result.stderr)
+
     def test_threads_that_cannot_be_started(self):
         TraceFile().write(self.folder / "trace.safetensors")
         arguments = "replay", "trace.safetensors", "--policy", "snapkv:window=4", "--budget", "8"
@@ -33,7 +50,8 @@ class Process(CommandLineTest):
             resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
         for variables, problem in (({"OMP_NUM_THREADS": "8", "OMP_STACKSIZE": "16G"}, "Thread creation failed.*want of threads or memory"),
                                    ({"OMP_NUM_THREADS": "100000"}, "cannot start 100000 threads, as OMP_NUM_THREADS says; expected 1 to"),
-                                   ({"OMP_NUM_THREADS": "1000000000"}, "cannot start 1000000000 threads")):
+                                   ({"OMP_NUM_THREADS": "1000000000"}, "cannot start 1000000000 threads"),
+                                   ({"OMP_NUM_THREADS": "4294967297"}, "cannot start 4294967297 threads")):
             with self.subTest(variables):
                 result = self.run_program(*arguments, "--json", "out.json", env={**os.environ, **variables}, preexec_fn=few)
                 self.assertEqual(result.returncode, WORLD, result.stderr)

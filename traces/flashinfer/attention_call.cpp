@@ -158,10 +158,37 @@ class AttentionCall::Setup {
     result_.last_page_lengths_ = integers_argument(settings(), file, prefix + "last_page_len");
     require_length(prefix + "last_page_len", std::ssize(result_.last_page_lengths_),
                    std::ssize(result_.cache_offsets_) - 1);
-    if (result_.cache_offsets_.back() <= std::ssize(result_.pages_)) return;
-    throw TraceError(file.path(), -1, prefix + "indices",
-                     "has " + std::to_string(result_.pages_.size()) + " pages; expected " +
-                         std::to_string(result_.cache_offsets_.back()) + ", the end of " + prefix + "indptr");
+    if (result_.cache_offsets_.back() > std::ssize(result_.pages_)) {
+      throw TraceError(file.path(), -1, prefix + "indices",
+                       "has " + std::to_string(result_.pages_.size()) + " pages; expected " +
+                           std::to_string(result_.cache_offsets_.back()) + ", the end of " + prefix +
+                           "indptr");
+    }
+    if (!settings().argument("block_tables").is_none()) require_same_tables(file);
+  }
+
+  // Requires that block_tables [requests, pages], which some of FlashInfer's backends read instead, has the pages of the indices.
+  void require_same_tables(const SafetensorsFile& file) const {
+    const TensorEntry& entry = tensor_argument(settings(), file, "block_tables");
+    const int64_t requests = std::ssize(result_.cache_offsets_) - 1;
+    if (entry.shape.size() != 2 || entry.shape[0] != requests) {
+      throw TraceError(
+          file.path(), entry.header_offset, field_of(entry, "block_tables") + ".shape",
+          "is " + shape_text(entry.shape) + "; expected [" + std::to_string(requests) + " requests, pages]");
+    }
+    std::vector<int64_t> tables(static_cast<size_t>(entry.elements));
+    file.read(entry, 0, std::span(tables));
+    const int64_t columns = entry.shape[1];
+    for (int64_t r = 0; r < requests; ++r) {
+      const std::span pages =
+          std::span(result_.pages_)
+              .subspan(result_.cache_offsets_[r], result_.cache_offsets_[r + 1] - result_.cache_offsets_[r]);
+      const bool same = std::ssize(pages) <= columns &&
+                        std::ranges::equal(pages, std::span(tables).subspan(r * columns, pages.size()));
+      if (same) continue;
+      throw TraceError(file.path(), entry.header_offset, field_of(entry, "block_tables"),
+                       "row " + std::to_string(r) + " has other pages than the page indices of this request");
+    }
   }
 
   void require_length(const std::string& parameter, int64_t found, int64_t expected) const {
