@@ -183,9 +183,9 @@ int evaluate_command(const Arguments& arguments) {
   report.tasks_path = places[1];
   const traces::Checkpoint checkpoint(places[0]);
   const bool needs_hashes = line.has("json") || line.has("resume");
-  // Before the tasks are read: if the file changes in between, results of the new tasks have the old hash, which nothing matches.
-  if (needs_hashes) report.tasks_sha256 = hash_of({places[1]}, quiet);
-  std::vector<Task> tasks = read_tasks(places[1], checkpoint.config().vocabulary);
+  const std::string text = task_text(places[1]);
+  if (needs_hashes) report.tasks_sha256 = traces::sha256_of(text);
+  std::vector<Task> tasks = tasks_of(places[1], text, checkpoint.config().vocabulary);
   if (report.step_limit) shorten(tasks, *report.step_limit);
   check_outputs(line, checkpoint, places[1]);
   require_valid(report.result.options, tasks);

@@ -108,13 +108,14 @@ std::vector<TaskKind> kinds_of(const std::vector<Task>& tasks) {
   return kinds;
 }
 
-std::vector<Task> read_tasks(const std::string& path, int64_t vocabulary) {
-  const std::string text = traces::whole_text(path, kMostTaskFileBytes);
+std::string task_text(const std::string& path) { return traces::whole_input(path, kMostTaskFileBytes); }
+
+std::vector<Task> tasks_of(const std::string& path, std::string_view text, int64_t vocabulary) {
   if (text.empty()) throw TraceError(path, 0, "", "is empty; expected a task a line");
   std::vector<Task> tasks;
   std::unordered_map<std::string, size_t> lines;  // id -> its line's number
   for (size_t begin = 0; begin < text.size();) {
-    const std::string_view line = std::string_view(text).substr(begin, text.find('\n', begin) - begin);
+    const std::string_view line = text.substr(begin, text.find('\n', begin) - begin);
     const size_t number = tasks.size() + 1;
     const std::string name = fmt::format("line {}", number);
     const auto offset = static_cast<int64_t>(begin);

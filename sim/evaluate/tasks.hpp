@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace kvbound::sim {
@@ -31,7 +32,11 @@ struct TaskKind {
 /// Every task is in one of them; in the order of their first tasks.
 std::vector<TaskKind> kinds_of(const std::vector<Task>& tasks);
 
-/// The tasks of a file: one JSON object a line, in UTF-8. Its members:
+/// The bytes of a file of tasks, which may be a pipe; `-` is standard input. Throws TraceError for a file of more than 1 GiB or a
+/// directory; IoError.
+std::string task_text(const std::string& path);
+
+/// The tasks of a file's text: one JSON object a line, in UTF-8. Its members:
 ///
 ///     id             a string, not empty, unlike every other in the file
 ///     prompt         token ids; or prompt_text, a string whose bytes in UTF-8 are the tokens
@@ -45,10 +50,15 @@ std::vector<TaskKind> kinds_of(const std::vector<Task>& tasks);
 /// last token predicts the first of the target, and has a target of one token. Lines may end in CR LF, and the last
 /// one need not end; blank lines are refused.
 ///
+/// path        of the file, for messages
 /// vocabulary  ids are below it; the members of text are refused unless it is 256
 /// returns     in the order of lines, at least one
 /// throws      TraceError, naming line, byte and member, for anything else: a byte order mark, unknown or repeated
-///             members, a file of more than 1 GiB, more than 2^22 tokens in a member, a directory or a FIFO; IoError
-std::vector<Task> read_tasks(const std::string& path, int64_t vocabulary);
+///             members, more than 2^22 tokens in a member
+std::vector<Task> tasks_of(const std::string& path, std::string_view text, int64_t vocabulary);
+/// Those of a file.
+inline std::vector<Task> read_tasks(const std::string& path, int64_t vocabulary) {
+  return tasks_of(path, task_text(path), vocabulary);
+}
 
 }  // namespace kvbound::sim

@@ -5,6 +5,7 @@ usage: process_test.py KVBOUND      KVBOUND: the program's path
 import json
 import os
 import resource
+import subprocess
 
 from support import kvbound_cli
 from support.kvbound_cli import PASS, WORLD, CommandLineTest, TraceFile
@@ -25,6 +26,19 @@ class Process(CommandLineTest):
                 self.assertTrue(json.loads(result.stdout))
         result = self.run_program("replay", *runs, "--csv", "-", "--quiet")
         self.assertTrue(all(line.count(",") == result.stdout.splitlines()[0].count(",") for line in result.stdout.splitlines()))
+
+    def test_tasks_may_come_from_a_pipe(self):
+        model = TinyModel(vocabulary=256).write_folder(self.folder / "model")
+        text = json.dumps({"id": "a", "prompt_text": "some prose", "answer_text": "an end"}) + "\n"
+        options = "--policy", "snapkv:window=2", "--budget", "6", "--json"
+        (self.folder / "tasks.jsonl").write_text(text, "utf-8")
+        self.passes("evaluate", model, "tasks.jsonl", *options, "file.json")
+        for name in ("-", "/dev/stdin"):
+            process = self.start("evaluate", model, name, *options, "piped.json", stdin=subprocess.PIPE)
+            _, stderr = process.communicate(text, timeout=300)
+            self.assertEqual(process.returncode, PASS, stderr)
+            file, piped = (json.loads((self.folder / path).read_text("utf-8")) for path in ("file.json", "piped.json"))
+            self.assertEqual(piped["tasks_file"]["sha256"], file["tasks_file"]["sha256"])
 
     def test_streams_that_are_closed(self):
         """No file gets the number of a closed stream, so that nothing is printed into it."""

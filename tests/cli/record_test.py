@@ -117,6 +117,13 @@ class Records(RecordTest):
         index.write_text(json.dumps(document), "utf-8")
         self.require_trace_of(model, self.record(folder, "--dtype", "F32")[0])
 
+    def test_the_output_matrix_of_tied_ones_alone(self):
+        model = TinyModel(tied=True)
+        expected, _ = self.record(model.write_folder(self.folder / "model"))
+        model.weights["lm_head.weight"] = model.weights.pop("model.embed_tokens.weight")
+        found, _ = self.record(model.write_folder(self.folder / "model"))
+        np.testing.assert_array_equal(found["layers.1.key"], expected["layers.1.key"])
+
     def test_the_body_of_a_model_alone(self):
         model = TinyModel(tied=True)
         expected, _ = self.record(model.write_folder(self.folder / "model"))
@@ -345,6 +352,9 @@ class Refusals(RecordTest):
             (short / "model.safetensors").rename(short / name)
             self.refused(short, f"cannot open .*model.safetensors: .*the folder holds {name} and 1 more; expected", WORLD)
             (short / name).rename(short / "model.safetensors")
+        (short / "adapter_config.json").write_text("{}", "utf-8")
+        self.refused(short, "adapter_config.json: is there: an adapter is not computed")
+        (short / "adapter_config.json").unlink()
         (short / "config.json").unlink()
         self.refused(short, "cannot open .*config.json: .*the folder holds model.safetensors; expected", WORLD)
         (self.folder / "old.gguf").write_bytes(b"tjgg" + bytes(60))

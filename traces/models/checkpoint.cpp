@@ -75,6 +75,15 @@ void require_file(const std::filesystem::path& file) {
                                     : "; the folder holds " + printable(found.begin()->second) + others);
 }
 
+// transformers loads an adapter that is in a model's folder, too.
+void refuse_adapter(const std::filesystem::path& folder) {
+  const auto adapter = folder / "adapter_config.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(adapter, ignored)) return;
+  throw TraceError(adapter.string(), -1, "",
+                   "is there: an adapter is not computed; merge it into the model's weights");
+}
+
 // A bias that is 0 changes nothing.
 void require_zero(const Weight& bias) {
   std::vector<float> numbers(static_cast<size_t>(bias.cols));
@@ -94,6 +103,8 @@ class Checkpoint::Finder {
         shards_(checkpoint.shards_.get()),
         layers_(checkpoint.config_.layers),
         body_(gguf_ || (!has("model.embed_tokens.weight") && has("embed_tokens.weight")) ? "" : "model.") {}
+
+  bool has(std::string_view name) const { return shards_ && shards_->find(name); }
 
   std::string name_of(const WeightName& name) const {
     return std::string(gguf_ ? name.gguf : name.hugging_face);
@@ -134,8 +145,6 @@ class Checkpoint::Finder {
   }
 
  private:
-  bool has(std::string_view name) const { return shards_ && shards_->find(name); }
-
   void refuse_unknown(const std::string& name, const std::string& path, int64_t offset) const {
     if (known_.contains(name) || !is_computed(name)) return;
     throw TraceError(path, offset, printable(name),
@@ -212,6 +221,7 @@ void Checkpoint::open_folder(const std::string& path) {
   const auto config = folder / "config.json", whole = folder / "model.safetensors",
              index = folder / "model.safetensors.index.json";
   require_file(config);
+  refuse_adapter(folder);
   config_ = read_hugging_face_config(config.string());
   std::error_code ignored;
   const bool sharded = !std::filesystem::exists(whole, ignored) && std::filesystem::exists(index, ignored);
@@ -260,10 +270,14 @@ void Checkpoint::find_weights() {
   Finder finder(*this);
   const ModelConfig& c = config_;
   for (int64_t l = 0; l < c.layers; ++l) layers_.push_back(layer_weights(finder, l));
-  embedding_ = finder.require(finder.body_name(kEmbedding), c.vocabulary, c.model_dim);
+  // Of two equal tensors some writers keep one, not always the embedding.
+  const bool output_alone = c.tied_output && !gguf_ && !finder.has(finder.body_name(kEmbedding)) &&
+                            finder.has(finder.name_of(kUnembedding));
+  embedding_ = finder.require(output_alone ? finder.name_of(kUnembedding) : finder.body_name(kEmbedding),
+                              c.vocabulary, c.model_dim);
   output_norm_ = finder.require(finder.body_name(kFinalNorm), 1, c.model_dim);
   if (c.tied_output) {
-    require_tied(finder);
+    if (!output_alone) require_tied(finder);
     output_ = embedding_;
   } else {
     output_ = finder.require(finder.name_of(kUnembedding), c.vocabulary, c.model_dim);
