@@ -1,5 +1,7 @@
 #include "command_line.hpp"
 
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <filesystem>
 #include <iostream>
 #include <set>
@@ -178,8 +180,29 @@ void flush_standard_output() {
   if (!std::cout) throw IoError("cannot write to standard output");
 }
 
+namespace {
+
+// OpenBLAS maps so much for each thread, and tries it for ever where the limit of virtual memory leaves no room.
+void require_room_for_products(int threads) {
+  constexpr size_t kBytesOfThread = size_t{128} << 20;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  const size_t bytes = kBytesOfThread * static_cast<size_t>(threads);
+  void* const room = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room != MAP_FAILED) {
+    munmap(room, bytes);
+    return;
+  }
+  throw IoError(fmt::format(
+      "the limit of virtual memory (ulimit -v), {} MiB, leaves no room for the products of {} threads, {} MiB",
+      limit.rlim_cur >> 20, threads, bytes >> 20));
+}
+
+}  // namespace
+
 void apply_threads(const CommandLine& line) {
   if (line.has("threads")) omp_set_num_threads(static_cast<int>(line.integer("threads", 1, kMostThreads, 1)));
+  require_room_for_products(omp_get_max_threads());
 }
 
 }  // namespace kvbound::sim

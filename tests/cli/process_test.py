@@ -60,14 +60,15 @@ class Process(CommandLineTest):
         TraceFile().write(self.folder / "trace.safetensors")
         arguments = "replay", "trace.safetensors", "--policy", "snapkv:window=4", "--budget", "8"
 
-        def few():  # no room for stacks of this size
+        def limit():  # no room for stacks of 16 GiB, and for products of eight threads only without them
             resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
         for variables, problem in (({"OMP_NUM_THREADS": "8", "OMP_STACKSIZE": "16G"}, "Thread creation failed.*want of threads or memory"),
+                                   ({"OMP_NUM_THREADS": "200"}, r"limit of virtual memory \(ulimit -v\), 8192 MiB, leaves no room .* 200"),
                                    ({"OMP_NUM_THREADS": "100000"}, "cannot start 100000 threads, as OMP_NUM_THREADS says; expected 1 to"),
                                    ({"OMP_NUM_THREADS": "1000000000"}, "cannot start 1000000000 threads"),
                                    ({"OMP_NUM_THREADS": "4294967297"}, "cannot start 4294967297 threads")):
             with self.subTest(variables):
-                result = self.run_program(*arguments, "--json", "out.json", env={**os.environ, **variables}, preexec_fn=few)
+                result = self.run_program(*arguments, "--json", "out.json", env={**os.environ, **variables}, preexec_fn=limit)
                 self.assertEqual(result.returncode, WORLD, result.stderr)
                 self.assertRegex(" ".join(result.stderr.split()), problem)
                 self.assertEqual([path.name for path in self.folder.iterdir()], ["trace.safetensors"])

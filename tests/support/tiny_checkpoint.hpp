@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,11 @@ namespace kvbound::test {
 /// 2 layers, 4 query heads on 2 KV heads, head_dim 4, model_dim 16, 32 tokens, F32.
 class TinyCheckpoint {
  public:
-  explicit TinyCheckpoint(uint64_t seed = 1) : random_(seed), path_(folder_.write("tiny.gguf", bytes())) {}
+  using Change = std::function<void(GgufParts&)>;
+
+  /// change  of the file before it is written
+  explicit TinyCheckpoint(uint64_t seed = 1, const Change& change = {})
+      : random_(seed), path_(folder_.write("tiny.gguf", bytes(change))) {}
 
   traces::Checkpoint open() const { return traces::Checkpoint(path_); }
 
@@ -25,7 +30,7 @@ class TinyCheckpoint {
  private:
   static constexpr uint64_t kModelDim = 16, kFeedForward = 24, kQueryRows = 16, kKeyRows = 8;
 
-  std::string bytes() {
+  std::string bytes(const Change& change) {
     GgufParts parts;
     parts.set("general.architecture", std::string("llama"));
     parts.set("general.name", std::string("tiny"));
@@ -57,6 +62,7 @@ class TinyCheckpoint {
     }
     add(parts, "output_norm.weight", 1, kModelDim, 0);
     add(parts, "output.weight", kVocabulary, kModelDim, 0.5);
+    if (change) change(parts);
     return parts.bytes();
   }
 
