@@ -64,6 +64,21 @@ bool describes_a_trace(const Metadata& metadata) {
   return format != metadata.strings.end() && format->second == "kvbound-trace";
 }
 
+// A folder is no trace, but may hold one.
+void refuse_folder(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return;
+  std::set<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(kIndexSuffix) || name.ends_with(".safetensors")) found.insert(name);
+  }
+  throw TraceError(path, -1, "",
+                   "is a directory; expected a safetensors file or the index of its shards, *" +
+                       std::string(kIndexSuffix) +
+                       (found.empty() ? "" : "; it holds " + printable(*found.begin())));
+}
+
 void require_agreement(const Metadata& first, const Metadata& second) {
   for (const auto& [key, value] : second.strings) {
     const auto found = first.strings.find(key);
@@ -76,6 +91,7 @@ void require_agreement(const Metadata& first, const Metadata& second) {
 }  // namespace
 
 ShardSet::ShardSet(const std::string& path, int64_t header_limit, Kind kind) : path_(path) {
+  if (kind == Kind::trace) refuse_folder(path);
   if (path.ends_with(kIndexSuffix)) {
     open_shards(header_limit, kind);
     return;

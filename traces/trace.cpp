@@ -18,8 +18,15 @@ namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();  // so that products of two fit int64_t
 
-TraceInfo read_info(const std::string& path, const Metadata& metadata) {
-  const MetadataFields fields(metadata);
+TraceInfo read_info(const std::string& path, const ShardSet& files) {
+  const MetadataFields fields(files.metadata());
+  const auto weight = files.tensors().lower_bound("model.");  // in Hugging Face's checkpoints
+  const bool is_model = weight != files.tensors().end() && weight->first.starts_with("model.");
+  const auto format = files.metadata().strings.find("format");
+  if (is_model && (format == files.metadata().strings.end() || format->second != "kvbound-trace")) {
+    throw TraceError(path, -1, "",
+                     "is a model's checkpoint; expected a trace, which kvbound record makes of its folder");
+  }
   fields.require("format", "kvbound-trace");
   fields.require("version", "1");
   TraceInfo info;
@@ -136,8 +143,7 @@ StepView Layer::step(int64_t t) const {
 }
 
 Trace::Trace(const std::string& path, const Options& options)
-    : files_(std::make_unique<ShardSet>(path, options.header_limit)),
-      info_(read_info(path, files_->metadata())) {
+    : files_(std::make_unique<ShardSet>(path, options.header_limit)), info_(read_info(path, *files_)) {
   refuse_surplus_layers(*files_, info_.layers);
   info_.has_attention_output = true;
   for (int64_t layer = 0; layer < info_.layers; ++layer) {

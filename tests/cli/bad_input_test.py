@@ -191,7 +191,7 @@ class BadTraces(CommandLineTest):
             self.refuses_bytes(rf"header length: .*looks like .*{name}", magic + b"\1" * 64)
         (self.folder / "directory").mkdir()
         os.mkfifo(self.folder / "fifo")
-        self.refuses_trace("directory: is a directory", name="directory")
+        self.refuses_trace(r"directory: is a directory; expected a safetensors file or the index of its shards, \*\.index\.json", name="directory")
         self.refuses_trace("fifo: is a FIFO", name="fifo")
         self.refuses_trace("/dev/zero: is not a regular file", name="/dev/zero")
         (self.folder / "trace.index.json").mkdir()

@@ -347,6 +347,8 @@ class Refusals(RecordTest):
         self.refused(short, "model.safetensors: ")
         for path in (short / "model.safetensors", short / "config.json", shards / "model.safetensors.index.json"):
             self.refused(path, "is (a safetensors file|JSON); expected a GGUF file, or a folder that holds config.json")
+        self.refuses(INVALID, "is a model's checkpoint; expected a trace, which kvbound record makes", "inspect", cyclic / "model-00001-of-00002.safetensors")
+        self.refuses(INVALID, "is a directory; .*; it holds model-00001-of-00002.safetensors", "inspect", cyclic)
         self.refused("owner/model", "cannot open owner/model: .*; expected a GGUF file, or a folder", WORLD)
         for name in ("pytorch_model.bin", "consolidated.00.pth", "model.gguf"):
             (short / "model.safetensors").rename(short / name)
