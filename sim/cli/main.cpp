@@ -84,8 +84,8 @@ int dispatch(const Arguments& arguments) {
   throw UsageError(fmt::format("no subcommand '{}'; known: {}", name, fmt::join(known, ", ")));
 }
 
-// Before libgomp starts so many threads that the machine has no room for others, or overflows its stack. It takes numbers beyond
-// 2^32 for others, so that the variable itself is looked at, too.
+// Before libgomp starts so many threads that the machine has no room for others, or overflows its stack. It reads 2^32 + 1 as 1:
+// hence the variable itself.
 void require_possible_threads() {
   const uint64_t most = std::max(kMostThreads, int64_t{omp_get_num_procs()});
   const char* said = std::getenv("OMP_NUM_THREADS");
@@ -147,7 +147,8 @@ extern "C" void clean_up_and_die(int signal_number) {
   std::raise(signal_number);
 }
 
-// Takes the numbers of standard streams that are closed, lest a file be opened as one of them: what is written there fails.
+// Opens /dev/null as each standard stream that is closed, in the direction that fails: a file that got the number of standard
+// output would receive what is printed.
 void occupy_closed_streams() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(descriptor, F_GETFD) != -1) continue;

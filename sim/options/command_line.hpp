@@ -102,8 +102,8 @@ void flush_standard_output();
 
 inline constexpr int64_t kMostThreads = 256;
 
-/// Sets the number of OpenMP threads from --threads, at most kMostThreads. Throws IoError if the limit of virtual memory is too low
-/// for so many.
+/// Sets the number of OpenMP threads from --threads, at most kMostThreads. Throws IoError if the limit of virtual memory
+/// is too low for so many.
 void apply_threads(const CommandLine& line);
 
 }  // namespace kvbound::sim
