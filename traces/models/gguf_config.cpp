@@ -42,6 +42,12 @@ class Keys {
   }
 
   const GgufValue* find(const std::string& name) const { return find_key(prefix_ + name); }
+  // The items of a key's array, or its one value.
+  std::vector<GgufValue> values(const std::string& name) const {
+    const GgufValue& value = *find(name);
+    const auto* list = std::get_if<GgufArray>(&value.value);
+    return list ? file_.items(prefix_ + name, *list) : std::vector{value};
+  }
 
   std::optional<int64_t> count(const std::string& name) const {
     const GgufValue* value = find(name);
@@ -62,7 +68,7 @@ class Keys {
       refuse(name, "has " + std::to_string(list->items) + " items; expected one for each of " +
                        std::to_string(layers) + " layers");
     }
-    const std::vector<GgufValue> items = file_.items(prefix_ + name, *list);
+    const std::vector<GgufValue> items = values(name);
     const int64_t first = count_of(name, items.front());
     for (const GgufValue& item : items) {
       if (count_of(name, item) != first)
@@ -157,10 +163,12 @@ bool is_number(const GgufValue& value, double number) {
 // Refuses what changes the computation and is not computed here, unless it is switched off by 0.
 void refuse_others(const Keys& keys) {
   for (const std::string& name : keys.names()) {
-    const GgufValue& value = *keys.find(name);
+    if (std::ranges::find(kKnown, name) != kKnown.end()) continue;
     const bool is_factor = std::ranges::find(kFactors, name) != kFactors.end();
-    if (std::ranges::find(kKnown, name) != kKnown.end() || is_number(value, 0)) continue;
-    if (is_factor && is_number(value, 1)) continue;
+    const auto is_plain = [&](const GgufValue& value) {
+      return is_number(value, 0) || (is_factor && is_number(value, 1));
+    };
+    if (std::ranges::all_of(keys.values(name), is_plain)) continue;
     const auto* meaning = std::ranges::find(kMeanings, name, &decltype(kMeanings)::value_type::first);
     keys.refuse(name, meaning != kMeanings.end()
                           ? std::string(meaning->second)

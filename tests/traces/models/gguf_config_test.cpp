@@ -126,6 +126,8 @@ TEST_F(GgufConfigTest, TakesZeroFalseAndFactorsOfOneForNothing) {
   set("use_parallel_residual", kTruth, std::string(1, 0));
   set("final_logit_softcapping", kReal, bytes_of(0.0F));
   set("logit_scale", kReal, bytes_of(1.0F));
+  set("attention.sliding_window_pattern", kArray, array_of({0, 0}));
+  set("rope.dimension_sections", kArray, array_of({}));
   set("rope.scaling.attn_factor", kReal, bytes_of(1.0F));
   set("attention.causal", kTruth, std::string(1, 1));
   set("attention.scale", kReal, bytes_of(0.25F));
