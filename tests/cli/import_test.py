@@ -123,8 +123,12 @@ class Imports(ImportTest):
         for r, row in enumerate(tables):
             pages = batch.indices[batch.indptr[r]:batch.indptr[r + 1]]
             row[:len(pages)] = pages
-        record_decode(self.dumps, batch, plan={"block_tables": ints(tables)})
+        record_decode(self.dumps, batch, plan={"block_tables": ints(tables),
+                                               "seq_lens": ints(np.reshape(batch.tokens, (3, 1, 1, 1)))})
         self.require_verdict(PASS, "--request", 2)
+        self.fresh()
+        record_prefill(self.dumps, Batch(**PROMPTS), causal=1)
+        self.require_verdict(PASS, "--request", 1)
         for positions, code in ((("NONE", -1, None, Torch("torch.float16"), None, None, None, 0.3), PASS), (("NONE", 5), INVALID)):
             self.fresh()
             record_decode(self.dumps, batch := Batch(), batch.outputs(scale=0.3), positions=positions)

@@ -56,7 +56,8 @@ const TensorEntry& tensor_argument(const RecordedCall& call, const SafetensorsFi
 std::vector<int64_t> integers_argument(const RecordedCall& call, const SafetensorsFile& file,
                                        const std::string& parameter) {
   const TensorEntry& entry = tensor_argument(call, file, parameter);
-  if (entry.shape.size() != 1) {
+  const auto is_one = [](int64_t length) { return length == 1; };
+  if (entry.shape.empty() || !std::all_of(entry.shape.begin() + 1, entry.shape.end(), is_one)) {
     throw TraceError(file.path(), entry.header_offset, field_of(entry, parameter) + ".shape",
                      "is " + shape_text(entry.shape) + "; expected a vector");
   }

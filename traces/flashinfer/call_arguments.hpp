@@ -21,7 +21,7 @@ const TensorEntry& entry_of(const SafetensorsFile& file, const std::string& name
 /// The argument of a parameter that has to be one tensor.
 const TensorEntry& tensor_argument(const RecordedCall& call, const SafetensorsFile& file,
                                    const std::string& parameter);
-/// The numbers of a vector of integers.
+/// The numbers of a vector of integers, which may have further dimensions of 1, as cuDNN's lengths have.
 std::vector<int64_t> integers_argument(const RecordedCall& call, const SafetensorsFile& file,
                                        const std::string& parameter);
 /// Offsets of the parts of a batch, and their end: from 0, none below the one before it.

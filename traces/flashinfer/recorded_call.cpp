@@ -110,7 +110,8 @@ std::optional<double> Argument::number() const {
 
 std::optional<bool> Argument::truth() const {
   const std::string text = description(value);
-  if (text == "true" || text == "false") return text == "true";
+  if (text == "true" || text == "1") return true;
+  if (text == "false" || text == "0") return false;
   return std::nullopt;
 }
 

@@ -28,7 +28,7 @@ struct Argument {
 
   bool is_none() const;
   std::optional<double> number() const;
-  std::optional<bool> truth() const;
+  std::optional<bool> truth() const;  ///< of 0 and 1, too, as Python has it
 };
 
 /// The argument's value for messages: as the JSON value's description has it, or "a tensor".
