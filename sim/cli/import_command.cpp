@@ -38,8 +38,8 @@ arithmetic: sums in F32, and attention weights and outputs of a split cache that
 become the trace's attention_output, which `kvbound inspect --verify` compares with a computation in single precision.
 
 Refused, with a line that names the argument: what a trace cannot represent (positions encoded in the kernel, capped
-logits, sliding windows, masks other than the causal one, sinks, caches of 8 or 4 bits), calls in CUDA graphs, and calls
-that did not finish.
+logits, sliding windows that hide tokens, masks other than the causal one, sinks, caches of 8 or 4 bits), calls in CUDA
+graphs, and calls that did not finish.
 
 Examples:
   kvbound import flashinfer flashinfer_dumps --list

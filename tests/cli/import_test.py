@@ -114,7 +114,7 @@ class Imports(ImportTest):
         for both in (True, False):
             self.fresh()
             batch = Batch(page_size=1)
-            record_decode(self.dumps, batch, both=both, flat=True, run={"k_scale": Tensor("F32", [1.0])})
+            record_decode(self.dumps, batch, both=both, flat=True, run={"k_scale": Tensor("F32", [1.0]), "window_left": 3})
             self.require_verdict(PASS, "--request", 1)
             self.require_trace_of(batch, 1)
         self.fresh()
@@ -129,13 +129,14 @@ class Imports(ImportTest):
         self.fresh()
         record_prefill(self.dumps, Batch(**PROMPTS), causal=1)
         self.require_verdict(PASS, "--request", 1)
-        for positions, code in ((("NONE", -1, None, Torch("torch.float16"), None, None, None, 0.3), PASS), (("NONE", 5), INVALID)):
+        for positions, code in ((("NONE", -1, None, Torch("torch.float16"), None, None, None, 0.3), PASS), (("NONE", 2), INVALID)):
             self.fresh()
             record_decode(self.dumps, batch := Batch(), batch.outputs(scale=0.3), positions=positions)
             if code == PASS:
                 self.require_verdict(PASS, "--request", 1)
             else:
-                self.refuses(INVALID, "input_metadata.arg_9: is 5; expected -1", "import", "flashinfer", "dumps", self.trace, "--request", 1)
+                self.refuses(INVALID, "request 1: has 4 tokens, of which a sliding window of 2 hides some", "import", "flashinfer", "dumps",
+                             self.trace, "--request", 1)
 
     def test_a_neighbour_that_cannot_be_read(self):
         record_decode(self.dumps, batch := Batch())
@@ -346,7 +347,7 @@ class Refusals(ImportTest):
         for plan, problem in (
                 ({"pos_encoding_mode": "ROPE_LLAMA"}, 'kwarg_pos_encoding_mode: is "ROPE_LLAMA"; expected "NONE"'),
                 ({"pos_encoding_mode": "ALIBI"}, "ALiBi"), ({"logits_soft_cap": 30.0}, "kwarg_logits_soft_cap: is 30.0; expected none"),
-                ({"window_left": 127}, "kwarg_window_left: is 127; expected -1"), ({"jit_args": ["x"]}, "jit_args"),
+                ({"window_left": 5}, "request 0: has 7 tokens, of which a sliding window of 5 hides some"), ({"jit_args": ["x"]}, "jit_args"),
                 ({"custom_mask": ints([1])}, r"tensor kwarg_custom_mask: is a tensor; expected none: a trace's mask is causal"),
                 ({"block_tables": ints([1])}, r"\(block_tables\).shape: is \[1\]; expected \[3 requests, pages\]"),
                 ({"block_tables": ints([[0, 1, 0], [2, 0, 0], [3, 5, 4]])}, "row 0 has other pages than the page indices"), ({"new_option": 3}, "kwarg_new_option: is 3; expected none"),
@@ -359,7 +360,7 @@ class Refusals(ImportTest):
                 record_decode(self.dumps, batch, plan=plan)
                 self.refused(problem)
         for run, problem in (({"k_scale": 0.5}, "kwarg_k_scale: is 0.5; expected 1"), ({"v_scale": Tensor("F32", [0.5])}, "v_scale: is a"),
-                             ({"sinks": Tensor("F32", [1.0])}, "sinks: is a tensor"), ({"window_left": 5}, "window_left: is 5")):
+                             ({"sinks": Tensor("F32", [1.0])}, "sinks: is a tensor"), ({"window_left": 5}, "request 0: has 7 tokens, of which a sliding window")):
             with self.subTest(problem):
                 self.fresh()
                 record_decode(self.dumps, batch, run=run)

@@ -59,6 +59,7 @@ class AttentionCall::Setup {
     find_cache();
     find_output();
     find_scale();
+    find_window();
   }
 
  private:
@@ -352,6 +353,13 @@ class AttentionCall::Setup {
     }
   }
 
+  void find_window() {
+    for (const RecordedCall* call : {&settings(), &run_}) {
+      const std::optional<int64_t> window = window_of(call->argument("window_left"));
+      result_.window_ = std::min(result_.window_, window.value_or(result_.window_));
+    }
+  }
+
   AttentionCall& result_;
   const RecordedSession& session_;
   const AttentionCallOptions& options_;
@@ -389,6 +397,10 @@ AttentionRequest AttentionCall::request(int64_t index) const {
   if (request.queries > 1 && !causal_) {
     run_.refuse(which, "has " + std::to_string(request.queries) +
                            " queries without a causal mask, which a trace cannot represent");
+  }
+  if (request.tokens - 1 > window_) {
+    run_.refuse(which, "has " + std::to_string(request.tokens) + " tokens, of which a sliding window of " +
+                           std::to_string(window_) + " hides some: a trace has no sliding window");
   }
   if (!lengths_.empty() && lengths_[at] != request.tokens) {
     run_.refuse(which, "has " + std::to_string(request.tokens) + " tokens in its pages, but " +

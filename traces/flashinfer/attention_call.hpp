@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -59,7 +60,8 @@ class AttentionCall {
   Dtype output_dtype() const { return output_->dtype; }
 
   int64_t requests() const { return requests_; }
-  /// index: from 0. Throws TraceError for page tables that are out of range, or queries that outnumber the tokens.
+  /// index: from 0. Throws TraceError for page tables that are out of range, queries that outnumber the tokens, or a
+  /// sliding window that hides some of them.
   AttentionRequest request(int64_t index) const;
 
   /// [kv_heads, tokens, head_dim] and [query_heads, queries, head_dim]. Throw TraceError for NaN and infinity.
@@ -88,6 +90,7 @@ class AttentionCall {
   int64_t page_size_ = 0, page_count_ = 0;  // of a paged cache; otherwise 0
   KvLayout layout_ = KvLayout::nhd;
   bool causal_ = false;
+  int64_t window_ = std::numeric_limits<int64_t>::max();  // how many tokens before its own a query sees
   std::optional<double> scale_;
   std::vector<int64_t> query_offsets_, cache_offsets_;  // [requests + 1]: rows; of a paged cache, of pages_
   std::vector<int64_t> pages_, last_page_lengths_,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -11,10 +12,7 @@ namespace {
 
 bool is_absent(const Argument& argument) { return argument.is_none(); }
 bool is_off(const Argument& argument) { return argument.is_none() || argument.truth() == false; }
-bool is_no_window(const Argument& argument) {
-  const auto window = argument.number();  // not compared as it is: no number is less than any
-  return argument.is_none() || (window && *window < 0);
-}
+bool is_window(const Argument& argument) { return argument.is_none() || window_of(argument).has_value(); }
 bool is_zero(const Argument& argument) { return argument.is_none() || argument.number() == 0.0; }
 bool is_one(const Argument& argument) { return argument.is_none() || argument.number() == 1.0; }
 // A scale may also be a tensor, which has to be read.
@@ -45,7 +43,7 @@ struct Setting {
 constexpr std::array kSettings{
     Setting{"pos_encoding_mode", is_no_encoding, "\"NONE\": keys and queries after RoPE, and no ALiBi"},
     Setting{"logits_soft_cap", is_no_cap, "none: a trace has no capped logits"},
-    Setting{"window_left", is_no_window, "-1: a trace has no sliding window"},
+    Setting{"window_left", is_window, "an integer: -1 or a number of tokens"},
     Setting{"window_right", is_zero, "0: a query sees no later token"},
     Setting{"custom_mask", is_absent, "none: a trace's mask is causal"},
     Setting{"packed_custom_mask", is_absent, "none: a trace's mask is causal"},
@@ -126,6 +124,12 @@ bool is_known(const std::string& parameter) {
 }
 
 }  // namespace
+
+std::optional<int64_t> window_of(const Argument& argument) {
+  const auto window = argument.number();  // not compared as it is: no number is less than any
+  if (!window || std::floor(*window) != *window || *window >= 0x1p62) return std::nullopt;
+  return *window < 0 ? INT64_MAX : static_cast<int64_t>(*window);
+}
 
 void require_plain_attention(const RecordedCall& call) {
   for (const Setting& setting : kSettings) {

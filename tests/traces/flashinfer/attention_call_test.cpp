@@ -211,5 +211,29 @@ TEST_F(AttentionCallTest, TakesADecodeForCausalUnlessItSaysOtherwise) {
   }
 }
 
+TEST_F(AttentionCallTest, RefusesAWindowThatHidesTokens) {
+  for (const auto& [given, hides] : std::vector<std::pair<std::string, bool>>{{"0", true},
+                                                                              {"1", true},
+                                                                              {"2", false},
+                                                                              {"4095", false},
+                                                                              {"-1", false},
+                                                                              {"-5", false},
+                                                                              {"null", false}}) {
+    test::RecordedDecode of_plan, of_run;  // of 3 tokens
+    of_plan.plan.given += ", \"kwarg_window_left\": " + given;
+    of_run.run.given += ", \"kwarg_window_left\": " + given;
+    for (const test::RecordedDecode& decode : {of_plan, of_run}) {
+      const test::TemporaryFolder dumps;
+      decode.write(dumps);
+      const RecordedSession session(dumps.path());
+      const std::string told =
+          test::message_of<TraceError>([&] { AttentionCall(session, 2, {}).request(0); });
+      EXPECT_EQ(told.find("request 0: has 3 tokens, of which a sliding window of") != std::string::npos,
+                hides)
+          << told;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvbound::traces::attention_call_test

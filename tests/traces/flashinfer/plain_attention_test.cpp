@@ -60,8 +60,9 @@ TEST(PlainAttention, IsNotChangedByTheFormOfTheLogSumExp) {
 TEST(PlainAttention, IsNoOtherValueOfASetting) {
   for (const auto& [given, problem] : std::vector<std::pair<std::string, std::string>>{
            {R"("kwarg_pos_encoding_mode": "ROPE_LLAMA")", "is \"ROPE_LLAMA\"; expected \"NONE\""},
-           {R"("kwarg_window_left": 0)", "kwarg_window_left: is 0; expected -1"},
-           {R"("kwarg_window_left": 127)", "kwarg_window_left: is 127"},
+           {R"("kwarg_window_left": 2.5)", "kwarg_window_left: is 2.5; expected an integer"},
+           {R"("kwarg_window_left": NaN)", "kwarg_window_left: is NaN"},
+           {R"("kwarg_window_left": Infinity)", "kwarg_window_left: is Infinity"},
            {R"("kwarg_window_left": "128")", "kwarg_window_left: is \"128\""},
            {R"("kwarg_window_left": true)", "kwarg_window_left: is true"},
            {R"("kwarg_window_left": {"type": "int64", "repr": "128"})", "kwarg_window_left: is "},
