@@ -1,5 +1,7 @@
 #include "bounded.hpp"
 
+#include <algorithm>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 
@@ -20,6 +22,10 @@ std::vector<bool> marks(size_t size, Indices indices) {
 }
 
 }  // namespace
+
+bool is_ascending(Indices indices) {
+  return std::ranges::adjacent_find(indices, std::greater_equal<>()) == indices.end();
+}
 
 Bounded rounded(const Real& value, const Real& carried, int roundings) {
   return {value, carried + roundings * (kUnitRoundoff * (abs(value) + carried) + kEta)};

@@ -13,8 +13,11 @@
 // guarantees; log to 1 ulp <= 2 u, as the C library guarantees.
 #pragma once
 
+#include <cassert>
+#include <concepts>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <boost/multiprecision/mpfr.hpp>
@@ -27,7 +30,18 @@ namespace kvbound::oracle {
 using Real = boost::multiprecision::number<
     boost::multiprecision::mpfr_float_backend<50, boost::multiprecision::allocate_stack>,
     boost::multiprecision::et_off>;
+/// Indices of entries, in any order.
 using Indices = std::span<const int64_t>;
+bool is_ascending(Indices indices);  ///< and none occurs twice
+
+/// A set of entries. Functions that search it, or add up over it, rely on what is asserted here.
+struct IndexSet : Indices {
+  template <class... Arguments>
+  requires std::constructible_from<Indices, Arguments...> IndexSet(Arguments&&... arguments)
+      : Indices(std::forward<Arguments>(arguments)...) {
+    assert(is_ascending(*this));
+  }
+};
 
 /// gamma_k = k u / (1 - k u) for double precision.
 Real gamma(int64_t k);
@@ -83,7 +97,7 @@ Real dot(const Reals& a, const Reals& b);
 
 // ---- for either number
 
-/// The entries at the indices, and the other entries.
+/// The entries at the indices, in their order, and the other entries, ascending.
 template <class Number>
 RowOf<Number> at(const RowOf<Number>& row, Indices indices);
 template <class Number>

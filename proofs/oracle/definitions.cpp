@@ -40,7 +40,7 @@ Row projected_sum(const Row& weights, MatrixView values, MatrixView output_proje
 }
 
 template <class Number>
-Number norm_mass(const RowOf<Number>& weights, const RowOf<Number>& norms, Indices entries) {
+Number norm_mass(const RowOf<Number>& weights, const RowOf<Number>& norms, IndexSet entries) {
   return dot(at(weights, entries), at(norms, entries));
 }
 
@@ -220,7 +220,7 @@ Row stage_two_scores(const Rows& head_scores, const Rows& norms, double epsilon,
 }
 
 template <class Number>
-RowOf<Number> kept_attention_weights(const RowOf<Number>& attention_weights, Indices kept) {
+RowOf<Number> kept_attention_weights(const RowOf<Number>& attention_weights, IndexSet kept) {
   const Number mass = sum(at(attention_weights, kept));
   RowOf<Number> result(attention_weights.size());
   for (const int64_t i : kept) {
@@ -229,7 +229,7 @@ RowOf<Number> kept_attention_weights(const RowOf<Number>& attention_weights, Ind
   return result;
 }
 
-Row eviction_weights(const Row& logits, Indices kept) {
+Row eviction_weights(const Row& logits, IndexSet kept) {
   Row result = softmax(logits);
   const Bounded evicted_mass = sum(outside(result, kept));
   const Bounded normaliser = log_sum_exp(at(logits, kept));
@@ -241,7 +241,7 @@ Row eviction_weights(const Row& logits, Indices kept) {
 }
 
 template <class Number>
-RowOf<Number> eviction_weights_of_mean(const RowOf<Number>& attention_weights, Indices kept) {
+RowOf<Number> eviction_weights_of_mean(const RowOf<Number>& attention_weights, IndexSet kept) {
   const Number evicted_mass = sum(outside(attention_weights, kept));
   const RowOf<Number> shares = kept_attention_weights(attention_weights, kept);
   RowOf<Number> result = attention_weights;
@@ -256,7 +256,7 @@ Bounded output_perturbation(const Row& eviction_weights, MatrixView values, Matr
 }
 
 Bounded output_perturbation_as_printed(const Row& attention_weights, MatrixView values,
-                                       MatrixView output_projection, Indices kept) {
+                                       MatrixView output_projection, IndexSet kept) {
   const Row full = projected_sum(attention_weights, values, output_projection);
   const Row compressed =
       projected_sum(kept_attention_weights(attention_weights, kept), values, output_projection);
@@ -273,20 +273,20 @@ Number perturbation_bound(const RowOf<Number>& eviction_weights, const RowOf<Num
 }
 
 template <class Number>
-Number perturbation_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, Indices kept) {
+Number perturbation_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, IndexSet kept) {
   return perturbation_bound(eviction_weights_of_mean(attention_weights, kept), norms);
 }
 
 template <class Number>
 Number perturbation_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
-                                     Indices kept) {
+                                     IndexSet kept) {
   const Number factor = Number(2) - Number(1) / sum(at(attention_weights, kept));
   return dot(attention_weights, norms) - factor * norm_mass(attention_weights, norms, kept);
 }
 
 template <class Number>
-Number stage_two_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, Indices stage_one,
-                       Indices kept) {
+Number stage_two_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, IndexSet stage_one,
+                       IndexSet kept) {
   const Number outside_one = sum(outside(attention_weights, stage_one));
   const Number evicted = dot(outside(attention_weights, kept), outside(norms, kept));
   return evicted +
@@ -296,7 +296,7 @@ Number stage_two_bound(const RowOf<Number>& attention_weights, const RowOf<Numbe
 // The computed S'' is the difference of two sums.
 template <class Number>
 Number stage_two_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
-                                  Indices stage_one, Indices kept) {
+                                  IndexSet stage_one, IndexSet kept) {
   const Number factor = Number(2) - Number(1) / sum(at(attention_weights, stage_one));
   const Number one = norm_mass(attention_weights, norms, stage_one);
   const Number two = norm_mass(attention_weights, norms, kept) - one;
@@ -305,7 +305,7 @@ Number stage_two_bound_as_printed(const RowOf<Number>& attention_weights, const 
 
 template <class Number>
 Number attention_only_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
-                            Indices stage_one, Indices kept) {
+                            IndexSet stage_one, IndexSet kept) {
   const std::vector<int64_t> two = exact::difference(kept, stage_one);
   const Number smallest = least(norms);
   RowOf<Number> excess;
@@ -321,7 +321,7 @@ Number attention_only_bound(const RowOf<Number>& attention_weights, const RowOf<
 // The computed mass of stage two is the difference of two sums.
 template <class Number>
 Number attention_only_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
-                                       Indices stage_one, Indices kept) {
+                                       IndexSet stage_one, IndexSet kept) {
   const Number one = sum(at(attention_weights, stage_one));
   const Number factor = Number(2) - Number(1) / one;
   const Number two = sum(at(attention_weights, kept)) - one;
@@ -330,24 +330,24 @@ Number attention_only_bound_as_printed(const RowOf<Number>& attention_weights, c
 }
 
 template Reals voted(const Reals&, const Reals&);
-template Reals kept_attention_weights(const Reals&, Indices);
-template Reals eviction_weights_of_mean(const Reals&, Indices);
+template Reals kept_attention_weights(const Reals&, IndexSet);
+template Reals eviction_weights_of_mean(const Reals&, IndexSet);
 template Real perturbation_bound(const Reals&, const Reals&);
-template Real perturbation_bound(const Reals&, const Reals&, Indices);
-template Real perturbation_bound_as_printed(const Reals&, const Reals&, Indices);
-template Real stage_two_bound(const Reals&, const Reals&, Indices, Indices);
-template Real stage_two_bound_as_printed(const Reals&, const Reals&, Indices, Indices);
-template Real attention_only_bound(const Reals&, const Reals&, Indices, Indices);
-template Real attention_only_bound_as_printed(const Reals&, const Reals&, Indices, Indices);
+template Real perturbation_bound(const Reals&, const Reals&, IndexSet);
+template Real perturbation_bound_as_printed(const Reals&, const Reals&, IndexSet);
+template Real stage_two_bound(const Reals&, const Reals&, IndexSet, IndexSet);
+template Real stage_two_bound_as_printed(const Reals&, const Reals&, IndexSet, IndexSet);
+template Real attention_only_bound(const Reals&, const Reals&, IndexSet, IndexSet);
+template Real attention_only_bound_as_printed(const Reals&, const Reals&, IndexSet, IndexSet);
 template Row voted(const Row&, const Row&);
-template Row kept_attention_weights(const Row&, Indices);
-template Row eviction_weights_of_mean(const Row&, Indices);
+template Row kept_attention_weights(const Row&, IndexSet);
+template Row eviction_weights_of_mean(const Row&, IndexSet);
 template Bounded perturbation_bound(const Row&, const Row&);
-template Bounded perturbation_bound(const Row&, const Row&, Indices);
-template Bounded perturbation_bound_as_printed(const Row&, const Row&, Indices);
-template Bounded stage_two_bound(const Row&, const Row&, Indices, Indices);
-template Bounded stage_two_bound_as_printed(const Row&, const Row&, Indices, Indices);
-template Bounded attention_only_bound(const Row&, const Row&, Indices, Indices);
-template Bounded attention_only_bound_as_printed(const Row&, const Row&, Indices, Indices);
+template Bounded perturbation_bound(const Row&, const Row&, IndexSet);
+template Bounded perturbation_bound_as_printed(const Row&, const Row&, IndexSet);
+template Bounded stage_two_bound(const Row&, const Row&, IndexSet, IndexSet);
+template Bounded stage_two_bound_as_printed(const Row&, const Row&, IndexSet, IndexSet);
+template Bounded attention_only_bound(const Row&, const Row&, IndexSet, IndexSet);
+template Bounded attention_only_bound_as_printed(const Row&, const Row&, IndexSet, IndexSet);
 
 }  // namespace kvbound::oracle

@@ -51,43 +51,43 @@ Row stage_two_scores(const Rows& head_scores, const Rows& norms, double epsilon,
 
 /// A' = A / sum of the kept A
 template <class Number>
-RowOf<Number> kept_attention_weights(const RowOf<Number>& attention_weights, Indices kept);
+RowOf<Number> kept_attention_weights(const RowOf<Number>& attention_weights, IndexSet kept);
 /// w_i = A_i if evicted, -e A'_i if kept, from the logits
-Row eviction_weights(const Row& logits, Indices kept);
+Row eviction_weights(const Row& logits, IndexSet kept);
 /// the same from attention weights of any sum, such as means over a window
 template <class Number>
-RowOf<Number> eviction_weights_of_mean(const RowOf<Number>& attention_weights, Indices kept);
+RowOf<Number> eviction_weights_of_mean(const RowOf<Number>& attention_weights, IndexSet kept);
 
 /// || sum_i w_i V_i ||_1
 Bounded output_perturbation(const Row& eviction_weights, MatrixView values, MatrixView output_projection);
 /// || sum_i A_i V_i - sum_i A'_i V_i ||_1
 Bounded output_perturbation_as_printed(const Row& attention_weights, MatrixView values,
-                                       MatrixView output_projection, Indices kept);
+                                       MatrixView output_projection, IndexSet kept);
 /// sum_i |w_i| N_i
 template <class Number>
 Number perturbation_bound(const RowOf<Number>& eviction_weights, const RowOf<Number>& norms);
 /// the same from attention weights: sum_{evicted} A N + (e / Sigma) S
 template <class Number>
-Number perturbation_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, Indices kept);
+Number perturbation_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, IndexSet kept);
 /// C - (2 - 1/Sigma) S
 template <class Number>
 Number perturbation_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
-                                     Indices kept);
+                                     IndexSet kept);
 /// sum_{evicted} A N + ((1 - sigma) / sigma) sum_{kept} A N
 template <class Number>
-Number stage_two_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, Indices stage_one,
-                       Indices kept);
+Number stage_two_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms, IndexSet stage_one,
+                       IndexSet kept);
 /// C' - (2 - 1/sigma) S''
 template <class Number>
 Number stage_two_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
-                                  Indices stage_one, Indices kept);
+                                  IndexSet stage_one, IndexSet kept);
 /// sum_{evicted} A N + sum_{two} A (N - M) + ((1 - sigma) / sigma) (sum_{one} A N + M sum_{two} A)
 template <class Number>
 Number attention_only_bound(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
-                            Indices stage_one, Indices kept);
+                            IndexSet stage_one, IndexSet kept);
 /// C' - M (2 - 1/sigma) sum_{stage two} A
 template <class Number>
 Number attention_only_bound_as_printed(const RowOf<Number>& attention_weights, const RowOf<Number>& norms,
-                                       Indices stage_one, Indices kept);
+                                       IndexSet stage_one, IndexSet kept);
 
 }  // namespace kvbound::oracle

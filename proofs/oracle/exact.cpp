@@ -57,24 +57,25 @@ Reals product(const Reals& a, const Reals& b) {
   return result;
 }
 
-std::vector<int64_t> difference(Indices all, Indices some) {
+std::vector<int64_t> difference(IndexSet all, IndexSet some) {
   std::vector<int64_t> rest;
   std::ranges::set_difference(all, some, std::back_inserter(rest));
   return rest;
 }
 
-Reals output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept) {
+Reals output_change(const Reals& attention, const std::vector<Reals>& projected_values, IndexSet kept) {
   Reals change = weighted_sum(attention, projected_values);
   const Reals compressed = weighted_sum(oracle::kept_attention_weights(attention, kept), projected_values);
   for (size_t j = 0; j < change.size(); ++j) change[j] -= compressed[j];
   return change;
 }
 
-Reals stable_output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept) {
+Reals stable_output_change(const Reals& attention, const std::vector<Reals>& projected_values,
+                           IndexSet kept) {
   return weighted_sum(oracle::eviction_weights_of_mean(attention, kept), projected_values);
 }
 
-std::vector<int64_t> with_best(const Reals& scores, Indices excluded, int64_t count) {
+std::vector<int64_t> with_best(const Reals& scores, IndexSet excluded, int64_t count) {
   std::vector<int64_t> order;
   for (int64_t i = 0; i < std::ssize(scores); ++i) {
     if (!std::ranges::binary_search(excluded, i)) order.push_back(i);
@@ -86,8 +87,8 @@ std::vector<int64_t> with_best(const Reals& scores, Indices excluded, int64_t co
   return order;
 }
 
-Extremes over_all_choices(int64_t tokens, Indices fixed, int64_t count,
-                          const std::function<Real(Indices)>& value) {
+Extremes over_all_choices(int64_t tokens, IndexSet fixed, int64_t count,
+                          const std::function<Real(IndexSet)>& value) {
   std::vector<int64_t> others;
   for (int64_t i = 0; i < tokens; ++i) {
     if (!std::ranges::binary_search(fixed, i)) others.push_back(i);

@@ -11,6 +11,7 @@
 
 namespace kvbound::exact {
 
+using oracle::IndexSet;
 using oracle::Indices;
 using oracle::Real;
 using oracle::Reals;
@@ -30,16 +31,16 @@ Real norm(const Reals& vector, Norm norm);
 Reals norms(const std::vector<Reals>& projected_values, Norm norm);
 
 Reals product(const Reals& a, const Reals& b);  ///< element by element
-/// The elements of `all` that are not in `some`; ascending sets.
-std::vector<int64_t> difference(Indices all, Indices some);
+/// The elements of `all` that are not in `some`.
+std::vector<int64_t> difference(IndexSet all, IndexSet some);
 
 /// o - o^ = sum_i A_i V_i - sum_{kept} (A_i / Sigma) V_i
-Reals output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept);
+Reals output_change(const Reals& attention, const std::vector<Reals>& projected_values, IndexSet kept);
 /// The same as sum_{evicted} A_i V_i - (e / Sigma) sum_{kept} A_i V_i
-Reals stable_output_change(const Reals& attention, const std::vector<Reals>& projected_values, Indices kept);
+Reals stable_output_change(const Reals& attention, const std::vector<Reals>& projected_values, IndexSet kept);
 
 /// `excluded` and the `count` entries of largest score outside it (ties: smaller index), ascending.
-std::vector<int64_t> with_best(const Reals& scores, Indices excluded, int64_t count);
+std::vector<int64_t> with_best(const Reals& scores, IndexSet excluded, int64_t count);
 
 /// The smallest and the largest `value` over all sets that consist of `fixed` and `count` other entries.
 ///
@@ -47,7 +48,7 @@ std::vector<int64_t> with_best(const Reals& scores, Indices excluded, int64_t co
 struct Extremes {
   Real smallest, largest;
 };
-Extremes over_all_choices(int64_t tokens, Indices fixed, int64_t count,
-                          const std::function<Real(Indices)>& value);
+Extremes over_all_choices(int64_t tokens, IndexSet fixed, int64_t count,
+                          const std::function<Real(IndexSet)>& value);
 
 }  // namespace kvbound::exact

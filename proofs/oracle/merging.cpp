@@ -1,6 +1,7 @@
 #include "merging.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <numeric>
 
 namespace kvbound::oracle {
@@ -257,7 +258,10 @@ Entries with_merged(const Entries& cache, const std::vector<std::vector<int64_t>
                     const std::vector<MergedEntry>& merged) {
   std::vector<bool> gone(cache.count(), false);
   for (const auto& cluster : clusters) {
-    for (const int64_t member : cluster) gone[member] = true;
+    for (const int64_t member : cluster) {
+      assert(!gone[member]);
+      gone[member] = true;
+    }
   }
   std::vector<int64_t> staying;
   for (size_t i = 0; i < gone.size(); ++i) {

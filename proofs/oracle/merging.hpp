@@ -84,7 +84,7 @@ MergedEntry zip_merge(const ClusterMean& mean);
 /// k-
 MergedEntry convex_merge(const ClusterMean& mean);
 
-/// The cache without the clusters' members, followed by the merged entries.
+/// The cache without the clusters' members, followed by the merged entries; clusters have no member in common.
 Entries with_merged(const Entries& cache, const std::vector<std::vector<int64_t>>& clusters,
                     const std::vector<MergedEntry>& merged);
 

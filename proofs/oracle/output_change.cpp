@@ -63,7 +63,7 @@ Real QueryOf<Number>::rest(size_t entry) const {
 }
 
 template <class Number>
-QueryOf<Number> without(const QueryOf<Number>& query, Indices removed) {
+QueryOf<Number> without(const QueryOf<Number>& query, IndexSet removed) {
   Reals logits;
   std::vector<std::vector<Number>> values;
   for (size_t i = 0; i < query.entries(); ++i) {
@@ -121,7 +121,7 @@ template struct QueryOf<Measured>;
 template Reals combination(const Real&, const Reals&, const Real&, const Reals&);
 template Real squared(const Reals&);
 template Measured squared(const std::vector<Measured>&);
-template Query without(const Query&, Indices);
+template Query without(const Query&, IndexSet);
 template Reals output_of_others(const Query&, size_t);
 template Real slot_weight(const Query&, size_t);
 template Reals change_vector(Change, const Query&, size_t);

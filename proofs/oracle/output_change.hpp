@@ -72,7 +72,7 @@ using Query = QueryOf<Real>;
 
 /// The query after entries were removed from the cache; at least one entry must remain.
 template <class Number>
-QueryOf<Number> without(const QueryOf<Number>& query, Indices removed);
+QueryOf<Number> without(const QueryOf<Number>& query, IndexSet removed);
 /// The query with k_p and v_p shrunk to (1 - key) k_p and (1 - value) v_p.
 Query shrunk(const Query& query, size_t entry, const Real& key, const Real& value);
 /// The output over the other entries alone; zeros if there are none.

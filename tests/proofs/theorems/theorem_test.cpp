@@ -185,6 +185,28 @@ TEST_P(WeakenedClaim, HasASimplestCounterexample) {
   EXPECT_TRUE(check(GetParam().theorem->property, instance).holds()) << "it refutes the theorem as well";
 }
 
+// Of the whole cache merged into its last entry nothing is outside: its attention is 1 before and after.
+TEST(AttentionSag, HoldsWhereAllEntriesMergeIntoALaterOne) {
+  Instance instance;
+  instance.logits = Matrix(1, 3);
+  instance.logits(0, 1) = 1;
+  instance.values = Matrix(3, 1);
+  instance.output_projection = Matrix(1, 1);
+  instance.votes = {1, 1, 1};
+  instance.query_vectors = Matrix(1, 1);
+  instance.query_vectors(0, 0) = 1;
+  const auto theorem = std::ranges::find(catalogue(), "kkv-2", &Theorem::id);
+  const auto all_votes = std::ranges::find(theorem->weakened, "kkv-2:all-votes", &Property::id);
+  for (const int64_t last : {1, 2}) {
+    instance.stage_one = instance.kept = {last};
+    require_valid(instance);
+    EXPECT_TRUE(check(*all_votes, instance).holds()) << last;
+    EXPECT_TRUE(check(theorem->property, instance).holds()) << last;
+  }
+  instance.stage_one = instance.kept = {1, 2};  // 0 merges into 1, and 2 is outside
+  EXPECT_TRUE(check(*all_votes, instance).fails());
+}
+
 // ---- ids
 
 // The text of each page of written proofs that the catalogue names.

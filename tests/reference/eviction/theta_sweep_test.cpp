@@ -46,6 +46,7 @@ struct Head {
 Bounded total_bound(const Head& head, const Positions& selected) {
   Positions kept = selected;
   kept.insert(kept.end(), head.always.begin(), head.always.end());
+  std::ranges::sort(kept);
   oracle::Row bounds;
   for (int64_t h = 0; h < head.weights.rows(); ++h) {
     bounds.push_back(oracle::perturbation_bound(oracle::exactly(head.weights.row(h)),
