@@ -144,19 +144,55 @@ void draw_twins(Draw& draw, Instance& instance) {
   std::ranges::copy(instance.values.view().row(one), instance.values.row(other).begin());
 }
 
-Instance drawn(const Sizes& largest, const rc::Random& random, int size) {
-  Draw draw(random);
-  // Small instances come first: sizes grow up to rapidcheck's nominal size.
+// The numbers of tokens, dimensions, heads and queries. Small instances come first: these numbers grow up to rapidcheck's
+// nominal size.
+Sizes draw_sizes(Draw& draw, const Sizes& largest, int size) {
   const auto up_to = [&](int64_t most) {
     const int64_t upper = 1 + (most - 1) * std::min(size + 40, rc::kNominalSize) / rc::kNominalSize;
     return draw.integer((1 + upper) / 2, upper);
   };
+  Sizes sizes;
+  sizes.tokens = up_to(largest.tokens);
+  sizes.head_dim = up_to(largest.head_dim);
+  sizes.query_heads = up_to(largest.query_heads);
+  sizes.queries = up_to(largest.queries);
+  sizes.model_dim = up_to(largest.model_dim);
+  return sizes;
+}
+
+bool is_large(Draw& draw, const Sizes& largest, int size) {
+  return (largest.long_tokens > 0 || largest.wide_group > 0) && size > rc::kNominalSize / 2 &&
+         draw.index(5) == 0;
+}
+
+// Many tokens or many query heads, in a quarter of these cases up to the limit, in the others in the lower quarter of the
+// range. The other numbers are small, so that the case takes not much longer than others.
+Sizes draw_large_sizes(Draw& draw, const Sizes& largest) {
+  const auto few = [&](int64_t most) { return draw.integer(1, std::min<int64_t>(most, 2)); };
+  const auto beyond = [&](int64_t usual, int64_t most) {
+    return draw.integer(usual + 1, draw.index(4) == 0 ? most : usual + (most - usual + 3) / 4);
+  };
+  Sizes sizes{.head_dim = few(largest.head_dim),
+              .model_dim = few(largest.model_dim),
+              .queries = few(largest.queries)};
+  if (largest.wide_group == 0 || (largest.long_tokens > 0 && draw.index(2) == 0)) {
+    sizes.tokens = beyond(largest.tokens, largest.long_tokens);
+  } else {
+    sizes.tokens = draw.integer(1, std::min<int64_t>(largest.tokens, 4));
+    sizes.query_heads = beyond(largest.query_heads, largest.wide_group);
+  }
+  return sizes;
+}
+
+Instance drawn(const Sizes& largest, const rc::Random& random, int size) {
+  Draw draw(random);
+  const Sizes sizes =
+      is_large(draw, largest, size) ? draw_large_sizes(draw, largest) : draw_sizes(draw, largest, size);
   Instance instance;
-  const int64_t tokens = up_to(largest.tokens), head_dim = up_to(largest.head_dim);
-  instance.query_heads = up_to(largest.query_heads);
-  instance.logits = Matrix(instance.query_heads * up_to(largest.queries), tokens);
-  instance.values = Matrix(tokens, head_dim);
-  instance.output_projection = Matrix(instance.query_heads * head_dim, up_to(largest.model_dim));
+  instance.query_heads = sizes.query_heads;
+  instance.logits = Matrix(sizes.query_heads * sizes.queries, sizes.tokens);
+  instance.values = Matrix(sizes.tokens, sizes.head_dim);
+  instance.output_projection = Matrix(sizes.query_heads * sizes.head_dim, sizes.model_dim);
   draw_attention(draw, instance.logits);
   draw_kept(draw, instance);
   draw_stage_one(draw, instance);

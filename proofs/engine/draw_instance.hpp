@@ -10,6 +10,10 @@
 
 namespace kvbound::proofs {
 
+/// Of large instances: the most tokens, and the most query heads of a KV head.
+inline constexpr int64_t kLongTokens = 64;
+inline constexpr int64_t kWideGroup = 16;
+
 /// The largest instance that a generator draws.
 struct Sizes {
   int64_t tokens = 32;
@@ -18,6 +22,10 @@ struct Sizes {
   int64_t query_heads = 1;
   int64_t queries = 1;
   bool merging = false;
+  /// A fifth of the larger half of the cases are large: they have more than `tokens` tokens, up to this number, or
+  /// more than `query_heads` query heads, and hardly anything else. 0: none have.
+  int64_t long_tokens = 0;
+  int64_t wide_group = 0;
 
   std::span<const Regime> regimes() const {
     return merging ? std::span<const Regime>(kMergingRegimes) : std::span<const Regime>(kEvictionRegimes);
@@ -38,7 +46,13 @@ struct Sizes {
 rc::Gen<Instance> instances(Sizes largest);
 
 /// The sizes that theorems on merging draw by default.
-inline constexpr Sizes kMergingSizes{
-    .tokens = 7, .head_dim = 3, .model_dim = 3, .query_heads = 2, .queries = 2, .merging = true};
+inline constexpr Sizes kMergingSizes{.tokens = 7,
+                                     .head_dim = 3,
+                                     .model_dim = 3,
+                                     .query_heads = 2,
+                                     .queries = 2,
+                                     .merging = true,
+                                     .long_tokens = kLongTokens,
+                                     .wide_group = kWideGroup};
 
 }  // namespace kvbound::proofs

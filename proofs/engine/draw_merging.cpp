@@ -29,6 +29,9 @@ void draw_votes(Draw& draw, Instance& instance) {
   }
 }
 
+// Mixed queries share at most so many components: keys that solved a longer chain of equations would grow exponentially.
+constexpr int64_t kShared = 3;
+
 // A lower triangular matrix of query vectors with a nonzero diagonal:
 // keys exist for any logits, however parallel the queries are.
 void draw_query_vectors(Draw& draw, Instance& instance) {
@@ -43,7 +46,7 @@ void draw_query_vectors(Draw& draw, Instance& instance) {
       instance.query_vectors(r, r) = std::ldexp(1.0, -static_cast<int>(draw.integer(8, 12)));
       continue;
     }
-    for (int64_t c = 0; c < r; ++c) instance.query_vectors(r, c) = draw.on_grid(2, 0.5);
+    for (int64_t c = 0; c < std::min(r, kShared); ++c) instance.query_vectors(r, c) = draw.on_grid(2, 0.5);
   }
 }
 

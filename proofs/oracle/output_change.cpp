@@ -35,6 +35,12 @@ std::vector<Number> combination(const Real& x, const std::vector<Number>& a, con
   return result;
 }
 
+Reals difference(const Reals& a, const Reals& b) {
+  Reals result = a;
+  for (size_t c = 0; c < result.size(); ++c) result[c] -= b[c];
+  return result;
+}
+
 template <class Number>
 Number squared(const std::vector<Number>& vector) {
   Number sum(0);

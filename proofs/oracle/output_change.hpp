@@ -40,6 +40,7 @@ requires(!std::is_integral_v<Number>) std::vector<Number> difference(const std::
                                                                      const std::vector<Number>& b) {
   return combination(1, a, -1, b);
 }
+Reals difference(const Reals& a, const Reals& b);  // most time of theorems on merging goes into these
 /// x a
 template <class Number>
 std::vector<Number> scaled(const Real& x, const std::vector<Number>& a) {

@@ -212,7 +212,7 @@ Outcome joint_at_least_value(const Instance& instance) {
 }  // namespace
 
 std::vector<Theorem> obcache_theorems() {
-  const Sizes window{.tokens = 8, .head_dim = 3, .model_dim = 3, .queries = 2};
+  const Sizes window{.tokens = 8, .head_dim = 3, .model_dim = 3, .queries = 2, .long_tokens = kLongTokens};
   return {
       {.id = "obc-value",
        .title = "the value score is exact",

@@ -190,7 +190,7 @@ Outcome at_most_the_singles(const Instance& instance) {
 }  // namespace
 
 std::vector<Theorem> removal_theorems() {
-  const Sizes window{.tokens = 8, .head_dim = 3, .model_dim = 3, .queries = 2};
+  const Sizes window{.tokens = 8, .head_dim = 3, .model_dim = 3, .queries = 2, .long_tokens = kLongTokens};
   return {
       {.id = "obc-exact",
        .title = "what removing an entry does, exactly",

@@ -153,7 +153,8 @@ Outcome group_sums(const Instance& instance) {
   for (const Space space : kSpaces) {
     const std::vector<Query> queries = queries_of(instance, space);
     const Real terms = squared_terms(queries);
-    for (size_t p = 0; p < queries.front().entries() && instance.tokens() > 1; ++p) {
+    for (const size_t p : some_entries(queries.front().entries())) {
+      if (instance.tokens() == 1) break;
       for (const Change change : {Change::value, Change::exact, Change::slot}) {
         const Real sum = sum_of_scores(change, queries, p);
         outcome.equal("the squared change of all outputs is the sum of scores",
@@ -321,7 +322,13 @@ std::vector<Theorem> score_sum_theorems() {
        .hypotheses = "the heads share the entry; their outputs are looked at side by side",
        .source = kObcache + ", eq. 33-35; the hidden state's bound: ours",
        .ratio = "|| sum_h (o'_h - o_h) W_h ||^2 / bound",
-       .sizes = {.tokens = 6, .head_dim = 2, .model_dim = 2, .query_heads = 3, .queries = 2},
+       .sizes = {.tokens = 6,
+                 .head_dim = 2,
+                 .model_dim = 2,
+                 .query_heads = 3,
+                 .queries = 2,
+                 .long_tokens = kLongTokens,
+                 .wide_group = kWideGroup},
        .property = {"obc-gqa", "scores add up over queries and heads", group_sums},
        .weakened = {{"obc-gqa:mean-attention", "the same of the squared mean weight", squared_mean_attention},
                     {"obc-gqa:layer", "the sum bounds the squared change of the hidden state",
@@ -335,7 +342,7 @@ std::vector<Theorem> score_sum_theorems() {
        .hypotheses = "equal value norms; one query for the same ranking",
        .source = kObcache + ", eq. 8; what really holds of it: ours",
        .ratio = "(sum A)^2 / (w sum A^2)",
-       .sizes = {.tokens = 10, .head_dim = 2, .model_dim = 2, .queries = 3},
+       .sizes = {.tokens = 10, .head_dim = 2, .model_dim = 2, .queries = 3, .long_tokens = kLongTokens},
        .property = {"obc-special", "when attention alone ranks as the value score", special_cases},
        .weakened = {{"obc-special:several-queries", "the same ranking over several queries", several_queries},
                     {"obc-special:norms", "the same ranking whatever the value norms are", other_norms}}},

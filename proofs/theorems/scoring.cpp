@@ -47,6 +47,14 @@ std::vector<exact::Query> queries_of(const Instance& instance, Space space) {
   return result;
 }
 
+std::vector<size_t> some_entries(size_t entries) {
+  constexpr size_t kMost = 8;
+  std::vector<size_t> result;
+  for (size_t i = 0; i < std::min(entries, kMost); ++i)
+    result.push_back(entries <= kMost ? i : i * (entries - 1) / (kMost - 1));
+  return result;
+}
+
 // Key component h is the logit of head h, and head h's query
 // is the h-th unit vector: every logit is reproduced exactly.
 reference::ScoredAttention computed_scores(Change change, const Instance& instance, int64_t query,

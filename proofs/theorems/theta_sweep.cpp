@@ -141,7 +141,7 @@ std::vector<Theorem> theta_sweep_theorems() {
        .hypotheses = "the same budget and the same entries always kept, which hold attention mass in doubles",
        .source = "ours, from CriticalKV (arXiv:2502.03805), Theorem 3.3",
        .ratio = "theta of the sweep / theta of a rival",
-       .sizes = {.tokens = 8, .head_dim = 3, .model_dim = 3, .query_heads = 3},
+       .sizes = {.tokens = 8, .head_dim = 3, .model_dim = 3, .query_heads = 3, .wide_group = kWideGroup},
        .property = {"ckv-theta-sweep", "theta <= that of top-k and of CriticalKV", no_worse_than_rivals},
        .weakened = {{"ckv-theta-sweep:exhaustive-optimum", "theta <= that of every selection",
                      exhaustive_optimum}}},

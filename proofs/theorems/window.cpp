@@ -284,7 +284,8 @@ Outcome half_of_the_budget(const Instance& instance) {
 }  // namespace
 
 std::vector<Theorem> window_theorems() {
-  const Sizes window{.tokens = 10, .head_dim = 3, .model_dim = 3, .query_heads = 3, .queries = 2};
+  const Sizes window{
+      .tokens = 10, .head_dim = 3, .model_dim = 3, .query_heads = 3, .queries = 2, .wide_group = kWideGroup};
   return {
       {.id = "ckv-window",
        .title = "a window of queries, a group of query heads",

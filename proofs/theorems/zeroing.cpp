@@ -62,26 +62,22 @@ Outcome shift_invariant_too(const Instance& instance) {
 
 Outcome zeroing(const Instance& instance) {
   Outcome outcome;
-  for (const Space space : kSpaces) {
-    for (const Query& query : queries_of(instance, space)) {
-      for (size_t p = 0; p < query.entries(); ++p) {
-        const Reals after = exact::shrunk(query, p, 1, 1).output;
-        const Reals moved = exact::difference(after, query.output);
-        const Real &weight = query.attention[p], rest = query.rest(p), slot = exact::slot_weight(query, p);
-        const Real whole = rest + slot;
-        equal_vectors(outcome, "q (o' - o) = (A - r) o - A v", exact::scaled(whole, moved),
-                      exact::combination(weight - slot, query.output, -weight, query.values[p]),
-                      (4 * whole + 4 * weight + 2 * slot) * query.size);
-        const Reals others = exact::output_of_others(query, p);
-        equal_vectors(outcome, "o' = ((1 - A) / q) o_(-p)", after, exact::scaled(rest / whole, others),
-                      2 * query.size);
-        equal_vectors(outcome, "o - o' = (A (1 - A) / q) (v - o_(-p)) + (r / q) o", exact::scaled(-1, moved),
-                      exact::combination(weight * rest / whole, exact::difference(query.values[p], others),
-                                         slot / whole, query.output),
-                      6 * query.size);
-      }
-    }
-  }
+  for_each_entry(instance, [&](const Query& query, size_t p) {
+    const Reals after = exact::shrunk(query, p, 1, 1).output;
+    const Reals moved = exact::difference(after, query.output);
+    const Real &weight = query.attention[p], rest = query.rest(p), slot = exact::slot_weight(query, p);
+    const Real whole = rest + slot;
+    equal_vectors(outcome, "q (o' - o) = (A - r) o - A v", exact::scaled(whole, moved),
+                  exact::combination(weight - slot, query.output, -weight, query.values[p]),
+                  (4 * whole + 4 * weight + 2 * slot) * query.size);
+    const Reals others = exact::output_of_others(query, p);
+    equal_vectors(outcome, "o' = ((1 - A) / q) o_(-p)", after, exact::scaled(rest / whole, others),
+                  2 * query.size);
+    equal_vectors(outcome, "o - o' = (A (1 - A) / q) (v - o_(-p)) + (r / q) o", exact::scaled(-1, moved),
+                  exact::combination(weight * rest / whole, exact::difference(query.values[p], others),
+                                     slot / whole, query.output),
+                  6 * query.size);
+  });
   hold_scores(Change::slot, instance, outcome);
   return outcome;
 }
@@ -99,7 +95,7 @@ Outcome zeroing_is_removal(const Instance& instance) {
 }  // namespace
 
 std::vector<Theorem> zeroing_theorems() {
-  const Sizes window{.tokens = 8, .head_dim = 3, .model_dim = 3, .queries = 2};
+  const Sizes window{.tokens = 8, .head_dim = 3, .model_dim = 3, .queries = 2, .long_tokens = kLongTokens};
   return {
       {.id = "obc-shift",
        .title = "a constant added to all logits",

@@ -22,6 +22,10 @@ constexpr Sizes kLayer{.tokens = 9, .head_dim = 3, .model_dim = 4, .query_heads 
 constexpr Sizes kMerging{
     .tokens = 7, .head_dim = 3, .model_dim = 2, .query_heads = 2, .queries = 2, .merging = true};
 
+// With large instances: long alone, wide alone, and both.
+constexpr Sizes kLong{.tokens = 8, .head_dim = 3, .model_dim = 3, .queries = 2, .long_tokens = 64};
+constexpr Sizes kWide{.tokens = 8, .head_dim = 3, .model_dim = 3, .query_heads = 3, .wide_group = 16};
+
 Instance draw(const Sizes& largest, uint64_t seed, int size = rc::kNominalSize) {
   return instances(largest)(rc::Random(seed), size).value();
 }
@@ -88,13 +92,63 @@ TEST(DrawnInstances, ReachTheLargestSizes) {
   EXPECT_EQ(reached.queries, kLayer.queries);
 }
 
+// The numbers of tokens and of query heads of the large instances among as many cases as a run has.
+struct LargeCases {
+  explicit LargeCases(const Sizes& sizes) {
+    for (int64_t i = 0; i < kCases; ++i) {
+      const auto size = static_cast<int>(i % (rc::kNominalSize + 1));
+      const Instance instance = draw(sizes, static_cast<uint64_t>(i), size);
+      EXPECT_NO_THROW(require_valid(instance)) << "seed " << i;
+      const bool is_long = instance.tokens() > sizes.tokens,
+                 is_wide = instance.query_heads > sizes.query_heads;
+      if (is_long) tokens.push_back(instance.tokens());
+      if (is_wide) query_heads.push_back(instance.query_heads);
+      EXPECT_FALSE(is_long && is_wide) << "a case that takes much longer than others";
+      EXPECT_FALSE((is_long || is_wide) && size <= rc::kNominalSize / 2) << "one of the first cases";
+    }
+  }
+  static double share(const std::vector<int64_t>& cases) {
+    return static_cast<double>(cases.size()) / kCases;
+  }
+
+  static constexpr int64_t kCases = 2000;
+  std::vector<int64_t> tokens, query_heads;
+};
+
+TEST(DrawnInstances, AreLongInOneOfTenCases) {
+  const LargeCases cases(kLong);
+  ASSERT_FALSE(cases.tokens.empty());
+  EXPECT_NEAR(LargeCases::share(cases.tokens), 0.1, 0.02);
+  EXPECT_TRUE(cases.query_heads.empty());
+  EXPECT_EQ(std::ranges::min(cases.tokens), kLong.tokens + 1);
+  EXPECT_EQ(std::ranges::max(cases.tokens), kLong.long_tokens);
+}
+
+TEST(DrawnInstances, AreWideInOneOfTenCases) {
+  const LargeCases cases(kWide);
+  ASSERT_FALSE(cases.query_heads.empty());
+  EXPECT_NEAR(LargeCases::share(cases.query_heads), 0.1, 0.02);
+  EXPECT_TRUE(cases.tokens.empty());
+  EXPECT_EQ(std::ranges::min(cases.query_heads), kWide.query_heads + 1);
+  EXPECT_EQ(std::ranges::max(cases.query_heads), kWide.wide_group);
+}
+
+TEST(DrawnInstances, AreLongOrWideInOneOfTenCases) {
+  const LargeCases cases(kMergingSizes);
+  ASSERT_FALSE(cases.tokens.empty() || cases.query_heads.empty());
+  EXPECT_NEAR(LargeCases::share(cases.tokens), 0.05, 0.015);
+  EXPECT_NEAR(LargeCases::share(cases.query_heads), 0.05, 0.015);
+  EXPECT_GT(std::ranges::max(cases.tokens), kLongTokens - 8);
+  EXPECT_EQ(std::ranges::max(cases.query_heads), kWideGroup);
+}
+
 TEST(DrawnInstances, HaveNumbersOfFewBits) {
   const auto have_bits = [](VectorView numbers, int bits) {
     return std::ranges::all_of(
         numbers, [bits](double x) { return std::ldexp(x, bits) == std::trunc(std::ldexp(x, bits)); });
   };
   for (uint64_t seed = 0; seed < 500; ++seed) {
-    for (const Sizes& largest : {kLayer, kMerging}) {
+    for (const Sizes& largest : {kLayer, kMerging, kMergingSizes}) {
       const Instance instance = draw(largest, seed);
       ASSERT_TRUE(have_bits(instance.logits.numbers(), largest.merging ? 40 : 20)) << "seed " << seed;
       for (const VectorView numbers :
@@ -107,7 +161,7 @@ TEST(DrawnInstances, HaveNumbersOfFewBits) {
 }
 
 TEST(DrawnInstances, ShowEveryRegimeAndItsOpposite) {
-  for (const Sizes& largest : {Sizes{}, kLayer, kMerging}) {
+  for (const Sizes& largest : {Sizes{}, kLayer, kMerging, kLong, kWide, kMergingSizes}) {
     for (const Regime regime : largest.regimes()) {
       int64_t cases = 0;
       for (uint64_t seed = 0; seed < 400; ++seed) cases += shows(draw(largest, seed), regime);
