@@ -412,6 +412,7 @@ TEST(Regimes, AClusterIsNearlySingularIfItsMeanScoreHasNoLogarithm) {
   };
   const double x = 0.5;
   EXPECT_FALSE(nearly_singular(x, 0)) << "m = 0.31";
+  EXPECT_FALSE(nearly_singular(-x, 0)) << "m = -0.19";
   EXPECT_FALSE(nearly_singular(0, 0)) << "KL = 0";
   const double centre = x / (1 + std::exp(-x));  // the weighted mean m of scores x and 0
   EXPECT_TRUE(nearly_singular(x - centre, -centre));
@@ -436,6 +437,7 @@ TEST(Regimes, AClusterIsPredictedIfItsMergedEntryIsToo) {
     return shows(merging_with(logits, {0}, {1, 1}), Regime::predicted);
   };
   EXPECT_FALSE(predicted(matrix({{0, 0}}))) << "no later query";
+  EXPECT_FALSE(predicted(matrix({{0.3, 6.1}}))) << "no later query, and epsilon is a rounding of 50 digits";
   EXPECT_FALSE(predicted(matrix({{0, 0}, {0, 0}}))) << "epsilon = 0";
   EXPECT_TRUE(predicted(matrix({{0, 0}, {0, -0.5}}))) << "e^0.5 - 1 = 0.65";
   EXPECT_FALSE(predicted(matrix({{0, 0}, {0, -0.7}}))) << "e^0.7 - 1 = 1.01";

@@ -140,21 +140,25 @@ TEST(Examine, IsUndecidedWhereEvaluationThrows) {
   }
 }
 
-// The instance of one token, which throws, is simpler than any that fails, but shows a different fault.
+// Instances with an epsilon of 0, which throw, are simpler than those that fail, but show a different fault.
 TEST(Examine, DoesNotShrinkAFailureToWhatThrows) {
   const Theorem theorem = theorem_of([](const Instance& instance) {
-    if (instance.tokens() == 1) throw std::runtime_error("one token");
+    if (instance.epsilon == 0) throw std::runtime_error("epsilon is 0");
     Outcome outcome;
-    outcome.require("fewer than 4 tokens", instance.tokens() < 4);
+    outcome.require("one token", instance.tokens() < 2);
     return outcome;
   });
+  int64_t violated = 0;
   for (uint64_t seed = 1; seed < 20; ++seed) {
     const PropertyResult result = examine(theorem, theorem.property, 100, seed);
     ASSERT_TRUE(result.counterexample);
-    if (result.counterexample->undecided) continue;
-    EXPECT_EQ(result.verdict, Verdict::violated);
-    EXPECT_EQ(result.counterexample->instance.tokens(), 4);
+    const bool is_violated = result.verdict == Verdict::violated;
+    EXPECT_EQ(result.counterexample->undecided, !is_violated);
+    EXPECT_EQ(result.counterexample->instance.epsilon > 0, is_violated);
+    EXPECT_EQ(result.counterexample->instance.tokens(), is_violated ? 2 : 1);
+    violated += is_violated;
   }
+  EXPECT_GT(violated, 0);
 }
 
 TEST(Examine, MissesTheCounterexampleOfAWeakenedClaimThatIsTrue) {
@@ -317,6 +321,20 @@ TEST(SearchTightest, LooksAtOneInstanceAtLeast) {
   const Tightest found = search_tightest(theorem, 0, kSeed);
   EXPECT_EQ(found.evaluations, 1);
   EXPECT_NO_THROW(require_valid(found.instance));
+}
+
+TEST(SearchTightest, LooksAtValidInstancesOnly) {
+  Theorem theorem = theorem_of([](const Instance& instance) {
+    require_valid(instance);
+    Outcome outcome;
+    outcome.ratio(std::abs(instance.logits(0, 0)), 1 + std::abs(instance.values(0, 0)));
+    return outcome;
+  });
+  for (const Sizes& sizes : {kSmall, kMergingSizes}) {
+    theorem.sizes = sizes;
+    const Tightest found = search_tightest(theorem, 0.2, kSeed);
+    EXPECT_FALSE(found.failure) << *found.failure;
+  }
 }
 
 // The search returns the failing instance even if the ratio of an earlier instance is larger.

@@ -1,4 +1,6 @@
 // The definitions on instances computed by hand: the examples of proofs/critical_kv.md.
+#include <stdexcept>
+
 #include <gtest/gtest.h>
 
 #include <kvbound/proofs/oracle/output_change.hpp>
@@ -73,6 +75,24 @@ TEST(ExactTotal, IsOverTheChosenOrTheOthers) {
   EXPECT_EQ(oracle::sum(oracle::at(numbers, Positions{})), 0);
   EXPECT_EQ(oracle::sum(oracle::outside(numbers, Positions{})), 15);
   EXPECT_EQ(product(numbers, {1, 3, 0, 2}), (Reals{1, 6, 0, 16}));
+}
+
+TEST(ExactNorms, AreOfAbsoluteValues) {
+  EXPECT_TRUE(
+      are({norm({-5, 3}, Norm::l1), norm({-3, 4}, Norm::l2), norm({-5, 3}, Norm::l_infinity)}, {8, 5, 5}));
+}
+
+TEST(ExactQuery, KeepsTheDigitsOfWhatOneEntryLeaves) {
+  const Query query({0, 200, 0}, {{1}, {-3}, {2}});
+  EXPECT_LT(abs(query.rest(1) / (2 * exp(Real(-200))) - 1), Real("1e-45"));
+  EXPECT_EQ(query.size, 3) << "the largest absolute value";
+}
+
+TEST(Measured, AddsUpAbsoluteTerms) {
+  oracle::Measured sum(Real(3));
+  sum += oracle::Measured(Real(-5)) * oracle::Measured(Real(2));
+  EXPECT_EQ(sum.value, -7);
+  EXPECT_EQ(sum.terms, 13);
 }
 
 // ---- what eviction does
@@ -224,9 +244,18 @@ TEST(OverAllChoices, TellsTheSmallestAndTheLargest) {
   const Extremes two = over_all_choices(5, {}, 2, sum);
   EXPECT_EQ(two.smallest, 0);
   EXPECT_EQ(two.largest, 9);
+  const Extremes highest =
+      over_all_choices(5, Positions{0, 2}, 1, [&](Indices kept) { return Real(-sum(kept)); });
+  EXPECT_EQ(highest.largest, -6);
   const Extremes with_two = over_all_choices(5, Positions{2}, 1, sum);
   EXPECT_EQ(with_two.smallest, 3);
   EXPECT_EQ(with_two.largest, 9);
+}
+
+TEST(OverAllChoices, RefusesMoreThanCanBeLookedAt) {
+  const auto none = [](Indices) -> Real { throw std::runtime_error("a choice is looked at"); };
+  EXPECT_THROW(over_all_choices(40, {}, 20, none), std::length_error);
+  EXPECT_THROW(over_all_choices(21, Positions{20}, 10, none), std::runtime_error) << "184756 choices";
 }
 
 TEST(OverAllChoices, KnowsOneChoiceOfNothingAndOfEverything) {

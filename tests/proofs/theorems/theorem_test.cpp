@@ -343,6 +343,27 @@ TEST(Outcome, FailsOnNaN) {
       holds(&Outcome::reference_within, infinity, Bounded(1, std::numeric_limits<Real>::infinity())));
 }
 
+TEST(Outcome, IsUndecidedWhereASideOrItsTermsAreNaN) {
+  for (const auto claim : {&Outcome::at_most, &Outcome::below, &Outcome::equal}) {
+    for (int which = 0; which < 3; ++which) {
+      const Real one = 1, left = which == 0 ? exact_nan : one, right = which == 1 ? exact_nan : one;
+      Outcome outcome;
+      (outcome.*claim)("claim", left, right, which == 2 ? exact_nan : one);
+      EXPECT_TRUE(outcome.undecided()) << which;
+      EXPECT_FALSE(outcome.fails()) << which;
+    }
+  }
+}
+
+TEST(Outcome, FailsWhateverIsUndecidedAfterwards) {
+  Outcome outcome;
+  outcome.at_most("claim", 2, 1, 1);
+  outcome.undecide("the rest could not be evaluated");
+  EXPECT_TRUE(outcome.fails());
+  EXPECT_FALSE(outcome.undecided());
+  EXPECT_EQ(outcome.failure(), "claim: 2 > 1");
+}
+
 TEST(Outcome, ForgivesTheRoundingOf50DigitsAndNothingElse) {
   const Real one = 1, rounding("1e-46"), difference("1e-30");
   EXPECT_TRUE(holds(&Outcome::at_most, one + rounding, one, 1));
@@ -394,6 +415,9 @@ TEST(Outcome, KnowsWhetherTheReferenceWasLookedAt) {
   EXPECT_FALSE(outcome.reference_held());
   outcome.reference_within("quantity", 1, 1.0);
   EXPECT_TRUE(outcome.reference_held());
+  Outcome failed;
+  failed.reference_holds("something", false);
+  EXPECT_TRUE(failed.reference_held()) << "with whatever result";
 }
 
 TEST(Outcome, KeepsTheLargestRatio) {
