@@ -164,9 +164,12 @@ void hold_correction(const MergingCase& merging, size_t head, const Cluster& clu
   outcome.at_most("|| k_r - k- || <= diam(K) sqrt(ln(P / min p) / 8)", length, apart * sqrt(by_votes / 8),
                   terms + apart);
   outcome.ratio(length, bound, terms);
-  if (!has_zip(mean)) return;
+  if (mean.mean_score == 0 || mean.divergence == 0) return;
   const Real by_zip = exact::norm(exact::difference(exact::zip_merge(mean).key, mean.key), exact::Norm::l2);
-  outcome.at_most("ZIP moves the key at least as far", length, by_zip, terms + by_zip);
+  // z*/m divides by a sum that may nearly cancel, and multiplies another one, k-.
+  const Real factors = (1 + abs(zip_scale(mean))) / std::min<Real>(1, abs(mean.mean_score));
+  outcome.at_most("ZIP moves the key at least as far", length, by_zip,
+                  terms + factors * score_terms(merging.predicted(head, cluster)) * merging.key_size());
 }
 
 // Claims that the key does not change when a constant is added to the log scores.

@@ -207,6 +207,25 @@ TEST(AttentionSag, HoldsWhereAllEntriesMergeIntoALaterOne) {
   EXPECT_TRUE(check(*all_votes, instance).fails());
 }
 
+// Scores of the cluster {1, 2} whose mean is 2^-42: z*/m divides by what is left of them. The mean key is parallel to the
+// query, so that ZIP and the minimum norm move it equally far.
+TEST(MinimumNorm, MovesTheKeyAsFarAsZipUpToRounding) {
+  Instance instance;
+  instance.logits = Matrix(1, 3);
+  instance.logits(0, 1) = 0.24972838870326086;
+  instance.logits(0, 2) = -0.5627716112967391;
+  instance.values = Matrix(3, 1);
+  instance.output_projection = Matrix(1, 1);
+  instance.stage_one = {0};
+  instance.kept = {0, 1};
+  instance.votes = {1, 1, 1};
+  instance.query_vectors = Matrix(1, 1);
+  instance.query_vectors(0, 0) = 1;
+  const Outcome outcome =
+      check(std::ranges::find(catalogue(), "kkv-3-prime", &Theorem::id)->property, instance);
+  EXPECT_TRUE(outcome.holds()) << outcome.failure();
+}
+
 // Large instances are drawn for every theorem whose checks do not look at all selections.
 TEST(Catalogue, DrawsLongSequencesAndWideGroups) {
   const std::set<std::string> of_every_selection{"ckv-3.5",    "ckv-epsilon",        "ckv-e.1",
