@@ -55,6 +55,9 @@ struct ValueSums {
       high;  // the least and the largest of the sums of the first few terms, none included
 };
 
+// A (e^T - 1); 0 for a weight that is 0, whatever its exponent.
+double growing(double weight, double exponent) { return weight > 0 ? weight * growth(exponent) : 0; }
+
 // The exact weights, in the order of the tokens' positions.
 std::vector<double> weights_of(const QuerySoftmax& softmax) {
   std::vector<double> weights;
@@ -64,20 +67,95 @@ std::vector<double> weights_of(const QuerySoftmax& softmax) {
   return weights;
 }
 
-// What outputs of parts of the cache add that are rounded before they are merged, [head_dim].
-std::vector<double> part_errors(const QuerySoftmax& softmax, VectorView weights, MatrixView values,
-                                const ValueSums& sums, const Arithmetic& arithmetic) {
+ValueSums sums_of(const QuerySoftmax& softmax, VectorView weights, VectorView weight_errors,
+                  MatrixView values) {
+  ValueSums sums(values.cols);
+  for (int64_t k = 0; k < values.rows; ++k) {
+    const int64_t j = softmax.token(k);
+    sums.add(values.row(j), weights[k], weight_errors[j], growing(weights[k], softmax.exponents[j]));
+  }
+  for (int64_t k = 0; k < values.rows; ++k) {
+    const int64_t j = softmax.token(k);
+    sums.add_spread(values.row(j), growing(weights[k], softmax.exponents[j]));
+  }
+  return sums;
+}
+
+// How far errors of weights reach.
+struct Reach {
+  Reach(const QuerySoftmax& softmax, const SharedRounding& shared)
+      : growth(softmax.errors.growth),
+        is_centred(growth < 0.5),
+        divisor(is_centred ? shared.divisor + (1 + shared.divisor) * 2 * growth / (1 - growth) : kInfinity),
+        widest(rounding::growth(shared.divisor + shared.weights)) {}
+
+  double growth;    // G
+  bool is_centred;  // whether weights with errors are known to be nearly of sum 1
+  double divisor;   // relative error of the number that divides all weights, if so
+  double widest;    // computed weights are at most 1 + widest together
+};
+
+// The smallest of three bounds by the errors of the weights alone, [head_dim].
+std::vector<double> errors_by_weights(const ValueSums& sums, const SharedRounding& shared,
+                                      const Reach& reach) {
+  std::vector<double> errors;
+  for (size_t c = 0; c < sums.output.size(); ++c) {
+    // For any weights, both outputs are means of the values, up to the rounding of sums.
+    errors.push_back(
+        std::min(sums.by_each[c], sums.most[c] - sums.least[c] + reach.widest * sums.largest(c)));
+    if (!reach.is_centred) continue;
+    const double spread = sums.spread[c] / (1 - reach.growth),
+                 rounded = growth(shared.weights) * (sums.sizes[c] + sums.moved[c]) / (1 - reach.growth);
+    errors.back() = std::min(errors.back(), spread + reach.divisor * (std::abs(sums.output[c]) + spread) +
+                                                (1 + reach.divisor) * rounded);
+  }
+  return errors;
+}
+
+// The sums that additions round, component by component, as computed.
+struct RunningSums {
+  RunningSums(const ValueSums& sums, const SharedRounding& shared, const Reach& reach_) : reach(reach_) {
+    for (size_t c = 0; c < sums.output.size(); ++c) {
+      sizes.push_back(std::min(sums.sizes[c] + sums.by_each[c], (1 + reach.widest) * sums.largest(c)));
+      moved.push_back(sums.moved[c] + growth(shared.weights) * sums.sizes[c]);
+      ranges.push_back(std::min(2 * sizes[c], 2 * within(c, (sums.high[c] - sums.low[c]) / 2 + moved[c])));
+    }
+  }
+
+  // A sum of some terms that is so large but for the number that divides all weights: never more than all absolute values.
+  double within(size_t c, double sum) const {
+    return reach.is_centred ? std::min(sizes[c], (1 + reach.divisor) * sum) : sizes[c];
+  }
+
+  const Reach& reach;
+  std::vector<double> sizes;   // of the terms' absolute values
+  std::vector<double> moved;   // what a sum of some of them may be off by through their own errors
+  std::vector<double> ranges;  // of the sums of the first few of them
+};
+
+// What the additions take, [head_dim].
+std::vector<double> addition_errors(const QuerySoftmax& softmax, VectorView weights,
+                                    const RunningSums& running, const Arithmetic& arithmetic) {
+  const auto tokens = std::ssize(weights);
+  std::vector<double> errors(running.sizes.size());
+  double each = component_error(tokens, arithmetic);
+  if (is_long(arithmetic, tokens)) {
+    errors = LongSums(weights, softmax.rescalings, arithmetic).of_values(running.ranges, running.sizes);
+    each = gamma(3, arithmetic) + arithmetic.tensor_weighted_sums + arithmetic.input;
+  }
+  for (size_t c = 0; c < errors.size(); ++c) errors[c] += growth(each) * running.sizes[c];
+  return errors;
+}
+
+// The largest sum, over the parts of the cache, of the absolute values of what they hold of the output, [head_dim].
+std::vector<double> part_sizes(const QuerySoftmax& softmax, VectorView weights, MatrixView values,
+                               const Arithmetic& arithmetic) {
   Matrix terms = Matrix::for_overwrite(values.rows, values.cols);
   for (int64_t k = 0; k < values.rows; ++k) {
     const VectorView value = values.row(softmax.token(k));
     for (int64_t c = 0; c < values.cols; ++c) terms(k, c) = weights[k] * value[c];
   }
-  std::vector<double> errors = largest_runs(terms, most_parts(arithmetic, values.rows));
-  for (size_t c = 0; c < errors.size(); ++c) {
-    const double off = sums.moved[c] + growth(2 * arithmetic.weights) * sums.sizes[c];
-    errors[c] = arithmetic.partials * (errors[c] + off) + arithmetic.partials_floor;
-  }
-  return errors;
+  return largest_runs(terms, most_parts(arithmetic, values.rows));
 }
 
 }  // namespace
@@ -100,53 +178,26 @@ SharedRounding shared_rounding(const QuerySoftmax& softmax, const Arithmetic& ar
 }
 
 OutputErrors::OutputErrors(const QuerySoftmax& softmax, const SharedRounding& shared,
-                           VectorView weight_errors, MatrixView values, const Arithmetic& arithmetic)
-    : by_weights(values.cols), own(values.cols) {
-  const int64_t tokens = values.rows;
+                           VectorView weight_errors, MatrixView values, const Arithmetic& arithmetic) {
   const std::vector<double> weights = weights_of(softmax);
-  ValueSums sums(values.cols);
-  for (int64_t k = 0; k < tokens; ++k) {
-    const int64_t j = softmax.token(k);
-    sums.add(values.row(j), weights[k], weight_errors[j], weights[k] * growth(softmax.exponents[j]));
-  }
-  const double total = softmax.errors.growth, widest = growth(shared.divisor + shared.weights);
-  const bool is_centred = total < 0.5;
-  for (int64_t k = 0; is_centred && k < tokens; ++k) {
-    const int64_t j = softmax.token(k);
-    sums.add_spread(values.row(j), weights[k] * growth(softmax.exponents[j]));
-  }
-  const double divisor = shared.divisor + (1 + shared.divisor) * 2 * total / (1 - total);
-  std::vector<double> sizes(own.size()), ranges(own.size()), lost(own.size());
-  for (size_t c = 0; c < own.size(); ++c) {
-    // For any weights, both outputs are means of the values, up to the rounding of sums.
-    by_weights[c] = std::min(sums.by_each[c], sums.most[c] - sums.least[c] + widest * sums.largest(c));
-    if (is_centred) {
-      const double moved = sums.spread[c] / (1 - total),
-                   rounded = growth(shared.weights) * (sums.sizes[c] + sums.moved[c]) / (1 - total);
-      by_weights[c] = std::min(
-          by_weights[c], moved + divisor * (std::abs(sums.output[c]) + moved) + (1 + divisor) * rounded);
-    }
-    sizes[c] = std::min(sums.sizes[c] + sums.by_each[c], (1 + widest) * sums.largest(c));
-    const double off = sums.moved[c] + growth(shared.weights) * sums.sizes[c];  // of a running sum
-    ranges[c] = sums.high[c] - sums.low[c] + 2 * std::min(off, sizes[c]);
-    lost[c] =
-        lost_output(arithmetic.weights_floor * (1 + widest), tokens, sums.absolute[c], sums.largest(c)) +
-        sums.absolute[c] * weight_error(0, 0, arithmetic) +
-        2 * static_cast<double>(tokens) * arithmetic.smallest + 2 * arithmetic.input_floor;
-  }
-  if (is_long(arithmetic, tokens)) {
-    own = LongSums(weights, softmax.rescalings, arithmetic).of_values(ranges, sizes);
-    const double each = gamma(3, arithmetic) + arithmetic.tensor_weighted_sums + arithmetic.input;
-    for (size_t c = 0; c < own.size(); ++c) own[c] += growth(each) * sizes[c];
-  } else {
-    for (size_t c = 0; c < own.size(); ++c) own[c] = growth(component_error(tokens, arithmetic)) * sizes[c];
-  }
+  const ValueSums sums = sums_of(softmax, weights, weight_errors, values);
+  const Reach reach(softmax, shared);
+  by_weights = errors_by_weights(sums, shared, reach);
+  const RunningSums running(sums, shared, reach);
+  own = addition_errors(softmax, weights, running, arithmetic);
   if (arithmetic.partials > 0) {
-    const std::vector<double> parts = part_errors(softmax, weights, values, sums, arithmetic);
-    for (size_t c = 0; c < own.size(); ++c)
-      own[c] += (1 + arithmetic.partials) * parts[c] + arithmetic.partials * own[c];
+    const std::vector<double> parts = part_sizes(softmax, weights, values, arithmetic);
+    for (size_t c = 0; c < own.size(); ++c) {
+      const double size = running.within(c, parts[c] + running.moved[c]);
+      own[c] += arithmetic.partials * (size + own[c]) + arithmetic.partials_floor;
+    }
   }
-  for (size_t c = 0; c < own.size(); ++c) own[c] += lost[c];
+  for (size_t c = 0; c < own.size(); ++c) {
+    own[c] += lost_output(arithmetic.weights_floor * (1 + reach.widest), values.rows, sums.absolute[c],
+                          sums.largest(c)) +
+              sums.absolute[c] * weight_error(0, 0, arithmetic) +
+              2 * static_cast<double>(values.rows) * arithmetic.smallest + 2 * arithmetic.input_floor;
+  }
 }
 
 }  // namespace kvbound::reference::rounding
