@@ -154,9 +154,10 @@ LongSums::LongSums(VectorView weights, double changes, const Arithmetic& arithme
   } else {
     any_order_ = gamma_of(kDepth, kSingleUnit) + merged;
     const double chain = arithmetic.splits == 1 ? tokens : std::min(tokens, kLongestChain);
-    const double chained = (chain / kBlock + parts) * kBlockError + 2 * changes * kSingleUnit;
-    chain_ = std::exp(chained) * chained;
-    blocks_ = std::exp(chained) * 2 * kBlockError + merged;
+    // The errors of all chains add up; they grow along the longest one.
+    const double growing = std::exp(chain / kBlock * kBlockError + 2 * changes * kSingleUnit);
+    chain_ = growing * ((tokens / kBlock + parts) * kBlockError + 2 * parts * changes * kSingleUnit);
+    blocks_ = growing * 2 * kBlockError + merged;
   }
   double sum = 0, mean = 0;  // of the running sums
   for (const double weight : weights) mean += (sum += weight) / tokens;
