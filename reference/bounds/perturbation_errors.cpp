@@ -265,7 +265,7 @@ class CaseErrors {
     propagated +=
         product(head.evicted_mass.error, kept_norms) + product(head.evicted_mass.reach(), share_part);
     terms += product(head.evicted_mass.reach(), kept_terms + share_terms);
-    const double relative = arithmetic_.weights + 3 * roundings_.unit() + input();
+    const double relative = arithmetic_.weights + arithmetic_.partials + 3 * roundings_.unit() + input();
     return {terms, propagated + relative * terms +
                        product(roundings_.gamma(tokens() + product_length()), (1 + input()) * terms)};
   }
