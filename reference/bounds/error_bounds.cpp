@@ -139,12 +139,12 @@ void add_votes(VectorView votes, const Arithmetic& arithmetic, Matrix& logits, M
 }
 
 // errors  in: of the logits; out: T
-QuerySoftmax query_softmax(VectorView logits, std::span<double> errors, std::span<const int64_t> order,
+QuerySoftmax query_softmax(VectorView logits, std::span<double> errors, bool in_order,
                            const Arithmetic& arithmetic) {
   Arithmetic rescaled = arithmetic;
-  rescaled.rescalings = static_cast<int64_t>(rescalings_of(logits, arithmetic));
+  if (in_order) rescaled.rescalings = static_cast<int64_t>(rescalings_of(logits, arithmetic));
   const SoftmaxErrors softmax = softmax_errors(logits, errors, rescaled);
-  return {logits, errors, softmax, static_cast<double>(rescaled.rescalings), order};
+  return {logits, errors, softmax, rescalings(rescaled, std::ssize(logits)), in_order};
 }
 
 // The errors of one query's weights: those that its output takes from them, and those of the weights themselves.
@@ -187,7 +187,7 @@ void add_value_errors(const QuerySoftmax& softmax, VectorView weight_errors, con
     if (absolute_sum(value_errors.row(j)) == 0) continue;
     const double weight = weight_of(softmax.logits[j], softmax.errors);
     double most = std::min(1 + widest, (weight + weight_errors[j]) * (1 + adding));
-    most += lost_weight(floor, tokens, most);
+    most = (1 + arithmetic.partials) * (most + lost_weight(floor, tokens, most));
     for (int64_t c = 0; c < value_errors.cols; ++c) {
       errors.own(query, c) += most * value_errors(j, c);
       errors.output(query, c) += most * value_errors(j, c);
@@ -320,11 +320,10 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   add_votes(votes, arithmetic, logits, errors);
   result.weights = Matrix(queries.rows, tokens);
   for (int64_t i = 0; i < queries.rows; ++i) {
-    const QuerySoftmax softmax = query_softmax(logits.row(i), errors.row(i), cache.order, arithmetic);
+    const QuerySoftmax softmax = query_softmax(logits.row(i), errors.row(i), cache.in_order, arithmetic);
     const SharedRounding shared = shared_rounding(softmax, arithmetic);
     result.log_sum_exp[i] = log_sum_exp_error(softmax.errors, tokens, shared.sum, arithmetic);
-    const double total = softmax.errors.growth;
-    result.divisor[i] = shared.divisor + (1 + shared.divisor) * 2 * total / (1 - total);
+    result.divisor[i] = divisor_error(shared, softmax.errors);
     const std::vector<double> weights =
         weight_errors(softmax, shared, result.log_sum_exp[i], arithmetic, result.weights.row(i));
     const OutputErrors output(softmax, shared, weights, values, arithmetic);

@@ -82,9 +82,10 @@ Matrix logit_errors(MatrixView queries, MatrixView keys, double scale, const Ari
 
 /// Errors of a cache's keys and values that were themselves computed, without the rounding of their storage.
 struct CacheErrors {
-  MatrixView keys;                      ///< [tokens, head_dim]; no rows: keys are exact
-  MatrixView values;                    ///< [tokens, head_dim]; no rows: values are exact
-  std::span<const int64_t> order = {};  ///< the tokens' indices by ascending position; empty: as they are
+  MatrixView keys;    ///< [tokens, head_dim]; no rows: keys are exact
+  MatrixView values;  ///< [tokens, head_dim]; no rows: values are exact
+  bool in_order =
+      true;  ///< whether the tokens are added in the order in which they stand here, or against it
 };
 
 struct AttentionErrors {

@@ -46,6 +46,7 @@ std::vector<double> OutputFunctionals::scale_direction() const {
 double OutputFunctionals::error(VectorView direction) const {
   double by_elements = 0, own = 0, value = 0, spread = 0;
   for (size_t c = 0; c < direction.size(); ++c) {
+    if (direction[c] == 0) continue;  // whose bound may be infinite
     by_elements += std::abs(direction[c]) * errors_.output(query_, static_cast<int64_t>(c));
     own += std::abs(direction[c]) * errors_.own(query_, static_cast<int64_t>(c));
     value += direction[c] * output_[c];

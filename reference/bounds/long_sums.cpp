@@ -142,32 +142,34 @@ std::vector<double> largest_runs(MatrixView terms, int64_t runs) {
   return least;
 }
 
-LongSums::LongSums(VectorView weights, double changes, const Arithmetic& arithmetic) {
-  const auto tokens = static_cast<double>(weights.size()),
-             parts = static_cast<double>(most_parts(arithmetic, std::ssize(weights)));
-  const double merged = gamma_of(parts, kSingleUnit) + reference_error(std::ssize(weights));
+LongSums::LongSums(int64_t count, double changes, const Arithmetic& arithmetic) {
+  const auto tokens = static_cast<double>(count), parts = static_cast<double>(most_parts(arithmetic, count));
+  const double merged = gamma_of(parts, kSingleUnit) + reference_error(count);
+  const double rescaled = std::min(parts * changes, std::ceil(tokens / kBlock));  // in all parts
   if (arithmetic.tile > 0) {
     const double tile = std::min(static_cast<double>(arithmetic.tile), tokens);
-    const double chained = (std::ceil(tokens / tile) + parts + changes) * kSingleUnit;
+    const double chained = (std::ceil(tokens / tile) + parts + rescaled) * kSingleUnit;
     chain_ = std::exp(chained) * chained;
     blocks_ = std::exp(chained) * (gamma_of(tile, unit(arithmetic)) + kSingleUnit) + merged;
   } else {
     any_order_ = gamma_of(kDepth, kSingleUnit) + merged;
-    const double chain = arithmetic.splits == 1 ? tokens : std::min(tokens, kLongestChain);
+    const double chain = arithmetic.splits == 1
+                             ? tokens
+                             : std::min(tokens, std::max(kLongestChain, std::ceil(tokens / parts)));
     // The errors of all chains add up; they grow along the longest one.
     const double growing = std::exp(chain / kBlock * kBlockError + 2 * changes * kSingleUnit);
-    chain_ = growing * ((tokens / kBlock + parts) * kBlockError + 2 * parts * changes * kSingleUnit);
+    chain_ = growing * ((tokens / kBlock + parts) * kBlockError + 2 * rescaled * kSingleUnit);
     blocks_ = growing * 2 * kBlockError + merged;
   }
-  double sum = 0, mean = 0;  // of the running sums
-  for (const double weight : weights) mean += (sum += weight) / tokens;
-  of_weights_ = std::max(any_order_, chain_ * std::max(mean, 1 - mean) + blocks_);
+  of_weights_ = std::max(any_order_, chain_ + blocks_);  // no running sum of weights exceeds their sum
 }
 
 std::vector<double> LongSums::of_values(VectorView ranges, VectorView sizes) const {
   std::vector<double> errors;
   for (size_t c = 0; c < sizes.size(); ++c) {
-    errors.push_back(std::max(any_order_ * sizes[c], chain_ * ranges[c] + blocks_ * sizes[c]));
+    const bool is_nothing = sizes[c] == 0;  // whatever the shares are
+    errors.push_back(is_nothing ? 0
+                                : std::max(any_order_ * sizes[c], chain_ * ranges[c] + blocks_ * sizes[c]));
   }
   return errors;
 }

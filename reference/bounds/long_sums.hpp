@@ -34,9 +34,8 @@ std::vector<double> largest_runs(MatrixView terms, int64_t runs);
 /// Bounds on what the additions of sums over one query's tokens take from them.
 class LongSums {
  public:
-  /// weights     [tokens]: of sum 1, by ascending position
-  /// rescalings  of the partial sums
-  LongSums(VectorView weights, double rescalings, const Arithmetic& arithmetic);
+  /// rescalings  of the partial sums of one part
+  LongSums(int64_t tokens, double rescalings, const Arithmetic& arithmetic);
 
   /// Of the sum of the weights, relative to it.
   double of_weights() const { return of_weights_; }

@@ -86,6 +86,7 @@ class UncertainOutput {
     for (int64_t c = 0; c < columns; ++c) {
       const double largest = std::max(std::abs(most[c]), std::abs(least[c]));
       lost[c] += 2 * static_cast<double>(weights.size()) * arithmetic.smallest + 2 * arithmetic.input_floor +
+                 (1 + widest) * arithmetic.partials_floor +
                  lost_output(floor, std::ssize(weights), sizes[c], largest);
       most[c] = most[c] - least[c] + widest * largest;
     }

@@ -55,14 +55,17 @@ struct ValueSums {
       high;  // the least and the largest of the sums of the first few terms, none included
 };
 
+// A product in which 0 times infinity is 0: nothing is lost of a term that is exactly 0.
+double times(double a, double b) { return a == 0 || b == 0 ? 0 : a * b; }
+
 // A (e^T - 1); 0 for a weight that is 0, whatever its exponent.
 double growing(double weight, double exponent) { return weight > 0 ? weight * growth(exponent) : 0; }
 
-// The exact weights, in the order of the tokens' positions.
+// The exact weights.
 std::vector<double> weights_of(const QuerySoftmax& softmax) {
   std::vector<double> weights;
   for (size_t k = 0; k < softmax.logits.size(); ++k) {
-    weights.push_back(weight_of(softmax.logits[softmax.token(k)], softmax.errors));
+    weights.push_back(weight_of(softmax.logits[k], softmax.errors));
   }
   return weights;
 }
@@ -71,12 +74,10 @@ ValueSums sums_of(const QuerySoftmax& softmax, VectorView weights, VectorView we
                   MatrixView values) {
   ValueSums sums(values.cols);
   for (int64_t k = 0; k < values.rows; ++k) {
-    const int64_t j = softmax.token(k);
-    sums.add(values.row(j), weights[k], weight_errors[j], growing(weights[k], softmax.exponents[j]));
+    sums.add(values.row(k), weights[k], weight_errors[k], growing(weights[k], softmax.exponents[k]));
   }
   for (int64_t k = 0; k < values.rows; ++k) {
-    const int64_t j = softmax.token(k);
-    sums.add_spread(values.row(j), growing(weights[k], softmax.exponents[j]));
+    sums.add_spread(values.row(k), growing(weights[k], softmax.exponents[k]));
   }
   return sums;
 }
@@ -86,7 +87,7 @@ struct Reach {
   Reach(const QuerySoftmax& softmax, const SharedRounding& shared)
       : growth(softmax.errors.growth),
         is_centred(growth < 0.5),
-        divisor(is_centred ? shared.divisor + (1 + shared.divisor) * 2 * growth / (1 - growth) : kInfinity),
+        divisor(divisor_error(shared, softmax.errors)),
         widest(rounding::growth(shared.divisor + shared.weights)) {}
 
   double growth;    // G
@@ -114,45 +115,47 @@ std::vector<double> errors_by_weights(const ValueSums& sums, const SharedRoundin
 
 // The sums that additions round, component by component, as computed.
 struct RunningSums {
-  RunningSums(const ValueSums& sums, const SharedRounding& shared, const Reach& reach_) : reach(reach_) {
+  RunningSums(const ValueSums& sums, const SharedRounding& shared, const Reach& reach_, bool in_order_)
+      : reach(reach_), in_order(in_order_) {
     for (size_t c = 0; c < sums.output.size(); ++c) {
       sizes.push_back(std::min(sums.sizes[c] + sums.by_each[c], (1 + reach.widest) * sums.largest(c)));
-      moved.push_back(sums.moved[c] + growth(shared.weights) * sums.sizes[c]);
-      ranges.push_back(std::min(2 * sizes[c], 2 * within(c, (sums.high[c] - sums.low[c]) / 2 + moved[c])));
+      moved.push_back(sums.moved[c] + growth(shared.weights) * (sums.sizes[c] + sums.moved[c]));
+      ranges.push_back(2 * within(c, (sums.high[c] - sums.low[c]) / 2 + moved[c]));
     }
   }
 
-  // A sum of some terms that is so large but for the number that divides all weights: never more than all absolute values.
+  // A sum of some terms that would be so large, in the order of positions, but for the number that divides all weights: never
+  // more than all absolute values.
   double within(size_t c, double sum) const {
-    return reach.is_centred ? std::min(sizes[c], (1 + reach.divisor) * sum) : sizes[c];
+    return reach.is_centred && in_order ? std::min(sizes[c], (1 + reach.divisor) * sum) : sizes[c];
   }
 
   const Reach& reach;
+  bool in_order;
   std::vector<double> sizes;   // of the terms' absolute values
   std::vector<double> moved;   // what a sum of some of them may be off by through their own errors
   std::vector<double> ranges;  // of the sums of the first few of them
 };
 
 // What the additions take, [head_dim].
-std::vector<double> addition_errors(const QuerySoftmax& softmax, VectorView weights,
-                                    const RunningSums& running, const Arithmetic& arithmetic) {
-  const auto tokens = std::ssize(weights);
+std::vector<double> addition_errors(const QuerySoftmax& softmax, const RunningSums& running,
+                                    const Arithmetic& arithmetic) {
+  const auto tokens = std::ssize(softmax.logits);
   std::vector<double> errors(running.sizes.size());
   double each = component_error(tokens, arithmetic);
   if (is_long(arithmetic, tokens)) {
-    errors = LongSums(weights, softmax.rescalings, arithmetic).of_values(running.ranges, running.sizes);
+    errors = LongSums(tokens, softmax.rescalings, arithmetic).of_values(running.ranges, running.sizes);
     each = gamma(3, arithmetic) + arithmetic.tensor_weighted_sums + arithmetic.input;
   }
-  for (size_t c = 0; c < errors.size(); ++c) errors[c] += growth(each) * running.sizes[c];
+  for (size_t c = 0; c < errors.size(); ++c) errors[c] += times(growth(each), running.sizes[c]);
   return errors;
 }
 
 // The largest sum, over the parts of the cache, of the absolute values of what they hold of the output, [head_dim].
-std::vector<double> part_sizes(const QuerySoftmax& softmax, VectorView weights, MatrixView values,
-                               const Arithmetic& arithmetic) {
+std::vector<double> part_sizes(VectorView weights, MatrixView values, const Arithmetic& arithmetic) {
   Matrix terms = Matrix::for_overwrite(values.rows, values.cols);
   for (int64_t k = 0; k < values.rows; ++k) {
-    const VectorView value = values.row(softmax.token(k));
+    const VectorView value = values.row(k);
     for (int64_t c = 0; c < values.cols; ++c) terms(k, c) = weights[k] * value[c];
   }
   return largest_runs(terms, most_parts(arithmetic, values.rows));
@@ -172,9 +175,14 @@ SharedRounding shared_rounding(const QuerySoftmax& softmax, const Arithmetic& ar
     const double sum = sum_error(tokens, accumulation_depth(arithmetic, tokens), arithmetic);
     return {sum, sum + gamma(softmax.rescalings, arithmetic), 2 * arithmetic.weights};
   }
-  const double sum = LongSums(weights_of(softmax), softmax.rescalings, arithmetic).of_weights() +
+  const double sum = LongSums(tokens, softmax.rescalings, arithmetic).of_weights() +
                      2 * static_cast<double>(tokens) * arithmetic.smallest;
   return {sum, sum, 2 * arithmetic.weights};
+}
+
+double divisor_error(const SharedRounding& shared, const SoftmaxErrors& softmax) {
+  const double total = softmax.growth;
+  return total < 0.5 ? shared.divisor + (1 + shared.divisor) * 2 * total / (1 - total) : kInfinity;
 }
 
 OutputErrors::OutputErrors(const QuerySoftmax& softmax, const SharedRounding& shared,
@@ -183,20 +191,19 @@ OutputErrors::OutputErrors(const QuerySoftmax& softmax, const SharedRounding& sh
   const ValueSums sums = sums_of(softmax, weights, weight_errors, values);
   const Reach reach(softmax, shared);
   by_weights = errors_by_weights(sums, shared, reach);
-  const RunningSums running(sums, shared, reach);
-  own = addition_errors(softmax, weights, running, arithmetic);
-  if (arithmetic.partials > 0) {
-    const std::vector<double> parts = part_sizes(softmax, weights, values, arithmetic);
-    for (size_t c = 0; c < own.size(); ++c) {
-      const double size = running.within(c, parts[c] + running.moved[c]);
-      own[c] += arithmetic.partials * (size + own[c]) + arithmetic.partials_floor;
-    }
-  }
+  const RunningSums running(sums, shared, reach, softmax.in_order);
+  own = addition_errors(softmax, running, arithmetic);
   for (size_t c = 0; c < own.size(); ++c) {
     own[c] += lost_output(arithmetic.weights_floor * (1 + reach.widest), values.rows, sums.absolute[c],
                           sums.largest(c)) +
               sums.absolute[c] * weight_error(0, 0, arithmetic) +
               2 * static_cast<double>(values.rows) * arithmetic.smallest + 2 * arithmetic.input_floor;
+  }
+  if (arithmetic.partials == 0) return;
+  const std::vector<double> parts = part_sizes(weights, values, arithmetic);
+  for (size_t c = 0; c < own.size(); ++c) {
+    const double size = running.within(c, parts[c] + running.moved[c]);
+    own[c] += arithmetic.partials * (size + own[c]) + arithmetic.partials_floor;
   }
 }
 

@@ -17,10 +17,8 @@ struct QuerySoftmax {
   VectorView logits;     ///< [tokens], with votes
   VectorView exponents;  ///< [tokens]: T
   SoftmaxErrors errors;
-  double rescalings = 0;                ///< of the partial sums
-  std::span<const int64_t> order = {};  ///< the tokens by ascending position; empty: as they are
-
-  int64_t token(int64_t place) const { return order.empty() ? place : order[place]; }
+  double rescalings = 0;  ///< of the partial sums
+  bool in_order = true;   ///< CacheErrors::in_order
 };
 
 /// Errors of the weights that all components of an output share.
@@ -35,6 +33,10 @@ struct SharedRounding {
 double rescalings_of(VectorView logits, const Arithmetic& arithmetic);
 
 SharedRounding shared_rounding(const QuerySoftmax& softmax, const Arithmetic& arithmetic);
+
+/// The relative error of the number that divides all weights, if these are exponentials with errors apart from those in the sum;
+/// infinite where such weights need not be nearly of sum 1.
+double divisor_error(const SharedRounding& shared, const SoftmaxErrors& softmax);
 
 /// Bounds for the output of one query by the errors of its weights alone, [head_dim], the smallest of three, and by what each
 /// component adds on its own.

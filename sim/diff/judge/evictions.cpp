@@ -21,6 +21,9 @@ namespace {
 using Positions = std::vector<int64_t>;
 using reference::columns_of;
 
+// Stands for "no bound", as errors of scores that are finite so that 0 times them is 0.
+constexpr double kUnboundedScore = 1e100;
+
 bool are_zero(const Matrix& errors) {
   return std::ranges::all_of(errors.numbers(), [](double error) { return error == 0; });
 }
@@ -209,7 +212,7 @@ struct Evictions::Scored {
   CountRange stage_one_counts = {};        // likewise
 
   bool are_bounded() const {
-    return std::ranges::all_of(scores.errors, [](double error) { return error < kInfinity; });
+    return std::ranges::all_of(scores.errors, [](double error) { return error < kUnboundedScore; });
   }
 };
 
@@ -280,7 +283,7 @@ Choice Evictions::judge(const EvictionPlace& place, const std::optional<int64_t>
   const std::vector<int64_t>& positions = all.candidates.positions;
   const std::optional<Fault> found =
       fault(all, std::ranges::lower_bound(positions, *claimed) - positions.begin());
-  if (!found) return near_tie_choice(*claimed);
+  if (!found) return near_tie_choice(*claimed, can_tell(place));
   const std::string note = fmt::format("position {} stayed rather than {}, {}", positions[found->chosen],
                                        positions[found->better], text_of(*found));
   return wrong_choice(place.at, *claimed, *claimed, positions[found->chosen], note, std::abs(found->excess()),

@@ -31,7 +31,7 @@ struct CacheRowErrors {
   Matrix keys;    ///< [entries, head_dim]; no rows: the whole cache is exact
   Matrix values;  ///< [entries, head_dim]; likewise
 
-  reference::CacheErrors view() const { return {keys, values, {}}; }
+  reference::CacheErrors view() const { return {keys, values}; }
 };
 
 /// The cache in which clusters merge: its entries by position, and their predicted scores.

@@ -16,18 +16,8 @@
 
 namespace kvbound::sim {
 namespace {
-
 using Positions = std::vector<int64_t>;
-
-// The cache's entries by ascending position.
-Positions by_position(const reference::HeadCache& cache) {
-  Positions entries(cache.entries());
-  std::iota(entries.begin(), entries.end(), 0);
-  std::ranges::sort(entries, {}, [&](int64_t entry) { return cache.positions[entry]; });
-  return entries;
 }
-
-}  // namespace
 
 HeadReplay::HeadReplay(const ReplayedLayer& part, int64_t kv_head, const Positions& kept, bool explained)
     : part_(part),
@@ -279,8 +269,7 @@ void HeadReplay::rebuild(int64_t t) {
 void HeadReplay::attend(int64_t t, const Attended& attended) {
   const CacheRowErrors rows = errors_.of(cache());
   reference::CacheErrors given = rows.view();
-  const Positions order = rules_.evicts ? by_position(cache()) : Positions();
-  given.order = order;
+  given.in_order = !rules_.evicts;  // a kernel may put a new entry in the place of an evicted one
   const reference::AttentionErrors errors = reference::attention_errors(
       queries_, cache().keys, cache().values, layer_.scale, cache().votes, arithmetic_, given);
   const Matrix output = stepper_.attend(queries_);
