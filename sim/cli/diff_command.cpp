@@ -32,8 +32,8 @@ Examples:
   kvbound replay TRACE --policy snapkv+critical --budget 20% --dump dump.safetensors
   kvbound diff TRACE dump.safetensors --json diff.json
 
-Exit code 0 if every number, and every output as a whole, is within its bound, 1 if one is not (the first wrong tensor, and its worst element, is
-named on standard error), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
+Exit code 0 if every number, and every output as a whole, is within its bound, 1 if one is not (the first wrong
+tensor is named on standard error, and its worst element or row), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
 undecided: a choice or number differs from the reference's, and the records do not show whether rounding explains it.
 )";
 

@@ -25,11 +25,6 @@ std::string number_text(double number) {
   return std::isfinite(number) ? shortest(number) : fmt::format("{}", number);
 }
 
-std::string place(const JudgedTensor& tensor) {
-  return fmt::format("layers.{}.{}{}", tensor.layer, tensor.agreement.tensor,
-                     traces::shape_text(tensor.agreement.worst->index));
-}
-
 // How far beyond its bounds a tensor is, or how close it comes: of its elements, or of rows as wholes.
 double share(const JudgedTensor& tensor) {
   double largest = tensor.agreement.worst ? tensor.agreement.worst->share() : 0;
@@ -71,6 +66,15 @@ Json to_json(const Offender& worst) {
           {"share", finite(worst.share())},
           {"ulps", is_real(worst.storage) ? finite(worst.ulps()) : Json()},
           {"note", worst.note.empty() ? Json() : Json(worst.note)}};
+}
+
+// Where the tensor is farthest from the reference: an element, or if all are within their bounds a row that as a whole is not.
+std::string place(const JudgedTensor& tensor) {
+  const TensorAgreement& agreement = tensor.agreement;
+  const FunctionalAgreement* const functional = first_outside(agreement);
+  const bool is_row = functional && agreement.outside == 0;
+  return fmt::format("layers.{}.{}{}", tensor.layer, agreement.tensor,
+                     traces::shape_text(is_row ? functional->worst_at : agreement.worst->index));
 }
 
 Json to_json(const FunctionalAgreement& functional) {
@@ -198,8 +202,7 @@ std::string text_of_unjudged(const std::vector<TensorSummary>& all) {
 std::string text_of(const JudgedTensor& tensor) {
   const FunctionalAgreement* const functional = first_outside(tensor.agreement);
   if (functional && tensor.agreement.outside == 0) {
-    return fmt::format("layers.{}.{}{}: {}", tensor.layer, tensor.agreement.tensor,
-                       traces::shape_text(functional->worst_at), text_of(*functional, functional->worst));
+    return fmt::format("{}: {}", place(tensor), text_of(*functional, functional->worst));
   }
   const Offender& worst = *tensor.agreement.worst;
   if (!worst.note.empty()) return place(tensor) + ": " + worst.note;

@@ -40,7 +40,7 @@ struct FunctionalAgreement {
   std::string name;
   bool is_factor = true;  ///< its value should be 1, otherwise 0
   int64_t rows = 0;
-  int64_t judged = 0;                  ///< rows of which the band is below 1, so that zeros would be found
+  int64_t judged = 0;                  ///< rows whose gain has a band below 1, so that zeros would be found
   int64_t outside = 0;                 ///< rows beyond their band
   FunctionalValue all = {};            ///< of all rows together
   FunctionalValue worst = {};          ///< of the row that is farthest beyond its band, or comes closest

@@ -18,14 +18,15 @@ void OutputFunctionalsJudge::add(int64_t row, const reference::OutputFunctionals
   const std::vector<double>& output = expected.output();
   std::vector<double> difference;
   for (int64_t c = 0; c < head_dim_; ++c) difference.push_back(claimed[c] - output[c]);
+  const double summing = static_cast<double>(head_dim_ + 2) * 0x1p-53;  // of this sum's roundings
   const auto moved = [&](VectorView direction) {
     Moved result{0, expected.error(direction), 0};
     for (int64_t c = 0; c < head_dim_; ++c) {
       result.by += direction[c] * difference[c];
       result.size += direction[c] * direction[c];
-      // The rounding of the stored number, and of this sum.
+      // The rounding of the stored number, and of the sum.
       result.bound += std::abs(direction[c]) * (half_spacing(claim_.storage, claimed[c]) +
-                                                0x1p-50 * (std::abs(claimed[c]) + std::abs(output[c])));
+                                                summing * (std::abs(claimed[c]) + std::abs(output[c])));
     }
     return result;
   };
@@ -55,20 +56,20 @@ FunctionalAgreement OutputFunctionalsJudge::agreement(const char* name, Moved Ro
   double largest = -1;
   // A factor is 1 but for the bound; a difference is a share of the output's length.
   const auto estimate = [&](const Moved& moved) -> FunctionalValue {
-    if (!(moved.size > 0)) return {};
+    if (!(moved.size > 0)) return {is_difference ? 0.0 : 1.0, kInfinity};  // of zeros nothing is said
     if (!is_difference) return {1 + moved.by / moved.size, moved.bound / moved.size};
     const double length = std::sqrt(moved.by);
     return length > 0 ? FunctionalValue{length / std::sqrt(moved.size),
                                         moved.bound / (length * std::sqrt(moved.size))}
-                      : FunctionalValue{};
+                      : FunctionalValue{0, 0};
   };
   for (size_t row = 0; row < rows_.size(); ++row) {
     if (!rows_[row].judged) continue;
     const Moved& moved = rows_[row].*functional;
     ++result.rows;
+    if (!(moved.bound < kInfinity)) continue;  // there is no bound
     result.outside += std::abs(moved.by) > moved.bound;
-    const Moved& informative = is_difference ? rows_[row].gain : moved;
-    result.judged += informative.bound < informative.size;
+    result.judged += rows_[row].gain.bound < rows_[row].gain.size;
     all.by += moved.by;
     all.bound += moved.bound;
     all.size += moved.size;

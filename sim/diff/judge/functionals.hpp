@@ -19,7 +19,7 @@ class OutputFunctionalsJudge {
   /// number that is not finite.
   void add(int64_t row, const reference::OutputFunctionals& expected);
 
-  /// One for each functional; those that concern no row are left out.
+  /// One for each functional; none if no row was judged. Rows without a bound count as rows only.
   std::vector<FunctionalAgreement> agreements() const;
 
  private:
