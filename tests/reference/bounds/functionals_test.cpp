@@ -148,6 +148,24 @@ TEST(Functionals, AreOfTheDistancesFromTheOutput) {
   EXPECT_LT(functionals.error(ones), 1.1 * 0x1p-8 * value);
 }
 
+// A value that is off is rounded with the part that it is of.
+TEST(Functionals, CountThePartsOfValuesThatAreOffThemselves) {
+  Case given(40, 4, 11, double_precision());
+  Matrix off(40, 4);
+  for (int64_t j = 0; j < 40; ++j) std::ranges::fill(off.row(j), 0.5);
+  const auto bound = [&](double partials, const Matrix& value_errors) {
+    Arithmetic arithmetic = double_precision();
+    arithmetic.partials = partials;
+    return attention_errors(given.query, given.keys, given.values, given.scale, {}, arithmetic,
+                            {{}, value_errors})
+        .own(0, 1);
+  };
+  const double added = bound(0, off) - bound(0, Matrix()),
+               with_parts = bound(0x1p-8, off) - bound(0x1p-8, Matrix());
+  EXPECT_NEAR(added, 0.5, 1e-9);
+  EXPECT_NEAR(with_parts, 0.5 * (1 + 0x1p-8), 1e-9);
+}
+
 // Each component's own rounding gains nothing from the sum: outputs of parts that are rounded.
 TEST(Functionals, CountThePartsThatAreRoundedApart) {
   Arithmetic arithmetic = with_16_bit_weights();
@@ -164,6 +182,11 @@ TEST(Functionals, CountThePartsThatAreRoundedApart) {
   EXPECT_GT(gain(few), 1.1 * gain(none));
   EXPECT_LT(gain(few), 2.5 * gain(none));
   EXPECT_GT(gain(many), 2 * gain(few));
+  arithmetic.splits = 8;
+  const AttentionErrors unordered =
+      attention_errors(few.query, few.keys, few.values, few.scale, {}, arithmetic, {{}, {}, false});
+  const OutputFunctionals any(unordered, 0, few.values, {}, arithmetic);
+  EXPECT_GT(any.error(any.output()), gain(many)) << "parts of tokens in an order that is not known";
   // Eight equal parts, each component of each rounded its own way.
   const OutputFunctionals functionals = few.functionals();
   const std::vector<double> weights = few.weights();

@@ -134,6 +134,25 @@ TEST(LongSums, AreThoseOfManyTokensOrOfADeclaredTile) {
   EXPECT_EQ(most_parts(arithmetic, 1 << 20), 3);
 }
 
+// 18 truncations of 2^-23 for every 16 tokens, in all parts together, however many there are.
+TEST(LongSums, CountTheStepsOfAllParts) {
+  constexpr int64_t kTokens = 1 << 20;
+  for (const int64_t splits : {0, 1, 2, 8, 64}) {
+    Arithmetic arithmetic = tensor_core_precision();
+    arithmetic.splits = splits;
+    EXPECT_GE(LongSums(kTokens, 0, arithmetic).of_weights(), kTokens / 16 * 18 * 0x1p-23) << splits;
+    const double none = LongSums(kTokens, 0, arithmetic).of_values(std::vector{1.0}, std::vector{1.0})[0],
+                 some = LongSums(kTokens, 100, arithmetic).of_values(std::vector{1.0}, std::vector{1.0})[0];
+    EXPECT_GE(some - none, static_cast<double>(std::max<int64_t>(splits, 1)) * 200 * 0x1p-24) << splits;
+  }
+  Arithmetic tiled = tensor_core_precision();
+  tiled.tile = 128;
+  tiled.splits = 8;
+  const double share = LongSums(kTokens, 20, tiled).of_values(std::vector{1.0}, std::vector{0.0})[0];
+  EXPECT_EQ(share, 0) << "of no terms nothing is lost";
+  EXPECT_NEAR(LongSums(kTokens, 20, tiled).of_weights(), (8192 + 8 + 160) * 0x1p-24 + 129 * 0x1p-22, 5e-6);
+}
+
 // Attention of one query in single precision, with running maxima and rescaled sums.
 struct Partial {
   float most = -INFINITY, sum = 0;

@@ -241,6 +241,27 @@ TEST(Evictions, AllowsWhatOnlyRoundingTellsApartAndCountsIt) {
   }
 }
 
+TEST(Evictions, AreEvidenceOnlyWhereAnotherCouldHaveBeenFoundWrong) {
+  const auto judged = [](const std::vector<double>& weights, int64_t position) {
+    const traces::Layer layer = test::weighted_layer(5, {weights});
+    const TestedImplementation tested{policy_of(Tova{0}), 5, 1, reference::single_precision(), Dtype::f64};
+    const PromptRecord record =
+        reference::make_session()->compress(layer.prompt(), tested.policy, Positions{5});
+    const PromptErrors errors(layer.prompt(), tested, record);
+    return judge_evicted(layer, tested, record, errors, record.kept, Positions{position}).agreement;
+  };
+  constexpr double kTie = 1 + 1e-8;
+  const std::vector<double> ties{2, 2 * kTie, 2, 2 * kTie, 2, 2}, others{8, 2 * kTie, 7, 2, 6, 5};
+  for (const int64_t position : {1, 4}) {
+    const TensorAgreement found = judged(ties, position);
+    EXPECT_EQ(found.outside, 0);
+    EXPECT_EQ(found.judged, 0) << "any of them may be evicted";
+  }
+  EXPECT_EQ(judged(others, 3).judged, 1);
+  EXPECT_EQ(judged(others, 1).near_tie_swaps, 1);
+  EXPECT_EQ(judged(others, 1).judged, 1) << "the eviction of 4 would be wrong";
+}
+
 // Whether an implementation may evict, at the first step, the entry whose score exceeds the smallest one by a share of
 // 1e-8.
 bool may_evict_second_smallest(const Host& host, const reference::Arithmetic& prompt,

@@ -107,6 +107,31 @@ TEST(OutputFunctionals, AllowTheRoundingOfTheStoredNumbers) {
   EXPECT_EQ(given.judge(given.claim(1, 1 + 1e-4, Dtype::bf16))[0].outside, 0);
 }
 
+TEST(OutputFunctionals, SayNothingOfRowsWithoutABound) {
+  Case given;
+  for (double& error : given.errors.output.row(1)) error = std::numeric_limits<double>::infinity();
+  for (double& error : given.errors.own.row(1)) error = std::numeric_limits<double>::infinity();
+  const std::vector<FunctionalAgreement> found = given.judge(given.claim(1, 0.5));
+  EXPECT_EQ(found[0].rows, 2);
+  EXPECT_EQ(found[0].judged, 1);
+  EXPECT_EQ(found[0].outside, 1);
+  EXPECT_EQ(found[0].worst_at, (std::vector<int64_t>{0, 0}));
+  EXPECT_LT(found[0].all.band, 1);
+}
+
+TEST(OutputFunctionals, SayNothingOfZeros) {
+  Case given;
+  given.values = Matrix(kTokens, kDim);
+  given.errors =
+      reference::attention_errors(given.queries, given.keys, given.values, 0.2, {}, given.arithmetic);
+  const std::vector<FunctionalAgreement> found = given.judge(given.claim());
+  for (const FunctionalAgreement& functional : found) {
+    EXPECT_EQ(functional.judged, 0) << functional.name;
+    EXPECT_EQ(functional.outside, 0) << functional.name;
+    EXPECT_EQ(functional.all.value, functional.is_factor ? 1 : 0) << functional.name;
+  }
+}
+
 TEST(OutputFunctionals, SayNothingOfRowsThatWereNotAdded) {
   EXPECT_TRUE(OutputFunctionalsJudge(Case().claim()).agreements().empty());
 }
