@@ -159,7 +159,7 @@ std::vector<double> weight_errors(const QuerySoftmax& softmax, const SharedRound
   const double adding =
       is_long(arithmetic, tokens) ? gamma(3, arithmetic) : component_error(tokens, arithmetic);
   const double common = growth(shared.divisor + shared.weights),
-               with_adding = growth(shared.divisor + shared.weights + adding);
+               with_adding = growth(shared.divisor + adding);  // weights as scores: not rounded for a product
   const double floor = arithmetic.weights_floor * (1 + with_adding);
   std::vector<double> errors;
   for (size_t j = 0; j < softmax.logits.size(); ++j) {

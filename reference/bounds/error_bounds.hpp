@@ -92,7 +92,8 @@ struct AttentionErrors {
   Matrix output;  ///< [queries, head_dim]
   Matrix own;     ///< [queries, head_dim]: the part of `output` that comes from no error of a weight
   std::vector<double> log_sum_exp;  ///< [queries]
-  Matrix weights;               ///< [queries, tokens]: divided by their sum, or formed from the log-sum-exp
+  /// [queries, tokens]: divided by their sum, or formed from the log-sum-exp; before they are rounded for the product with values
+  Matrix weights;
   Matrix logits;                ///< [queries, tokens], without votes
   Matrix log_weights;           ///< [queries, tokens]: ln A, the reference's, with votes
   Matrix exponents;             ///< [queries, tokens]: of each exponential, as a logarithm
