@@ -18,8 +18,13 @@ OutputFunctionals::OutputFunctionals(const AttentionErrors& errors, int64_t quer
       votes_(votes),
       rounded_weights_(arithmetic.weights),
       output_(values.cols) {
+  const VectorView log_weights = errors.log_weights.row(query);
+  // Of large logits the log-sum-exp is off by more than weights are: their sum divides.
+  const double largest = *std::ranges::max_element(log_weights);
+  double sum = 0;
+  for (const double log_weight : log_weights) sum += std::exp(log_weight - largest);
   for (int64_t j = 0; j < values.rows; ++j) {
-    const double weight = std::exp(errors.log_weights(query, j));
+    const double weight = std::exp(log_weights[j] - largest) / sum;
     weights_.push_back(weight);
     growing_.push_back(weight > 0 ? weight * growth(errors.exponents(query, j) + growth(rounded_weights_))
                                   : 0);

@@ -148,6 +148,23 @@ TEST(Functionals, AreOfTheDistancesFromTheOutput) {
   EXPECT_LT(functionals.error(ones), 1.1 * 0x1p-8 * value);
 }
 
+// Logits in the thousands: their log-sum-exp is known to fewer places than the weights, which only differences decide.
+TEST(Functionals, KnowTheOutputAsWellAsAttentionComputesIt) {
+  for (uint64_t seed = 20; seed < 40; ++seed) {
+    Case given(50, 8, seed, double_precision());
+    given.scale *= 3000;
+    given.errors = attention_errors(given.query, given.keys, given.values, given.scale, {}, given.arithmetic);
+    const OutputFunctionals functionals = given.functionals();
+    const Matrix output = given.output();
+    double moved = 0, square = 0;
+    for (int64_t c = 0; c < 8; ++c) {
+      moved += functionals.output()[c] * (output(0, c) - functionals.output()[c]);
+      square += output(0, c) * output(0, c);
+    }
+    EXPECT_LE(std::abs(moved), functionals.error(functionals.output()) + 10 * 0x1p-53 * square);
+  }
+}
+
 // A value that is off is rounded with the part that it is of.
 TEST(Functionals, CountThePartsOfValuesThatAreOffThemselves) {
   Case given(40, 4, 11, double_precision());
