@@ -53,8 +53,9 @@ std::string trace_hash(const traces::Trace& trace, bool quiet) {
 
 // Judges the dump's layers, with one layer in memory at a time.
 void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, DiffReport& report) {
-  TestedImplementation implementation{report.dump.policy, report.dump.entries,  report.dump.steps,
-                                      report.arithmetic,  dump.input_storage(), dump.merged_storage()};
+  TestedImplementation implementation{report.dump.policy,   report.dump.entries,
+                                      report.dump.steps,    report.dump.declared.arithmetic(),
+                                      dump.input_storage(), dump.merged_storage()};
   Progress progress("judging " + dump.path(), !quiet);
   int64_t done = 0;
   for (const int64_t l : report.dump.layers) {
@@ -116,7 +117,7 @@ int diff_command(const Arguments& arguments) {
     json.emplace(*path);
   }
 
-  DiffReport report{trace.info(), trace_hash(trace, quiet), dump.path(), dump.info(), dump.arithmetic(), {}};
+  DiffReport report{trace.info(), trace_hash(trace, quiet), dump.path(), dump.info(), {}};
   dump.require_trace(report.trace_sha256);
   judge_layers(trace, dump, quiet, report);
   std::cout << text_report(report, terminal_style());

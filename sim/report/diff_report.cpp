@@ -27,28 +27,25 @@ Json tile_json(int64_t tile) {
   return tile > 0 ? Json(tile) : Json();
 }
 
-// ", weights BF16, partials BF16, 8 splits, tile 128", as far as it is declared
-std::string declared(const DumpInfo& dump) {
-  std::string text;
-  if (dump.weights) text += fmt::format(", weights {}", name(*dump.weights));
-  if (dump.partials) text += fmt::format(", partials {}", name(*dump.partials));
-  if (dump.splits > 0) text += fmt::format(", {} splits", dump.splits);
-  if (dump.tile != 0) text += dump.tile > 0 ? fmt::format(", tile {}", dump.tile) : ", any tile";
-  return text;
+Json arithmetic_json(const reference::Arithmetic& arithmetic) {
+  return {{"unit", arithmetic.unit},         {"exponential", arithmetic.exponential},
+          {"weights", arithmetic.weights},   {"weights_floor", arithmetic.weights_floor},
+          {"partials", arithmetic.partials}, {"partials_floor", arithmetic.partials_floor}};
 }
 
 Json to_json(const std::string& path, const DumpInfo& dump) {
+  const DeclaredArithmetic& declared = dump.declared;
   return {{"path", path},
           {"policy", canonical(dump.policy)},
           {"budget", to_string(dump.budget)},
           {"entries", dump.entries},
           {"backend", dump.backend},
           {"storage", name(dump.storage)},
-          {"accumulate", name(dump.accumulate)},
-          {"weights", dump.weights ? Json(name(*dump.weights)) : Json()},
-          {"partials", dump.partials ? Json(name(*dump.partials)) : Json()},
-          {"splits", dump.splits > 0 ? Json(dump.splits) : Json()},
-          {"tile", tile_json(dump.tile)},
+          {"accumulate", name(declared.accumulate)},
+          {"weights", declared.weights ? Json(name(*declared.weights)) : Json()},
+          {"partials", declared.partials ? Json(name(*declared.partials)) : Json()},
+          {"splits", declared.splits > 0 ? Json(declared.splits) : Json()},
+          {"tile", tile_json(declared.tile)},
           {"layers", dump.layers},
           {"steps", dump.steps},
           {"tensors", dump.tensors}};
@@ -78,8 +75,8 @@ std::string text_report(const DiffReport& report, const TextStyle& style) {
       "{}\n  {}\n  budget {}, {} entries per KV head; backend {}; storage {}, accumulate {}{}\n  against {}: {} of {} "
       "layers, {} of {} decode steps, {}\n",
       one_line(report.dump_path), canonical(dump.policy), to_string(dump.budget), dump.entries,
-      traces::printable(dump.backend), name(dump.storage), name(dump.accumulate), declared(dump),
-      one_line(report.trace.path), dump.layers.size(), report.trace.layers, dump.steps,
+      traces::printable(dump.backend), name(dump.storage), name(dump.declared.accumulate),
+      dump.declared.text(), one_line(report.trace.path), dump.layers.size(), report.trace.layers, dump.steps,
       report.trace.decode_tokens, name(report.trace.storage));
   if (dump.tensors.empty()) return text + "  no tensors\n";
   std::vector<TensorSummary> all = summaries(report.tensors, report.dump.tensors);
@@ -99,10 +96,7 @@ std::string json_report(const DiffReport& report) {
   document["seed"] = nullptr;  // nothing is drawn at random
   document["trace"] = trace_json(report.trace, report.trace_sha256);
   document["dump"] = to_json(report.dump_path, report.dump);
-  document["arithmetic"] = {
-      {"unit", report.arithmetic.unit},         {"exponential", report.arithmetic.exponential},
-      {"weights", report.arithmetic.weights},   {"weights_floor", report.arithmetic.weights_floor},
-      {"partials", report.arithmetic.partials}, {"partials_floor", report.arithmetic.partials_floor}};
+  document["arithmetic"] = arithmetic_json(report.dump.declared.arithmetic());
   document["verdict"] = word(report.verdict());
   document["tensors"] = Json::array();
   for (const JudgedTensor& tensor : report.tensors) document["tensors"].push_back(to_json(tensor));

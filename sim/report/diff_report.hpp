@@ -22,7 +22,6 @@ struct DiffReport {
   std::string trace_sha256;
   std::string dump_path;
   DumpInfo dump;
-  reference::Arithmetic arithmetic;
   std::vector<JudgedTensor> tensors;  ///< by layer, then in the order of dump_tensors()
 
   Verdict verdict() const;       ///< on all tensors that the dump has

@@ -1,7 +1,6 @@
 #include "dump_file.hpp"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <set>
 #include <string_view>
@@ -32,10 +31,6 @@ using traces::MetadataFields;
 using traces::printable;
 using traces::TensorEntry;
 
-constexpr std::array kRealTypes{Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16};
-constexpr std::array kAccumulated{Dtype::f64, Dtype::f32};
-constexpr int64_t kMostTokens = int64_t{1} << 40;  // that `splits` and `tile` may name
-
 // The result of parse() on a field's text; an InvalidPolicy is reported as a fault of the field.
 template <class Parse>
 auto parsed(const MetadataFields& fields, const std::string& field, const Parse& parse) {
@@ -61,13 +56,7 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   info.layer_entries = layer_budgets(info.policy, info.entries, trace.layers, trace.prompt_tokens);
   info.backend = fields.text("backend");
   info.storage = fields.dtype("storage", kRealTypes);
-  info.accumulate = fields.dtype("accumulate", kAccumulated);
-  if (fields.has("weights")) info.weights = fields.dtype("weights", kRealTypes);
-  if (fields.has("partials")) info.partials = fields.dtype("partials", kRealTypes);
-  if (fields.has("splits")) info.splits = fields.count("splits", 1, kMostTokens);
-  if (fields.has("tile")) {
-    info.tile = fields.text("tile") == "any" ? reference::kAnyTile : fields.count("tile", 1, kMostTokens);
-  }
+  info.declared = declared_arithmetic(fields);
   info.trace_sha256 = fields.text("trace_sha256");
   const auto layers = parse_layer_list(
       fields.has("layers") ? fields.text("layers") : fmt::format("0-{}", trace.layers - 1), trace.layers);
@@ -379,27 +368,13 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
   return claims;
 }
 
-reference::Arithmetic DumpFile::arithmetic() const {
-  reference::Arithmetic arithmetic =
-      info_.accumulate == Dtype::f64 ? reference::double_precision() : reference::tensor_core_precision();
-  const auto floor = [](Dtype rounded) { return real_format(rounded)->smallest_subnormal() / 2; };
-  if (info_.weights) {
-    arithmetic.weights = unit_roundoff(*info_.weights);
-    arithmetic.weights_floor = floor(*info_.weights);
-  }
-  if (info_.partials) {
-    arithmetic.partials = unit_roundoff(*info_.partials);
-    arithmetic.partials_floor = floor(*info_.partials);
-  }
-  arithmetic.splits = info_.splits;
-  arithmetic.tile = info_.tile;
-  return arithmetic;
+Dtype DumpFile::merged_storage() const {
+  return info_.declared.accumulate == Dtype::f64 ? Dtype::f64 : info_.storage;
 }
 
-Dtype DumpFile::merged_storage() const { return info_.accumulate == Dtype::f64 ? Dtype::f64 : info_.storage; }
-
 Dtype DumpFile::input_storage() const {
-  return unit_roundoff(info_.storage) > unit_roundoff(info_.accumulate) ? info_.storage : info_.accumulate;
+  return unit_roundoff(info_.storage) > unit_roundoff(info_.declared.accumulate) ? info_.storage
+                                                                                 : info_.declared.accumulate;
 }
 
 }  // namespace kvbound::sim

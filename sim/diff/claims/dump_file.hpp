@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/sim/options/budget.hpp>
 #include <kvbound/traces/safetensors.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "claims.hpp"
+#include "declared_arithmetic.hpp"
 
 namespace kvbound::sim {
 
@@ -23,13 +23,8 @@ struct DumpInfo {
   int64_t entries = 0;                 ///< the budget for the trace's prompt: the mean over layers and heads
   std::vector<int64_t> layer_entries;  ///< [layers of the trace]: each layer's, the mean over its heads
   std::string backend;
-  Dtype storage = Dtype::f64;     ///< type of the cache that the numbers were computed from
-  Dtype accumulate = Dtype::f64;  ///< F64 or F32: the type in which products and sums were formed
-  std::optional<Dtype> weights;   ///< type that attention weights were rounded to before multiplying values
-  std::optional<Dtype> partials;  ///< type that outputs of the cache's parts were rounded to before merging
-  int64_t splits = 0;             ///< most parts with an output each; 0: not declared
-  int64_t tile =
-      0;  ///< terms added before their sum is handed on; 0: not declared; reference::kAnyTile: any order
+  Dtype storage = Dtype::f64;  ///< type of the cache that the numbers were computed from
+  DeclaredArithmetic declared;
   std::string trace_sha256;
   std::vector<int64_t> layers;  ///< ascending
   int64_t steps = 0;            ///< decode steps recorded; the trace's if no tensor has a step dimension
@@ -57,10 +52,6 @@ class DumpFile {
   /// the file was truncated after it was opened.
   LayerClaims read_layer(int64_t layer) const;
 
-  /// The arithmetic that determines the error bounds of the dump's numbers.
-  ///
-  ///     accumulate F64: double precision; F32: tensor cores, whose bounds also hold for single precision
-  reference::Arithmetic arithmetic() const;
   /// The type that inputs were rounded to: the coarser of storage and accumulate.
   Dtype input_storage() const;
   /// The type that merged entries were rounded to: an implementation that accumulates in F64 is taken to keep them so, others

@@ -228,33 +228,33 @@ TEST_F(DumpFileTest, IsJudgedByTheArithmeticThatItDeclares) {
     parts.set("accumulate", accumulate);
     return open(parts);
   };
-  EXPECT_EQ(opened("BF16", "F32").arithmetic().unit, reference::tensor_core_precision().unit);
-  EXPECT_EQ(opened("BF16", "F64").arithmetic().unit, reference::double_precision().unit);
-  EXPECT_EQ(opened("BF16", "F32").arithmetic().weights, 0);
+  EXPECT_EQ(opened("BF16", "F32").info().declared.arithmetic().unit, reference::tensor_core_precision().unit);
+  EXPECT_EQ(opened("BF16", "F64").info().declared.arithmetic().unit, reference::double_precision().unit);
+  EXPECT_EQ(opened("BF16", "F32").info().declared.arithmetic().weights, 0);
   EXPECT_EQ(opened("BF16", "F32").input_storage(), Dtype::bf16);
   EXPECT_EQ(opened("F64", "F32").input_storage(), Dtype::f32);
   EXPECT_EQ(opened("F32", "F64").input_storage(), Dtype::f32);
   EXPECT_EQ(opened("F64", "F64").input_storage(), Dtype::f64);
   SafetensorsParts rounded = small_dump();
   rounded.set("weights", "F16");
-  EXPECT_EQ(open(rounded).arithmetic().weights, 0x1p-11);
-  EXPECT_EQ(open(rounded).arithmetic().weights_floor, 0x1p-25);
+  EXPECT_EQ(open(rounded).info().declared.arithmetic().weights, 0x1p-11);
+  EXPECT_EQ(open(rounded).info().declared.arithmetic().weights_floor, 0x1p-25);
   rounded.set("partials", "BF16");
-  EXPECT_EQ(open(rounded).arithmetic().weights, 0x1p-11);
-  EXPECT_EQ(open(rounded).arithmetic().partials, 0x1p-8);
-  EXPECT_EQ(open(rounded).arithmetic().partials_floor, 0x1p-134);
+  EXPECT_EQ(open(rounded).info().declared.arithmetic().weights, 0x1p-11);
+  EXPECT_EQ(open(rounded).info().declared.arithmetic().partials, 0x1p-8);
+  EXPECT_EQ(open(rounded).info().declared.arithmetic().partials_floor, 0x1p-134);
 }
 
 TEST_F(DumpFileTest, DeclaresTheOrderOfItsSums) {
-  EXPECT_EQ(open(small_dump()).arithmetic().splits, 0);
-  EXPECT_EQ(open(small_dump()).arithmetic().tile, 0);
+  EXPECT_EQ(open(small_dump()).info().declared.arithmetic().splits, 0);
+  EXPECT_EQ(open(small_dump()).info().declared.arithmetic().tile, 0);
   SafetensorsParts parts = small_dump();
   parts.set("splits", "8");
   parts.set("tile", "128");
-  EXPECT_EQ(open(parts).arithmetic().splits, 8);
-  EXPECT_EQ(open(parts).arithmetic().tile, 128);
+  EXPECT_EQ(open(parts).info().declared.arithmetic().splits, 8);
+  EXPECT_EQ(open(parts).info().declared.arithmetic().tile, 128);
   parts.set("tile", "any");
-  EXPECT_EQ(open(parts).arithmetic().tile, reference::kAnyTile);
+  EXPECT_EQ(open(parts).info().declared.arithmetic().tile, reference::kAnyTile);
   for (const char* wrong : {"0", "-1", "all"}) {
     parts.set("tile", wrong);
     EXPECT_THROW(open(parts), TraceError) << wrong;

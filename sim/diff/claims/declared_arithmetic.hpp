@@ -1,0 +1,39 @@
+// The arithmetic that a dump, or a file of a kernel's results, says it was computed in.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <kvbound/reference/bounds/error_bounds.hpp>
+#include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/traces/metadata_fields.hpp>
+
+namespace kvbound::sim {
+
+/// The types that numbers may be stored in.
+inline constexpr std::array kRealTypes{Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16};
+
+struct DeclaredArithmetic {
+  Dtype accumulate = Dtype::f64;  ///< F64 or F32: the type in which products and sums were formed
+  std::optional<Dtype> weights;   ///< type that attention weights were rounded to before multiplying values
+  std::optional<Dtype> partials;  ///< type that outputs of the cache's parts were rounded to before merging
+  int64_t splits = 0;             ///< most parts with an output each; 0: not declared
+  /// Terms added before their sum is handed on; 0: not declared; reference::kAnyTile: any order.
+  int64_t tile = 0;
+
+  /// What determines the error bounds.
+  ///
+  ///     accumulate F64: double precision; F32: tensor cores, whose bounds also hold for single precision
+  reference::Arithmetic arithmetic() const;
+  /// ", weights BF16, partials BF16, 8 splits, tile 128", as far as it is declared.
+  std::string text() const;
+};
+
+/// The fields weights, partials, splits and tile, each of which may be missing, and accumulate, which must be there.
+///
+/// throws  TraceError
+DeclaredArithmetic declared_arithmetic(const traces::MetadataFields& fields);
+
+}  // namespace kvbound::sim
