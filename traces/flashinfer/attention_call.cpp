@@ -16,8 +16,6 @@
 namespace kvbound::traces {
 namespace {
 
-constexpr int64_t kMostTokensAtOnce = 256;
-
 const char* name_of(KvLayout layout) { return layout == KvLayout::nhd ? "NHD" : "HND"; }
 
 KvLayout layout_argument(const RecordedCall& call) {
@@ -380,7 +378,7 @@ AttentionRequest AttentionCall::request(int64_t index) const {
   request.first_query = query_offsets_[at];
   request.queries = query_offsets_[at + 1] - query_offsets_[at];
   if (page_size_ > 0) {
-    find_pages_of(index, request);
+    static_cast<KvSequence&>(request) = paged_sequence(index);
   } else {
     request.first_token = cache_offsets_[at];
     request.tokens = cache_offsets_[at + 1] - cache_offsets_[at];
@@ -409,52 +407,21 @@ AttentionRequest AttentionCall::request(int64_t index) const {
   return request;
 }
 
-void AttentionCall::find_pages_of(int64_t index, AttentionRequest& request) const {
-  const auto at = static_cast<size_t>(index);
-  const std::string& path = plan_inputs_->path();
+KvSequence AttentionCall::paged_sequence(int64_t index) const {
+  const PageTable table{plan_inputs_->path(), cache_offsets_, pages_,
+                        last_page_lengths_,   page_size_,     page_count_};
   const std::string which = numbered("request", index);
-  request.pages.assign(pages_.begin() + cache_offsets_[at], pages_.begin() + cache_offsets_[at + 1]);
-  if (request.pages.empty()) throw TraceError(path, -1, which, "has no pages");
-  const int64_t last = last_page_lengths_[at];
-  if (last < 1 || last > page_size_) {
-    throw TraceError(path, -1, which,
-                     "has " + std::to_string(last) + " tokens in its last page; expected 1 to " +
-                         std::to_string(page_size_) + ", the page size");
-  }
-  for (const int64_t page : request.pages) {
-    if (0 <= page && page < page_count_) continue;
-    throw TraceError(path, -1, which,
-                     "has the page " + std::to_string(page) + "; the cache has pages 0 to " +
-                         std::to_string(page_count_ - 1));
-  }
-  request.tokens = (std::ssize(request.pages) - 1) * page_size_ + last;
+  KvSequence sequence = table.sequence(index, which);
+  if (sequence.blocks.empty()) throw TraceError(table.path, -1, which, "has no pages");
+  return sequence;
 }
 
 Tensor AttentionCall::read_cache(const AttentionRequest& request, const TensorEntry& entry,
                                  int64_t part) const {
-  const bool paged = page_size_ > 0, both = paged && keys_ == values_, nhd = layout_ == KvLayout::nhd;
-  const int64_t length = paged ? page_size_ : cache_offsets_.back();  // tokens that follow each other
-  const int64_t block = length * kv_heads_ * head_dim_;  // numbers of a page, or of the whole cache
-  Tensor result(kv_heads_, request.tokens, head_dim_);
-  std::vector<double> numbers;
-  for (int64_t token = 0; token < request.tokens;) {
-    const int64_t within = paged ? token % page_size_ : request.first_token + token;
-    const int64_t page = paged ? request.pages[static_cast<size_t>(token / page_size_)] : 0;
-    const int64_t begin = (both ? 2 * page + part : page) * block;
-    const int64_t count = std::min({length - within, request.tokens - token, kMostTokensAtOnce});
-    const int64_t heads = nhd ? kv_heads_ : 1;  // that are read together
-    numbers.resize(static_cast<size_t>(count * heads * head_dim_));
-    for (int64_t first = 0; first < kv_heads_; first += heads) {
-      const int64_t row = nhd ? within * kv_heads_ : first * length + within;
-      inputs_->read(entry, begin + row * head_dim_, numbers);
-      for (int64_t i = 0; i < count * heads; ++i) {
-        const auto from = numbers.begin() + i * head_dim_;
-        std::copy(from, from + head_dim_, result.slice(first + i % heads).row(token + i / heads).begin());
-      }
-    }
-    token += count;
-  }
-  return result;
+  const bool paged = page_size_ > 0, both = paged && keys_ == values_;
+  const int64_t block_tokens = paged ? page_size_ : cache_offsets_.back();
+  return read_kv_cache(*inputs_, entry, {layout_, block_tokens, kv_heads_, head_dim_, both ? 2 : 1}, request,
+                       both ? part : 0);
 }
 
 Tensor AttentionCall::queries(const AttentionRequest& request) const {

@@ -14,12 +14,10 @@
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/reference/core/view.hpp>
 
+#include "../kv_cache.hpp"
 #include "recorded_session.hpp"
 
 namespace kvbound::traces {
-
-/// The order of a cache's dimensions: tokens before KV heads (NHD), or after them (HND).
-enum class KvLayout { nhd, hnd };
 
 /// What the records may lack.
 struct AttentionCallOptions {
@@ -29,13 +27,10 @@ struct AttentionCallOptions {
   bool causal = false;             ///< likewise
 };
 
-/// One request of a call's batch.
-struct AttentionRequest {
-  int64_t first_query = 0;     ///< row of the call's queries
-  int64_t queries = 0;         ///< >= 1: the last positions of `tokens`
-  int64_t tokens = 0;          ///< >= queries: the length of the cache
-  int64_t first_token = 0;     ///< row of the call's keys; 0 for a paged cache
-  std::vector<int64_t> pages;  ///< of a paged cache, in the order of their tokens
+/// One request of a call's batch: its cache, of as many tokens as it has queries at least.
+struct AttentionRequest : KvSequence {
+  int64_t first_query = 0;  ///< row of the call's queries
+  int64_t queries = 0;      ///< >= 1: the last positions of `tokens`
 };
 
 class AttentionCall {
@@ -79,7 +74,7 @@ class AttentionCall {
   class Setup;
 
   Tensor read_cache(const AttentionRequest& request, const TensorEntry& entry, int64_t part) const;
-  void find_pages_of(int64_t index, AttentionRequest& request) const;
+  KvSequence paged_sequence(int64_t index) const;
 
   const RecordedCall& run_;
   const RecordedCall* plan_ = nullptr;         // null for functions that have none
