@@ -2,7 +2,7 @@
 # Sourced by sim/quickstart.sh and tests/run.sh. Package names are those of Debian 12 and Ubuntu 24.04.
 
 build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-dev libfmt-dev libssl-dev
-                libeigen3-dev libmpfr-dev nlohmann-json3-dev librapidcheck-dev)
+                libeigen3-dev libmpfr-dev libminizip-dev zlib1g-dev nlohmann-json3-dev librapidcheck-dev)
 test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema)
 kernel_packages=(python3-venv)  # of the tests labelled kernels, in addition
 ci_packages=(ccache)  # of .ci/run, in addition

@@ -34,6 +34,19 @@ double MetadataFields::positive(const std::string& field) const {
   return *number;
 }
 
+double MetadataFields::not_negative(const std::string& field) const {
+  const auto number = number_in<double>(text(field));
+  if (!number || !std::isfinite(*number) || *number < 0) refuse(field, "a decimal number, 0 or more");
+  return *number;
+}
+
+bool MetadataFields::boolean(const std::string& field) const {
+  const std::string& value = text(field);
+  if (value == "true" || value == "True" || value == "1") return true;
+  if (value != "false" && value != "False" && value != "0") refuse(field, "true or false");
+  return false;
+}
+
 Dtype MetadataFields::dtype(const std::string& field, std::span<const Dtype> allowed) const {
   const auto named = dtype_named(text(field));
   if (named && std::ranges::find(allowed, *named) != allowed.end()) return *named;

@@ -25,6 +25,10 @@ class MetadataFields {
   int64_t count(const std::string& field, int64_t least, int64_t most) const;
   /// A finite decimal number above 0.
   double positive(const std::string& field) const;
+  /// A finite decimal number, 0 or more.
+  double not_negative(const std::string& field) const;
+  /// true or false; also as Python and C print them.
+  bool boolean(const std::string& field) const;
   /// One of the allowed types, by its safetensors name.
   Dtype dtype(const std::string& field, std::span<const Dtype> allowed) const;
 

@@ -3,18 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
-#include <cstring>
-#include <memory>
 #include <utility>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/core/parallel.hpp>
 
 #include "file_format.hpp"
 #include "json_field.hpp"
 #include "messages.hpp"
-#include "widen.hpp"
 
 namespace kvbound::traces {
 
@@ -23,7 +18,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors numbers a
 namespace {
 
 constexpr int64_t kLengthBytes = 8;  // size of the field with the header's length
-constexpr int64_t kChunk = int64_t{1} << 20;
 
 /// What a file that is no safetensors file looks like, for messages; empty if it is not recognised.
 std::string other_format(std::string_view first) {
@@ -133,28 +127,7 @@ void require_contiguous(const std::string& path, const std::vector<TensorEntry>&
   }
 }
 
-template <class Stored>
-void widen_integers(std::span<const char> bytes, std::span<int64_t> out) {
-  for (size_t i = 0; i < out.size(); ++i) {
-    Stored stored;
-    std::memcpy(&stored, bytes.data() + i * sizeof(Stored), sizeof(Stored));  // may be misaligned
-    out[i] = stored;
-  }
-}
-
-void require_dtype(const std::string& path, const TensorEntry& tensor, bool suits, const char* expected) {
-  if (suits) return;
-  throw TraceError(path, tensor.header_offset, printable(tensor.name) + ".dtype",
-                   "is " + std::string(name(tensor.dtype)) + "; expected " + expected);
-}
-
 }  // namespace
-
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (const int64_t dimension : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(dimension);
-  return text + "]";
-}
 
 SafetensorsFile::SafetensorsFile(const std::string& path, int64_t header_limit) : file_(path) {
   const std::string text = read_header(file_, header_limit);
@@ -162,63 +135,19 @@ SafetensorsFile::SafetensorsFile(const std::string& path, int64_t header_limit) 
   const JsonField header(path, "", json);
   const int64_t data_begin = kLengthBytes + std::ssize(text);
   metadata_ = read_metadata(header);
+  std::vector<TensorEntry> tensors;
   for (const auto& [name, entry] : header.members()) {
-    if (name != "__metadata__") tensors_.push_back(entry_of(name, entry, data_begin));
+    if (name != "__metadata__") tensors.push_back(entry_of(name, entry, data_begin));
   }
-  std::sort(tensors_.begin(), tensors_.end(), [](const TensorEntry& a, const TensorEntry& b) {
+  std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(a.begin, a.elements) < std::pair(b.begin, b.elements);
   });
-  require_contiguous(path, tensors_, data_begin, file_.size());
-  for (const TensorEntry& tensor : tensors_) by_name_.emplace(tensor.name, &tensor);
+  require_contiguous(path, tensors, data_begin, file_.size());
+  set_tensors(std::move(tensors));
 }
 
-const TensorEntry* SafetensorsFile::find(std::string_view name) const {
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : found->second;
-}
-
-template <class Number, class Widen>
-void SafetensorsFile::read_in_chunks(const TensorEntry& tensor, int64_t first, std::span<Number> out,
-                                     const Widen& widen) const {
-  const int64_t size = size_of(tensor.dtype), per_chunk = kChunk / size;
-  const auto count = std::ssize(out);
-  if (first < 0 || first > tensor.elements || count > tensor.elements - first) {
-    throw ShapeMismatch("elements " + std::to_string(first) + " to " + std::to_string(first + count) +
-                        " of " + printable(tensor.name) + ", which has " + std::to_string(tensor.elements));
-  }
-  const int64_t chunks = (count + per_chunk - 1) / per_chunk;
-  reference::parallel_for(chunks, [&](int64_t c) {
-    const int64_t done = c * per_chunk, now = std::min(per_chunk, count - done);
-    const auto bytes = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(now * size));
-    const std::span<char> chunk(bytes.get(), static_cast<size_t>(now * size));
-    file_.read(tensor.begin + (first + done) * size, chunk, printable(tensor.name));
-    widen(chunk, out.subspan(static_cast<size_t>(done), static_cast<size_t>(now)), first + done);
-  });
-}
-
-void SafetensorsFile::read(const TensorEntry& tensor, int64_t first, std::span<double> out,
-                           NonFiniteNumbers non_finite) const {
-  require_dtype(path(), tensor, is_real(tensor.dtype), "F64, F32, F16 or BF16");
-  read_in_chunks(
-      tensor, first, out, [&](std::span<const char> bytes, std::span<double> numbers, int64_t begin) {
-        if (widen(tensor.dtype, bytes, numbers) || non_finite == NonFiniteNumbers::allowed) return;
-        const auto bad =
-            std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
-        const int64_t element = begin + (bad - numbers.begin());
-        throw TraceError(path(), tensor.begin + element * size_of(tensor.dtype), printable(tensor.name),
-                         "element " + std::to_string(element) + " is " +
-                             (std::isnan(*bad) ? "NaN" : "infinite") + "; expected a finite number");
-      });
-}
-
-void SafetensorsFile::read(const TensorEntry& tensor, int64_t first, std::span<int64_t> out) const {
-  const bool is_read = tensor.dtype == Dtype::i64 || tensor.dtype == Dtype::i32 || tensor.dtype == Dtype::u32;
-  require_dtype(path(), tensor, is_read, "I64, I32 or U32");
-  read_in_chunks(tensor, first, out, [&](std::span<const char> bytes, std::span<int64_t> numbers, int64_t) {
-    if (tensor.dtype == Dtype::i64) return widen_integers<int64_t>(bytes, numbers);
-    tensor.dtype == Dtype::i32 ? widen_integers<int32_t>(bytes, numbers)
-                               : widen_integers<uint32_t>(bytes, numbers);
-  });
+void SafetensorsFile::read_bytes(const TensorEntry& tensor, int64_t first, std::span<char> out) const {
+  file_.read(tensor.begin + first, out, printable(tensor.name));
 }
 
 }  // namespace kvbound::traces
