@@ -13,6 +13,8 @@ std::span<const Command> commands() {
       Command{"recall", "TRACE", "how many of the entries that matter most a score finds", recall_command},
       Command{"predict", "TRACE", "how well past scores predict the next ones", predict_command},
       Command{"diff", "TRACE DUMP", "another implementation's results against the reference", diff_command},
+      Command{"check", "OPERATION FILE", "a kernel's inputs and results, without a trace, against the reference",
+              check_command},
       Command{"record", "MODEL --tokens FILE OUT", "a trace of a Hugging Face or GGUF model", record_command},
       Command{"evaluate", "MODEL TASKS --policy P[,P] --budget B[,B]",
               "what a model says when it decodes through compressed caches", evaluate_command},

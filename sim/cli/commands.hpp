@@ -22,6 +22,7 @@ int inspect_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int recall_command(const Arguments& arguments);
 int predict_command(const Arguments& arguments);
+int check_command(const Arguments& arguments);
 int diff_command(const Arguments& arguments);
 int evaluate_command(const Arguments& arguments);
 int sweep_command(const Arguments& arguments);

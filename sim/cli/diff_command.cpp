@@ -12,6 +12,7 @@
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
+#include "agreement_verdict.hpp"
 #include "commands.hpp"
 #include "progress.hpp"
 
@@ -73,31 +74,6 @@ void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, 
   }
 }
 
-// The exit code; a mismatch or an inconclusive result is explained on standard error.
-int exit_code(const DiffReport& report, bool quiet) {
-  switch (report.verdict()) {
-    case Verdict::agrees:
-      return kPass;
-    case Verdict::differs: {
-      const int64_t others = report.differing_tensors() - 1;
-      std::cerr << fmt::format("kvbound: {}: {}{}\n", one_line(report.dump_path),
-                               text_of(*report.first_difference()),
-                               others == 0 ? ""
-                                           : fmt::format("; {} more tensor{} differ{}", others,
-                                                         others == 1 ? "" : "s", others == 1 ? "s" : ""));
-      return kMismatch;
-    }
-    case Verdict::no_evidence:
-      if (!quiet) {
-        std::cerr << fmt::format(
-            "kvbound: {}: inconclusive: no bound is small enough, or a choice is undecided{}\n",
-            one_line(report.dump_path), report.unjudged().empty() ? "" : ": " + report.unjudged());
-      }
-      return kInconclusive;
-  }
-  return kInternal;  // not reached
-}
-
 }  // namespace
 
 int diff_command(const Arguments& arguments) {
@@ -127,7 +103,7 @@ int diff_command(const Arguments& arguments) {
     flush_standard_output();
     json->commit();
   }
-  return exit_code(report, quiet);
+  return exit_code(report.summaries(), report.dump_path, quiet);
 }
 
 }  // namespace kvbound::sim

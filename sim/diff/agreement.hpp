@@ -19,7 +19,7 @@ namespace kvbound::sim {
 
 /// How one tensor of one layer compares with the reference.
 struct JudgedTensor {
-  int64_t layer = 0;
+  int64_t layer = 0;  ///< negative: of no layer
   TensorAgreement agreement;
 };
 

@@ -73,7 +73,8 @@ std::string place(const JudgedTensor& tensor) {
   const TensorAgreement& agreement = tensor.agreement;
   const FunctionalAgreement* const functional = first_outside(agreement);
   const bool is_row = functional && agreement.outside == 0;
-  return fmt::format("layers.{}.{}{}", tensor.layer, agreement.tensor,
+  return fmt::format("{}{}{}", tensor.layer < 0 ? "" : fmt::format("layers.{}.", tensor.layer),
+                     agreement.tensor,
                      traces::shape_text(is_row ? functional->worst_at : agreement.worst->index));
 }
 
@@ -129,8 +130,9 @@ TensorSummary summary_of(const std::vector<JudgedTensor>& tensors, const std::st
 
 // Whether the tensor keeps a dump from agreeing, though it does not differ.
 bool is_unjudged(const TensorAgreement& total) {
+  const DumpTensor* const of_dump = find_dump_tensor(total.tensor);
   return total.undecided > 0 || (total.elements > 0 && total.judged == 0 && !total.is_judged_as_a_whole() &&
-                                 !find_dump_tensor(total.tensor)->derived);
+                                 !(of_dump && of_dump->derived));
 }
 
 // "0.5000 +- 0.04": of the row that rounding explains least
@@ -239,6 +241,18 @@ TableRow agreement_row(const TensorSummary& summary) {
           total.near_tie_swaps ? std::to_string(*total.near_tie_swaps) : "-",
           total.functionals.empty() ? "-" : gain_text(total.functionals.front()),
           has_worst ? place(*summary.worst) : "-"};
+}
+
+Json to_json(const DeclaredArithmetic& declared) {
+  const auto tile = [&]() -> Json {
+    if (declared.tile == reference::kAnyTile) return "any";
+    return declared.tile > 0 ? Json(declared.tile) : Json();
+  };
+  return {{"accumulate", name(declared.accumulate)},
+          {"weights", declared.weights ? Json(name(*declared.weights)) : Json()},
+          {"partials", declared.partials ? Json(name(*declared.partials)) : Json()},
+          {"splits", declared.splits > 0 ? Json(declared.splits) : Json()},
+          {"tile", tile()}};
 }
 
 Json to_json(const JudgedTensor& tensor) {

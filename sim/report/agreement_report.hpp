@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/diff/claims/declared_arithmetic.hpp>
 
 #include "table.hpp"
 
@@ -49,5 +50,6 @@ TableRow agreement_headings();
 TableRow agreement_row(const TensorSummary& summary);
 
 nlohmann::ordered_json to_json(const JudgedTensor& tensor);
+nlohmann::ordered_json to_json(const DeclaredArithmetic& declared);
 
 }  // namespace kvbound::sim

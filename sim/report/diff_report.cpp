@@ -22,11 +22,6 @@
 namespace kvbound::sim {
 namespace {
 
-Json tile_json(int64_t tile) {
-  if (tile == reference::kAnyTile) return "any";
-  return tile > 0 ? Json(tile) : Json();
-}
-
 Json arithmetic_json(const reference::Arithmetic& arithmetic) {
   return {{"unit", arithmetic.unit},         {"exponential", arithmetic.exponential},
           {"weights", arithmetic.weights},   {"weights_floor", arithmetic.weights_floor},
@@ -34,40 +29,18 @@ Json arithmetic_json(const reference::Arithmetic& arithmetic) {
 }
 
 Json to_json(const std::string& path, const DumpInfo& dump) {
-  const DeclaredArithmetic& declared = dump.declared;
-  return {{"path", path},
-          {"policy", canonical(dump.policy)},
-          {"budget", to_string(dump.budget)},
-          {"entries", dump.entries},
-          {"backend", dump.backend},
-          {"storage", name(dump.storage)},
-          {"accumulate", name(declared.accumulate)},
-          {"weights", declared.weights ? Json(name(*declared.weights)) : Json()},
-          {"partials", declared.partials ? Json(name(*declared.partials)) : Json()},
-          {"splits", declared.splits > 0 ? Json(declared.splits) : Json()},
-          {"tile", tile_json(declared.tile)},
-          {"layers", dump.layers},
-          {"steps", dump.steps},
-          {"tensors", dump.tensors}};
+  Json json{{"path", path},
+            {"policy", canonical(dump.policy)},
+            {"budget", to_string(dump.budget)},
+            {"entries", dump.entries},
+            {"backend", dump.backend},
+            {"storage", name(dump.storage)}};
+  json.update(to_json(dump.declared));
+  json.update({{"layers", dump.layers}, {"steps", dump.steps}, {"tensors", dump.tensors}});
+  return json;
 }
 
 }  // namespace
-
-Verdict DiffReport::verdict() const { return sim::verdict(summaries(tensors, dump.tensors)); }
-
-std::string DiffReport::unjudged() const { return text_of_unjudged(summaries(tensors, dump.tensors)); }
-
-const JudgedTensor* DiffReport::first_difference() const {
-  for (const TensorSummary& summary : summaries(tensors, dump.tensors)) {
-    if (!summary.total.agrees()) return summary.worst;
-  }
-  return nullptr;
-}
-
-int64_t DiffReport::differing_tensors() const {
-  const std::vector<TensorSummary> all = summaries(tensors, dump.tensors);
-  return std::ranges::count_if(all, [](const TensorSummary& summary) { return !summary.total.agrees(); });
-}
 
 std::string text_report(const DiffReport& report, const TextStyle& style) {
   const DumpInfo& dump = report.dump;
@@ -79,7 +52,7 @@ std::string text_report(const DiffReport& report, const TextStyle& style) {
       dump.declared.text(), one_line(report.trace.path), dump.layers.size(), report.trace.layers, dump.steps,
       report.trace.decode_tokens, name(report.trace.storage));
   if (dump.tensors.empty()) return text + "  no tensors\n";
-  std::vector<TensorSummary> all = summaries(report.tensors, report.dump.tensors);
+  std::vector<TensorSummary> all = report.summaries();
   std::stable_partition(all.begin(), all.end(),
                         [](const TensorSummary& summary) { return !summary.total.agrees(); });
   std::vector<TableRow> rows{agreement_headings()};
@@ -97,7 +70,7 @@ std::string json_report(const DiffReport& report) {
   document["trace"] = trace_json(report.trace, report.trace_sha256);
   document["dump"] = to_json(report.dump_path, report.dump);
   document["arithmetic"] = arithmetic_json(report.dump.declared.arithmetic());
-  document["verdict"] = word(report.verdict());
+  document["verdict"] = word(verdict(report.summaries()));
   document["tensors"] = Json::array();
   for (const JudgedTensor& tensor : report.tensors) document["tensors"].push_back(to_json(tensor));
   return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -24,13 +24,8 @@ struct DiffReport {
   DumpInfo dump;
   std::vector<JudgedTensor> tensors;  ///< by layer, then in the order of dump_tensors()
 
-  Verdict verdict() const;       ///< on all tensors that the dump has
-  std::string unjudged() const;  ///< what keeps it from agreeing though nothing differs: text_of_unjudged
-  /// The first tensor that differs, in the order of dump_tensors(), in the layer where its error/bound is largest; null
-  /// if all agree.
-  const JudgedTensor* first_difference() const;
-  /// The number of tensors that differ, all layers of a tensor counted as one.
-  int64_t differing_tensors() const;
+  /// One for each tensor that the dump has, in the order of dump_tensors().
+  std::vector<TensorSummary> summaries() const { return sim::summaries(tensors, dump.tensors); }
 };
 
 /// A table for a terminal, one row per tensor; tensors that differ come first.

@@ -11,6 +11,7 @@ import numpy as np
 
 from support import kvbound_cli
 from support.dumps import Dump
+from support.kernel_files import compacted, decode, topk
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
 from support.peer_file import PEER, write_peer
 from support.tiny_model import TinyModel
@@ -88,7 +89,7 @@ class Schemas(SchemaTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("replay", "recall", "predict", "inspect", "diff", "prove", "bench", "bench_peer", "evaluate"):
+        for name in ("replay", "recall", "predict", "inspect", "diff", "check", "prove", "bench", "bench_peer", "evaluate"):
             self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
@@ -147,6 +148,20 @@ class Schemas(SchemaTest):
             self.require_valid(schema, document)
             named = {entry["tensor"] for run in document["traces"][0]["runs"] for entry in run["agreement"] or ()}
             self.assertLessEqual({"stage_two_score", "merged_key", "merged_into", "rebuilt_target_of"}, named)
+
+    def test_the_check_schema_describes_every_operation_and_nothing_else(self):
+        schema = validator("sim/schemas/check.schema.json")
+        copied = compacted()
+        for operation, file, options in (("attention", decode("BF16", weights="BF16", tile="any"), ()),
+                                         ("attention", decode("F32"), ("--splits", "4", "--tile", "64")),
+                                         ("topk", topk(), ()), ("compact", copied, ()), ("compact", copied, ("--poison", "0"))):
+            file.write(self.folder / "kernel.safetensors")
+            document = self.document("check", operation, "kernel.safetensors", *options)
+            self.require_valid(schema, document)
+            self.require_tight(schema, document)
+        wrong = topk()
+        wrong.changed(indices=wrong.array("indices") * 0).write(self.folder / "kernel.safetensors")
+        self.require_valid(schema, self.document("check", "topk", "kernel.safetensors", code=MISMATCH))
 
     def test_the_recall_schema_describes_both_samples_and_nothing_else(self):
         schema = validator("sim/schemas/recall.schema.json")

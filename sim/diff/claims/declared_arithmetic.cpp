@@ -37,9 +37,11 @@ std::string DeclaredArithmetic::text() const {
   return text;
 }
 
-DeclaredArithmetic declared_arithmetic(const traces::MetadataFields& fields) {
+DeclaredArithmetic declared_arithmetic(const traces::MetadataFields& fields,
+                                       std::optional<Dtype> accumulate) {
   DeclaredArithmetic declared;
-  declared.accumulate = fields.dtype("accumulate", kAccumulated);
+  declared.accumulate =
+      accumulate && !fields.has("accumulate") ? *accumulate : fields.dtype("accumulate", kAccumulated);
   if (fields.has("weights")) declared.weights = fields.dtype("weights", kRealTypes);
   if (fields.has("partials")) declared.partials = fields.dtype("partials", kRealTypes);
   if (fields.has("splits")) declared.splits = fields.count("splits", 1, kMostTokens);

@@ -31,9 +31,11 @@ struct DeclaredArithmetic {
   std::string text() const;
 };
 
-/// The fields weights, partials, splits and tile, each of which may be missing, and accumulate, which must be there.
+/// The fields weights, partials, splits and tile, each of which may be missing, and accumulate, which must be there unless
+/// there is another type to take.
 ///
 /// throws  TraceError
-DeclaredArithmetic declared_arithmetic(const traces::MetadataFields& fields);
+DeclaredArithmetic declared_arithmetic(const traces::MetadataFields& fields,
+                                       std::optional<Dtype> accumulate = std::nullopt);
 
 }  // namespace kvbound::sim

@@ -18,13 +18,23 @@ InputRounding storage_rounding(Dtype storage) {
   return {format.unit_roundoff(), format.smallest_subnormal() / 2};
 }
 
-InputRounding input_rounding(const traces::Layer& layer, Dtype storage) {
+InputRounding input_rounding(std::initializer_list<VectorView> inputs, Dtype storage) {
   const auto fits = [&](VectorView numbers) {
     return std::ranges::all_of(numbers, [&](double number) { return rounded_to(number, storage) == number; });
   };
-  const bool all_fit = fits(layer.keys.numbers()) && fits(layer.values.numbers()) &&
-                       fits(layer.queries.numbers()) && fits(layer.output_projection.numbers());
-  return all_fit ? InputRounding{} : storage_rounding(storage);
+  return std::ranges::all_of(inputs, fits) ? InputRounding{} : storage_rounding(storage);
+}
+
+InputRounding input_rounding(const traces::Layer& layer, Dtype storage) {
+  return input_rounding({layer.keys.numbers(), layer.values.numbers(), layer.queries.numbers(),
+                         layer.output_projection.numbers()},
+                        storage);
+}
+
+reference::Arithmetic with_input_rounding(reference::Arithmetic arithmetic, const InputRounding& rounding) {
+  arithmetic.input = std::max(arithmetic.input, rounding.relative);
+  arithmetic.input_floor = rounding.floor;
+  return arithmetic;
 }
 
 TestedImplementation with_input_rounding(TestedImplementation implementation, const traces::Layer& layer) {
@@ -34,8 +44,7 @@ TestedImplementation with_input_rounding(TestedImplementation implementation, co
        {&operations.window_attention, &operations.change_scores, &operations.projected_value_norms,
         &operations.projected_value_norms_l2, &operations.attention, &operations.nearest_keys,
         &operations.nearest_key}) {
-    arithmetic->input = std::max(arithmetic->input, rounding.relative);
-    arithmetic->input_floor = rounding.floor;
+    *arithmetic = with_input_rounding(*arithmetic, rounding);
   }
   return implementation;
 }

@@ -1,7 +1,10 @@
 // The rounding error of storing a trace's numbers in another type.
 #pragma once
 
+#include <initializer_list>
+
 #include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/reference/core/view.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "tested_implementation.hpp"
@@ -20,8 +23,12 @@ struct InputRounding {
 /// Bounds for numbers that do not fit the type.
 InputRounding storage_rounding(Dtype storage);
 
-/// Bounds for one layer's keys, values, queries and W^O.
+/// Bounds for these numbers; for one layer's keys, values, queries and W^O.
+InputRounding input_rounding(std::initializer_list<VectorView> inputs, Dtype storage);
 InputRounding input_rounding(const traces::Layer& layer, Dtype storage);
+
+/// The arithmetic, with that rounding of inputs.
+reference::Arithmetic with_input_rounding(reference::Arithmetic arithmetic, const InputRounding& rounding);
 
 /// The implementation, with the rounding of a layer's inputs to its storage type added to the arithmetic of every operation.
 TestedImplementation with_input_rounding(TestedImplementation implementation, const traces::Layer& layer);

@@ -1,0 +1,179 @@
+#include "attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/functionals.hpp>
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/core/parallel.hpp>
+#include <kvbound/sim/diff/claims/input_rounding.hpp>
+#include <kvbound/sim/diff/judge/functionals.hpp>
+
+#include "kv_tensors.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+using traces::TensorEntry;
+
+// The tokens that a query sees.
+struct Visible {
+  int64_t first = 0, count = 0;
+};
+
+class AttentionCheck {
+ public:
+  explicit AttentionCheck(CheckFile& file)
+      : file_(file), cache_(file), queries_(find_queries()), out_(find_out()), functionals_(out_) {
+    const traces::MetadataFields options = file.options();
+    const auto head_dim = static_cast<double>(cache_.head_dim());
+    scale_ = options.has("sm_scale") ? options.positive("sm_scale") : 1 / std::sqrt(head_dim);
+    causal_ = options.has("causal") && options.boolean("causal");
+    if (options.has("window_left")) window_left_ = options.count("window_left", -1, kMostTokens);
+    const bool doubles = queries_->dtype == Dtype::f64 && cache_.storage() == Dtype::f64;
+    declared_ = declared_arithmetic(options, doubles ? Dtype::f64 : Dtype::f32);
+    if (options.has("storage")) storage_ = options.dtype("storage", kRealTypes);
+    find_lse();
+    expected_.resize(out_.numbers.size());
+    bounds_.resize(out_.numbers.size());
+  }
+
+  CheckResult judge(const std::function<void(int64_t, int64_t)>& progress) {
+    for (int64_t b = 0; b < cache_.sequences(); ++b) {
+      judge_sequence(b);
+      if (progress) progress(offsets_[b + 1], offsets_.back());
+    }
+    CheckResult result{{compare("out", out_, expected_, bounds_)}, declared_};
+    result.tensors.back().functionals = functionals_.agreements();
+    if (lse_) result.tensors.push_back(compare("lse", *lse_, lse_expected_, lse_bounds_));
+    return result;
+  }
+
+ private:
+  static constexpr int64_t kMostTokens = int64_t{1} << 40;
+
+  const TensorEntry* find_queries() {
+    const int64_t batch = cache_.sequences();
+    const bool prefill = file_.has("qo_indptr") || batch == 1;
+    const TensorEntry& entry = file_.real(
+        "q", {prefill ? Dimension("queries") : Dimension("batch", batch), "query_heads", "head_dim"});
+    query_heads_ = file_.length("query_heads");
+    if (query_heads_ == 0 || query_heads_ % cache_.kv_heads() != 0) {
+      file_.refuse(entry, ".shape",
+                   fmt::format("has {} query heads; expected a multiple of the {} KV heads of k",
+                               query_heads_, cache_.kv_heads()));
+    }
+    const int64_t rows = entry.shape.front();
+    if (file_.has("qo_indptr")) {
+      offsets_ = file_.offsets("qo_indptr", {{"batch + 1", batch + 1}}, rows);
+    } else {
+      for (int64_t b = 0; b <= batch; ++b) offsets_.push_back(prefill ? b * rows : b);
+    }
+    return &entry;
+  }
+
+  RealClaim find_out() {
+    const int64_t rows = queries_->shape.front();
+    return file_.claim(
+        file_.real("out", {{"queries of q", rows}, "query_heads", {"value_dim", cache_.value_dim()}}));
+  }
+
+  void find_lse() {
+    if (!file_.has("lse")) return;
+    lse_ = file_.claim(file_.real("lse", {{"queries of q", queries_->shape.front()}, "query_heads"}));
+    lse_expected_.resize(lse_->numbers.size());
+    lse_bounds_.resize(lse_->numbers.size());
+    const traces::MetadataFields options = file_.options();
+    if (!options.has("lse_base")) return;
+    const std::string& base = options.text("lse_base");
+    if (base != "e" && base != "2") options.refuse("lse_base", "e or 2");
+    if (base == "2") lse_unit_ = std::numbers::log2e;
+  }
+
+  Visible visible(int64_t sequence, int64_t query) const {
+    const int64_t tokens = cache_.tokens(sequence), queries = offsets_[sequence + 1] - offsets_[sequence];
+    const int64_t position = tokens - queries + query;
+    const int64_t first = window_left_ < 0 ? 0 : std::max<int64_t>(0, position - window_left_);
+    return {first, (causal_ ? position + 1 : tokens) - first};
+  }
+
+  void judge_sequence(int64_t b) {
+    const int64_t queries = offsets_[b + 1] - offsets_[b];
+    if (queries > cache_.tokens(b) && cache_.tokens(b) > 0) {
+      throw TraceError(file_.path(), -1, fmt::format("sequence {}", b),
+                       fmt::format("has {} queries, but {} tokens; its queries are its last tokens", queries,
+                                   cache_.tokens(b)));
+    }
+    const Tensor keys = cache_.keys(b), values = cache_.values(b);
+    Matrix rows(queries * query_heads_, cache_.head_dim());
+    file_.tensors().read(*queries_, offsets_[b] * query_heads_ * rows.cols(),
+                         std::span(rows.data(), rows.numbers().size()));
+    const reference::Arithmetic arithmetic =
+        storage_ ? with_input_rounding(
+                       declared_.arithmetic(),
+                       input_rounding({keys.numbers(), values.numbers(), rows.numbers()}, *storage_))
+                 : declared_.arithmetic();
+    const int64_t kv_heads = cache_.kv_heads(), group = query_heads_ / kv_heads;
+    reference::parallel_for(queries * kv_heads, [&](int64_t i) {
+      const int64_t query = i / kv_heads, g = i % kv_heads;
+      const Visible seen = visible(b, query);
+      judge_group((offsets_[b] + query) * query_heads_ + g * group,
+                  rows.view().middle_rows(query * query_heads_ + g * group, group),
+                  keys.view().slice(g).middle_rows(seen.first, seen.count),
+                  values.view().slice(g).middle_rows(seen.first, seen.count), arithmetic);
+    });
+  }
+
+  // first  row of `out` and `lse`, of the group's first head
+  void judge_group(int64_t first, MatrixView queries, MatrixView keys, MatrixView values,
+                   const reference::Arithmetic& arithmetic) {
+    const reference::AttentionOutput expected = reference::attention(queries, keys, values, scale_);
+    const reference::AttentionErrors errors =
+        reference::attention_errors(queries, keys, values, scale_, {}, arithmetic);
+    const int64_t value_dim = cache_.value_dim();
+    std::ranges::copy(expected.output.numbers(), expected_.begin() + first * value_dim);
+    std::ranges::copy(errors.output.numbers(), bounds_.begin() + first * value_dim);
+    for (int64_t h = 0; h < queries.rows; ++h) {
+      if (keys.rows > 0)
+        functionals_.add(first + h, reference::OutputFunctionals(errors, h, values, {}, arithmetic));
+      if (!lse_) continue;
+      const double lse = expected.log_sum_exp[h];
+      lse_expected_[first + h] = lse_unit_ * lse;
+      // A change of the base is two roundings in the kernel, and two here.
+      const double unit = arithmetic.unit + 0x1p-53;
+      lse_bounds_[first + h] =
+          keys.rows == 0 ? 0
+                         : lse_unit_ * (errors.log_sum_exp[h] * (1 + 3 * unit) + 3 * unit * std::abs(lse));
+    }
+  }
+
+  CheckFile& file_;
+  KvTensors cache_;
+  int64_t query_heads_ = 0;
+  std::vector<int64_t> offsets_;  // [sequences + 1]: rows of q
+  const TensorEntry* queries_;
+  RealClaim out_;
+  OutputFunctionalsJudge functionals_;
+  std::optional<RealClaim> lse_;
+  double lse_unit_ = 1;  // of the base's logarithm in natural ones
+  double scale_ = 1;
+  bool causal_ = false;
+  int64_t window_left_ = -1;
+  DeclaredArithmetic declared_;
+  std::optional<Dtype> storage_;
+  std::vector<double> expected_, bounds_, lse_expected_, lse_bounds_;
+};
+
+}  // namespace
+
+CheckResult check_attention(CheckFile& file, const std::function<void(int64_t, int64_t)>& progress) {
+  return AttentionCheck(file).judge(progress);
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,39 @@
+#include "agreement_verdict.hpp"
+
+#include <algorithm>
+#include <iostream>
+
+#include <fmt/format.h>
+
+#include <kvbound/sim/options/command_line.hpp>
+
+namespace kvbound::sim {
+
+int exit_code(const std::vector<TensorSummary>& tensors, const std::string& path, bool quiet) {
+  const auto differs = [](const TensorSummary& summary) { return !summary.total.agrees(); };
+  switch (verdict(tensors)) {
+    case Verdict::agrees:
+      return kPass;
+    case Verdict::differs: {
+      const int64_t others = std::ranges::count_if(tensors, differs) - 1;
+      std::cerr << fmt::format("kvbound: {}: {}{}\n", one_line(path),
+                               text_of(*std::ranges::find_if(tensors, differs)->worst),
+                               others == 0 ? ""
+                                           : fmt::format("; {} more tensor{} differ{}", others,
+                                                         others == 1 ? "" : "s", others == 1 ? "s" : ""));
+      return kMismatch;
+    }
+    case Verdict::no_evidence: {
+      const std::string unjudged = text_of_unjudged(tensors);
+      if (!quiet) {
+        std::cerr << fmt::format(
+            "kvbound: {}: inconclusive: no bound is small enough, or a choice is undecided{}\n",
+            one_line(path), unjudged.empty() ? "" : ": " + unjudged);
+      }
+      return kInconclusive;
+    }
+  }
+  return kInternal;  // not reached
+}
+
+}  // namespace kvbound::sim

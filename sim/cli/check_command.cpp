@@ -1,0 +1,220 @@
+#include <algorithm>
+#include <array>
+#include <iostream>
+#include <map>
+#include <optional>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/check/attention.hpp>
+#include <kvbound/sim/check/compact.hpp>
+#include <kvbound/sim/check/compression.hpp>
+#include <kvbound/sim/check/topk.hpp>
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/report/check_report.hpp>
+#include <kvbound/traces/output_file.hpp>
+
+#include "agreement_verdict.hpp"
+#include "commands.hpp"
+#include "progress.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+constexpr const char* kCheckDetails =
+    R"(Operations, and the tensors of FILE (safetensors, or an .npz of NumPy's savez):
+  attention  q [batch, query_heads, head_dim], or with qo_indptr [batch+1] (or one sequence) [queries, query_heads, head_dim];
+             k, v [batch, tokens, kv_heads, head_dim] (with lengths [batch]), [total, kv_heads, head_dim] with kv_indptr
+             [batch+1], or [pages, page_size, kv_heads, head_dim] with kv_indptr, kv_indices, kv_last_page_len;
+             out as q; optional lse [.., query_heads]
+  topk       scores [rows, n], indices [rows, k] (-1: no entry); optional lengths [rows], score_error [rows, n]
+  compact    before [kv_heads, n, head_dim], kept, kept_offsets [kv_heads+1], after [kept rows, head_dim] or paged
+  norms      v [n, kv_heads, head_dim], w_o [query_heads*head_dim, model_dim], norms [query_heads, n]
+  scores     q [window, query_heads, head_dim], k [n, kv_heads, head_dim], score [kv_heads, m]; for some policies v, w_o
+  merge      q, k, v; kept, kept_offsets; optional target_of, votes, merged_key, merged_value
+
+Options may also stand in the file's metadata (.npz: arrays without dimensions), with _ for -. Bounds are derived from the
+arithmetic that is declared; there are no tolerances. Columns as of `diff`.
+
+Examples:
+  kvbound check attention decode.safetensors --weights BF16 --splits 8
+  kvbound check topk topk.npz --score-error 1e-3
+  kvbound check scores window.safetensors --policy snapkv:window=32
+
+Exit code 0 if every number is right, 1 if one is not, 2 for a wrong option, 3 for a file that does not hold what the
+operation needs, 5 if there was nothing to judge.
+)";
+
+// An option that may also stand in the file.
+struct CheckOption {
+  const char* name;  // on the command line; in the file _ stands for -
+  const char* value;
+  const char* meaning;
+  const char* operations;
+};
+
+constexpr const char* kArithmetic = "attention norms scores merge";
+constexpr std::array kOptions{
+    CheckOption{"sm-scale", "X", "logits are X q . k; 1/sqrt(head_dim) by default", "attention scores merge"},
+    CheckOption{"causal", "BOOL", "queries are the last of their sequence, and do not see later tokens",
+                "attention"},
+    CheckOption{"window-left", "N", "queries see N tokens before their own; -1: all", "attention"},
+    CheckOption{"kv-layout", "NHD|HND", "whether tokens or KV heads come first; NHD by default",
+                "attention compact norms scores merge"},
+    CheckOption{"lse-base", "e|2", "logarithm of lse; e by default", "attention"},
+    CheckOption{"storage", "TYPE", "type that the kernel rounds inputs to, if theirs is wider", kArithmetic},
+    CheckOption{"accumulate", "F64|F32", "type of products and sums; F32 by default, F64 if all inputs are",
+                kArithmetic},
+    CheckOption{"weights", "TYPE", "type that attention weights are rounded to before they multiply values",
+                kArithmetic},
+    CheckOption{"partials", "TYPE",
+                "type that outputs of parts of the cache are rounded to before they are merged", kArithmetic},
+    CheckOption{"splits", "N", "most parts of the cache with an output each", kArithmetic},
+    CheckOption{"tile", "N|any", "terms of a sum over tokens that are added before their sum is handed on",
+                kArithmetic},
+    CheckOption{"score-error", "X", "how far the scores that the kernel saw may be from those in the file",
+                "topk"},
+    CheckOption{"order", "ORDER", "topk: any or descending; compact: any, kept or ascending", "topk compact"},
+    CheckOption{"poison", "X", "what unused rows hold: a number, or its bits as 0x7fc0", "compact"},
+    CheckOption{"norm", "l1|l2", "l1 by default", "norms"},
+    CheckOption{"policy", "POLICY", "what computed it; snapkv by default (see replay --help)",
+                "scores merge"},
+    CheckOption{"budget", "B", "entries per KV head, or a share such as 20%; 100% by default",
+                "scores merge"}};
+
+// What a file may say of itself without any meaning for a check.
+constexpr std::array kNotes{"format", "version", "operation", "name",  "source", "backend",
+                            "device", "kernel",  "model",     "layer", "note"};
+
+using ReportProgress = std::function<void(int64_t, int64_t)>;
+
+struct Operation {
+  std::string_view name;
+  CheckResult (*run)(CheckFile&, const ReportProgress&);
+};
+
+constexpr std::array kOperations{
+    Operation{"attention", check_attention},
+    Operation{"topk", check_topk},
+    Operation{"compact", [](CheckFile& file, const ReportProgress&) { return check_compact(file); }},
+    Operation{"norms", [](CheckFile& file, const ReportProgress&) { return check_norms(file); }},
+    Operation{"scores", [](CheckFile& file, const ReportProgress&) { return check_scores(file); }},
+    Operation{"merge", [](CheckFile& file, const ReportProgress&) { return check_merge(file); }}};
+
+CommandLine check_command_line() {
+  CommandLine line(
+      "check OPERATION FILE [options]: a kernel's inputs and results, without a trace, against the reference",
+      kCheckDetails);
+  for (const CheckOption& option : kOptions) line.add(option.name, option.value, option.meaning);
+  line.add("json", "FILE", "also write all figures as JSON (schema: sim/schemas/check.schema.json)");
+  add_common_options(line);
+  return line;
+}
+
+const Operation& operation_named(const std::string& name) {
+  const auto found = std::ranges::find(kOperations, name, &Operation::name);
+  if (found != kOperations.end()) return *found;
+  std::vector<std::string_view> known;
+  for (const Operation& operation : kOperations) known.push_back(operation.name);
+  throw UsageError(fmt::format("unknown operation '{}'; known: {}", one_line(name), fmt::join(known, ", ")));
+}
+
+bool is_of(const CheckOption& option, std::string_view operation) {
+  const std::string_view all = option.operations;
+  const size_t at = all.find(operation);
+  return at != std::string_view::npos;
+}
+
+std::string name_in_file(const CheckOption& option) {
+  std::string name = option.name;
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+// The options of the command line, by their names in files.
+std::map<std::string, std::string> given_options(const CommandLine& line, std::string_view operation) {
+  std::map<std::string, std::string> given;
+  for (const CheckOption& option : kOptions) {
+    const auto text = line.text(option.name);
+    if (!text) continue;
+    if (!is_of(option, operation))
+      throw UsageError(fmt::format("--{} is of {}, not of {}", option.name, option.operations, operation));
+    given.emplace(name_in_file(option), *text);
+  }
+  return given;
+}
+
+std::set<std::string> known_in_file(std::string_view operation) {
+  std::set<std::string> known(kNotes.begin(), kNotes.end());
+  for (const CheckOption& option : kOptions) {
+    if (is_of(option, operation)) known.insert(name_in_file(option));
+  }
+  return known;
+}
+
+// A fault of an option that was given on the command line.
+[[noreturn]] void refuse_option(const TraceError& error, const CommandLine& line) {
+  for (const CheckOption& option : kOptions) {
+    const std::string field = "__metadata__." + name_in_file(option);
+    if (error.field() != field || !line.has(option.name)) continue;
+    const std::string text = error.what();
+    throw UsageError(fmt::format("--{} {}", option.name, text.substr(text.find(field) + field.size() + 2)));
+  }
+  throw error;
+}
+
+CheckReport checked(const Operation& operation, CheckFile& file, bool quiet) {
+  CheckResult result;
+  {
+    Progress progress("checking " + file.path(), !quiet);
+    result = operation.run(file, [&](int64_t done, int64_t all) { progress.update(done, all); });
+  }
+  CheckReport report{std::string(operation.name),
+                     file.path(),
+                     {},
+                     result.declared,
+                     result.figures,
+                     file.not_read(known_in_file(operation.name))};
+  for (TensorAgreement& tensor : result.tensors) report.tensors.push_back({-1, std::move(tensor)});
+  return report;
+}
+
+}  // namespace
+
+int check_command(const Arguments& arguments) {
+  CommandLine line = check_command_line();
+  if (!line.parse(arguments)) return kPass;
+  apply_threads(line);
+  const bool quiet = line.has("quiet");
+  const std::vector<std::string> given = line.positionals("OPERATION or FILE", 2, 2);
+  const Operation& operation = operation_named(given[0]);
+  CheckFile file(given[1], header_options(line).header_limit, given_options(line, operation.name));
+  std::optional<traces::OutputFile> json;
+  if (const auto path = line.text("json")) {
+    OutputPaths outputs;
+    outputs.add_input(file.path());
+    outputs.add("json", *path);
+    json.emplace(*path);
+  }
+
+  const CheckReport report = [&] {
+    try {
+      return checked(operation, file, quiet);
+    } catch (const TraceError& error) {
+      refuse_option(error, line);
+    }
+  }();
+  std::cout << text_report(report, terminal_style());
+  if (json) {
+    json->write(json_report(report));
+    json->prepare();
+    flush_standard_output();
+    json->commit();
+  }
+  return exit_code(report.summaries(), file.path(), quiet);
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,401 @@
+"""`kvbound check`: right results of bare kernels agree in every layout, wrong ones are found, malformed files are refused.
+
+usage: check_command_test.py KVBOUND      KVBOUND: the program's path
+"""
+import json
+
+import numpy as np
+
+import independent.replay
+from support import kvbound_cli
+from support.dumps import recompute
+from support.kernel_files import (KernelFile, compacted, decode, paged, prefill, rounded, softmax_attention, topk)
+from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, USAGE, CommandLineTest
+
+REAL = ("F64", "F32", "F16", "BF16")
+
+
+class CheckTest(CommandLineTest):
+    def check(self, operation, file, *options, code=PASS, name="kernel.safetensors"):
+        """Runs `check` on a KernelFile and requires this exit code; returns (JSON report, standard error)."""
+        file.write(self.folder / name)
+        result = self.run_program("check", operation, name, "--json", "out.json", *options)
+        self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}")
+        return json.loads((self.folder / "out.json").read_text()), result.stderr
+
+    def finds(self, operation, file, pattern, *options):
+        report, stderr = self.check(operation, file, *options, code=MISMATCH)
+        self.assertEqual(report["verdict"], "differs")
+        self.assertRegex(stderr, rf"\Akvbound: kernel\.safetensors: {pattern}[^\n]*\n\Z")
+        return report
+
+    def refused(self, operation, file, pattern, *options, code=INVALID):
+        file.write(self.folder / "kernel.safetensors")
+        self.refuses(code, pattern, "check", operation, "kernel.safetensors", "--json", "none.json", *options, silent=True)
+
+
+class Attention(CheckTest):
+    def test_right_outputs_agree_in_every_type(self):
+        for dtype in REAL:
+            for out in REAL:
+                with self.subTest(f"{dtype} {out}"):
+                    report, stderr = self.check("attention", decode(dtype, out=out))
+                    self.assertEqual((report["verdict"], stderr), ("agrees", ""))
+                    self.assertEqual([tensor["tensor"] for tensor in report["tensors"]], ["out", "lse"])
+                    self.assertEqual(report["declared"]["accumulate"], "F64" if dtype == "F64" else "F32")
+
+    def test_wrong_outputs_are_found_in_every_type(self):
+        for dtype in REAL:
+            right = decode(dtype)
+            for name, wrong in (("half", 0.5 * right.array("out")), ("heads", right.array("out")[:, [1, 0, 2, 3]]),
+                                ("zeros", 0 * right.array("out")), ("NaN", np.where(np.arange(16) == 3, np.nan, right.array("out")))):
+                with self.subTest(f"{dtype} {name}"):
+                    self.finds("attention", right.changed(out=wrong), r"out\[\d, \d, \d+\] is ")
+            self.finds("attention", right.changed(lse=right.array("lse") + 0.01), r"lse\[\d, \d\] is ")
+
+    def test_every_layout_agrees_and_is_read_as_it_is(self):
+        lengths, queries = [40, 1, 65, 33], [3, 1, 65, 2]
+        for causal, window in ((True, None), (False, None), (True, 7)):
+            ragged = prefill(lengths, queries, causal=causal, window=window)
+            for layout in ("NHD", "HND"):
+                for page_size in (1, 16, 64):
+                    case = paged(ragged, page_size, layout)
+                    with self.subTest(f"causal={causal} window={window} {layout} {page_size}"):
+                        self.check("attention", case)
+                        pages, last = case.array("kv_indices"), case.array("kv_indptr")[-1] - 1
+                        pages[[0, last]] = pages[[last, 0]]  # of the first sequence and of the last
+                        self.finds("attention", case.changed(kv_indices=pages), r"out")
+            self.check("attention", ragged)
+        other = KernelFile(ragged.tensors, causal="true", window_left=8)
+        self.finds("attention", other, "out")
+        self.finds("attention", KernelFile(ragged.tensors, causal="true"), "out")
+        dense = decode("F16")
+        hnd = KernelFile({**dense.tensors, **{name: ("F16", dense.array(name).swapaxes(1, 2)) for name in ("k", "v")}},
+                         kv_layout="HND")
+        self.check("attention", hnd)
+
+    def test_lengths_and_one_sequence_and_other_value_dims(self):
+        case = decode(value_dim=24)
+        self.check("attention", case)
+        lengths = [70, 12, 0]
+        results = [softmax_attention(case.array("q")[b:b + 1], case.array("k")[b, :n], case.array("v")[b, :n])
+                   for b, n in enumerate(lengths)]
+        short = KernelFile({**case.tensors, "out": ("F32", np.concatenate([out for out, _ in results])),
+                            "lse": ("F32", np.concatenate([lse for _, lse in results])), "lengths": ("I64", lengths)})
+        self.check("attention", short)
+        self.finds("attention", short.changed(lengths=[70, 13, 0]), r"out\[1, ")
+        self.finds("attention", short.changed(out=short.array("out") + (np.arange(3) == 2)[:, None, None]), r"out\[2, ")
+        one = prefill([50], [50])
+        self.check("attention", KernelFile({name: one.tensors[name] for name in ("q", "k", "v", "out")}, causal="true"))
+
+    def test_options_stand_in_the_file_or_on_the_command_line_which_goes_first(self):
+        case = decode(sm_scale=0.5)
+        self.check("attention", case)
+        self.finds("attention", case, "out", "--sm-scale", "0.25")
+        plain = KernelFile(case.tensors)
+        self.finds("attention", plain, "out")
+        self.check("attention", plain, "--sm-scale", "0.5")
+        two = KernelFile({**case.tensors, "lse": ("F32", case.array("lse") / np.log(2))}, sm_scale=0.5, lse_base=2)
+        self.check("attention", two)
+        self.finds("attention", two, r"lse", "--lse-base", "e")
+
+    def test_16_bit_weights_have_to_be_declared(self):
+        case = decode("BF16", batch=1, tokens=300)
+        out, _ = softmax_attention(case.array("q"), case.array("k")[0], case.array("v")[0], weights="BF16")
+        rough = case.changed(out=out)
+        self.finds("attention", rough, "out")
+        report, _ = self.check("attention", rough, "--weights", "BF16", "--splits", "1")
+        self.assertEqual((report["declared"]["weights"], report["declared"]["splits"]), ("BF16", 1))
+
+    def test_wider_inputs_of_a_narrow_kernel(self):
+        q, k, v = (np.random.default_rng(seed).standard_normal(shape) for seed, shape in
+                   ((1, (1, 2, 16)), (2, (1, 90, 1, 16)), (3, (1, 90, 1, 16))))
+        out, _ = softmax_attention(rounded(q, "BF16"), rounded(k, "BF16")[0], rounded(v, "BF16")[0])
+        case = KernelFile({"q": ("F32", q), "k": ("F32", k), "v": ("F32", v), "out": ("F32", out)})
+        self.finds("attention", case, "out")
+        self.check("attention", case, "--storage", "BF16")
+
+    def test_what_is_not_read_is_said_and_what_changes_attention_is_refused(self):
+        case = decode()
+        report, _ = self.check("attention", KernelFile({**case.tensors, "debug": ("I64", np.zeros(0))}, colour="red", source="me"))
+        self.assertEqual(report["not_read"], ["colour", "debug"])
+        self.refused("attention", KernelFile(case.tensors, logits_soft_cap="30"), "logits_soft_cap: changes what attention computes")
+        self.refused("attention", KernelFile({**case.tensors, "sinks": ("F32", np.zeros(4))}), "sinks: changes what attention computes")
+
+    def test_malformed_files_are_refused_in_one_line(self):
+        case, pages = decode(), paged(prefill([40, 20], [3, 2]), 16)
+        for name, file, pattern in (
+                ("no v", KernelFile({name: case.tensors[name] for name in ("q", "k", "out")}), r"v: this tensor is missing; the file has q, k, out"),
+                ("heads", case.changed(q=case.array("q")[:, :3]), r"q\.shape: has 3 query heads; expected a multiple of the 2 KV heads"),
+                ("head_dim", case.changed(k=case.array("k")[..., :8]), r"k|q\.shape: is \[3, 4, 16\]; expected \[batch, query_heads, head_dim\] with head_dim = 8 as k has it"),
+                ("rank", case.changed(out=case.array("out")[0]), r"out\.shape: is \[4, 16\]; expected \[queries of q, query_heads, value_dim\]"),
+                ("integers", KernelFile({**case.tensors, "q": ("I32", np.zeros((3, 4, 16)))}), r"q\.dtype: is I32; expected F64, F32, F16 or BF16"),
+                ("NaN", case.changed(k=np.full_like(case.array("k"), np.nan)), r"k: element 0 is NaN"),
+                ("scale", KernelFile(case.tensors, sm_scale="-1"), r"sm_scale: is \"-1\"; expected a positive decimal number"),
+                ("causal", KernelFile(case.tensors, causal="maybe"), r"causal: is \"maybe\"; expected true or false"),
+                ("layout", KernelFile(case.tensors, kv_layout="NDH"), r"kv_layout: is \"NDH\"; expected NHD or HND"),
+                ("page", pages.changed(kv_indices=pages.array("kv_indices") + 50), r"sequence 0: has the page \d+; the cache has pages 0 to 7"),
+                ("last", pages.changed(kv_last_page_len=[17, 1]), r"sequence 0: has 17 tokens in its last page; expected 1 to 16"),
+                ("indptr", pages.changed(kv_indptr=[0, 3, 2]), r"kv_indptr: is not offsets that ascend from 0 to at most 8"),
+                ("queries", prefill([2, 20], [2, 2]).changed(qo_indptr=[0, 3, 4]), r"sequence 0: has 3 queries, but 2 tokens")):
+            with self.subTest(name):
+                self.refused("attention", file, pattern)
+        self.refused("attention", case, r"--sm-scale is \"0\"; expected a positive", "--sm-scale", "0", code=USAGE)
+        self.refused("attention", case, r"--poison is of compact, not of attention", "--poison", "0", code=USAGE)
+        self.refused("attend", case, r"unknown operation 'attend'; known: attention, topk, compact, norms, scores, merge", code=USAGE)
+
+    def test_zeros_are_no_evidence(self):
+        case = decode()
+        report, _ = self.check("attention", KernelFile({
+            **{name: case.tensors[name] for name in ("q", "k")}, "v": ("BF16", 0 * case.array("v")),
+            "out": ("F32", 0 * case.array("out"))}), code=INCONCLUSIVE)
+        self.assertEqual(report["tensors"][0]["verdict"], "no evidence")
+
+
+class Npz(CheckTest):
+    def arrays(self):
+        case = decode("F32", sm_scale=0.5)
+        return {name: np.asarray(array, "f4") for name, (_, array) in case.tensors.items()}
+
+    def test_archives_agree_whatever_their_compression(self):
+        for save in (np.savez, np.savez_compressed):
+            save(self.folder / "kernel.npz", sm_scale=0.5, kv_layout="NHD", causal=False, splits=np.int64(1), **self.arrays())
+            self.passes("check", "attention", "kernel.npz", "--json", "out.json")
+            self.assertEqual(json.loads((self.folder / "out.json").read_text())["declared"]["splits"], 1)
+        np.savez(self.folder / "half.npz", sm_scale=np.float32(0.5), **{**self.arrays(), "out": 0.5 * self.arrays()["out"]})
+        self.passes("check", "attention", "half.npz", code=MISMATCH)
+
+    def test_bfloat16_of_ml_dtypes_is_read(self):
+        arrays = self.arrays()
+        for name in ("q", "k", "v"):
+            arrays[name] = np.frombuffer(kvbound_cli.encode(arrays[name], "BF16"), "V2").reshape(arrays[name].shape)
+        case = decode("BF16", sm_scale=0.5)
+        arrays["out"], arrays["lse"] = (case.array(name).astype("f4") for name in ("out", "lse"))
+        np.savez(self.folder / "kernel.npz", sm_scale=0.5, **arrays)
+        self.passes("check", "attention", "kernel.npz")
+
+    def test_others_are_refused(self):
+        arrays = self.arrays()
+        for name, changes, pattern in (("fortran", {"k": np.asfortranarray(arrays["k"])}, r"k: is in Fortran order"),
+                                       ("big", {"q": arrays["q"].astype(">f4")}, r"q: is of type \">f4\"; expected f8"),
+                                       ("complex", {"q": arrays["q"].astype("c8")}, r"q: is of type \"<c8\"")):
+            np.savez(self.folder / f"{name}.npz", **{**arrays, **changes})
+            self.refuses(INVALID, pattern, "check", "attention", f"{name}.npz")
+        np.savez(self.folder / "good.npz", **arrays)
+        whole = (self.folder / "good.npz").read_bytes()
+        (self.folder / "cut.npz").write_bytes(whole[:len(whole) // 2])
+        self.refuses(INVALID, r"cut\.npz: is no complete ZIP archive", "check", "attention", "cut.npz")
+        middle = whole.index(b"NUMPY") + 2000
+        (self.folder / "flipped.npz").write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1:])
+        self.refuses(INVALID, r"is damaged: its checksum is another one", "check", "attention", "flipped.npz")
+
+
+class TopK(CheckTest):
+    def test_right_selections_agree_in_any_order_and_type(self):
+        for dtype in REAL:
+            case = topk(dtype=dtype)
+            report, _ = self.check("topk", case, "--order", "descending")
+            self.assertEqual(report["figures"]["rows in descending order"], 5)
+            shuffled = case.changed(indices=np.random.default_rng(2).permuted(case.array("indices"), axis=1))
+            report, _ = self.check("topk", shuffled)
+            self.assertEqual((report["figures"]["rows wrong"], report["figures"]["rows in descending order"]), (0, 0))
+            self.finds("topk", shuffled, r"indices\[\d, \d+\]: score \S+ stands before", "--order", "descending")
+
+    def test_how_many_entries_are_wrong_and_by_how_much(self):
+        case = topk()
+        scores, indices = case.array("scores"), case.array("indices")
+        indices[3, :7] = np.argsort(scores[3])[:7]
+        report = self.finds("topk", case.changed(indices=indices), r"indices\[3, 0\]: by score: ")
+        self.assertEqual((report["figures"]["rows wrong"], report["figures"]["wrong entries in the worst row"]), (1, 7))
+        best = np.sort(scores[3])[-7:].max()
+        self.assertAlmostEqual(report["tensors"][0]["worst"]["error"], best - scores[3].min(), 6)
+
+    def test_ties_may_be_settled_in_any_way(self):
+        scores = np.round(np.random.default_rng(3).standard_normal((4, 300)), 1)
+        right = np.argsort(-scores, kind="stable")[:, :50]
+        last = np.array([299 - np.argsort(-row[::-1], kind="stable")[:50] for row in scores])
+        case = KernelFile({"scores": ("F32", scores), "indices": ("I64", right)})
+        self.assertEqual(self.check("topk", case)[0]["figures"]["ties settled otherwise"], 0)
+        report, _ = self.check("topk", case.changed(indices=last))
+        self.assertEqual(report["figures"]["ties settled otherwise"], sum(len({*a} - {*b}) for a, b in zip(last, right)))
+        self.assertGreater(report["figures"]["ties settled otherwise"], 5)
+
+    def test_scores_with_errors(self):
+        case = topk()
+        scores = case.array("scores")
+        rough = np.argsort(-(scores + 0.05 * np.random.default_rng(4).uniform(-1, 1, scores.shape)), kind="stable")[:, :20]
+        noisy = case.changed(indices=rough)
+        self.finds("topk", noisy, "indices")
+        self.check("topk", noisy, "--score-error", "0.05")
+        self.check("topk", KernelFile({**noisy.tensors, "score_error": ("F32", np.full_like(scores, 0.0501))}))
+        self.finds("topk", noisy, "indices", "--score-error", "0.0001")
+        self.check("topk", case, "--score-error", "10", code=INCONCLUSIVE)
+        self.refused("topk", KernelFile({**noisy.tensors, "score_error": ("F32", -np.ones_like(scores))}), "score_error: has the error -1")
+
+    def test_lengths_and_slots_without_an_entry(self):
+        case = topk(rows=4, n=60, k=10)
+        lengths = [60, 10, 4, 0]
+        indices = np.full((4, 10), -1)
+        for row, length in enumerate(lengths):
+            best = np.argsort(-case.array("scores")[row, :length], kind="stable")[:10]
+            indices[row, :len(best)] = best
+        ragged = KernelFile({**case.tensors, "indices": ("I32", indices), "lengths": ("I32", lengths)})
+        self.check("topk", ragged)
+        for change, pattern in (((0, 9, -1), r"indices\[0, 9\]: holds 9 entries; expected 10"),
+                                ((0, 0, -1), r"indices\[0, 1\]: is \d+ behind a slot without an entry"),
+                                ((1, 0, 10), r"indices\[1, 0\]: is 10; the row has entries 0 to 9"),
+                                ((1, 0, -7), r"indices\[1, 0\]: is -7; the row has entries 0 to 9"),
+                                ((2, 4, 0), r"indices\[2, 4\]: is 0, which the row holds already"),
+                                ((2, 3, -1), r"indices\[2, 3\]: holds 3 entries; expected 4"),
+                                ((3, 0, 0), r"indices\[3, 0\]: is 0; the row has entries 0 to -1")):
+            wrong = indices.copy()
+            wrong[change[0], change[1]] = change[2]
+            self.finds("topk", ragged.changed(indices=wrong), pattern)
+        self.refused("topk", ragged.changed(lengths=[60, 61, 4, 0]), r"lengths: has the length 61; scores has n = 60")
+
+    def test_infinities_are_ordered_and_nan_is_refused(self):
+        case = topk(rows=2, n=30, k=5)
+        scores = case.array("scores")
+        scores[0, 10:] = -np.inf
+        scores[1, 3:5] = np.inf
+        masked = case.changed(scores=scores, indices=np.argsort(-scores, kind="stable")[:, :5])
+        self.check("topk", masked)
+        wrong = masked.array("indices")
+        wrong[0, 2] = 20
+        self.finds("topk", masked.changed(indices=wrong), r"indices\[0, 2\]")
+        scores[1, 7] = np.nan
+        self.refused("topk", masked.changed(scores=scores), r"scores: element 37 is NaN")
+
+
+class Compact(CheckTest):
+    def test_ragged_rows_in_any_order(self):
+        for dtype in REAL:
+            case = compacted(dtype=dtype)
+            for order in ("any", "kept", "ascending"):
+                self.check("compact", case, "--order", order)
+            after = case.array("after")
+            after[:11] = after[:11][::-1].copy()
+            self.check("compact", case.changed(after=after))
+            self.finds("compact", case.changed(after=after), r"after\[0\]: holds row \d+ of KV head 0, which is not row \d+", "--order", "kept")
+
+    def test_wrong_rows_are_named(self):
+        case = compacted()
+        after, before, kept = case.array("after"), case.array("before"), case.array("kept")
+        for name, row, content, pattern in (
+                ("twice", 2, after[0], rf"after\[2\]: holds row {kept[0]} of KV head 0, which is held already"),
+                ("evicted", 2, before[0, min({*range(40)} - {*kept[:11]})], r"after\[2\]: holds row \d+ of KV head 0, which is not kept"),
+                ("other head", 12, before[0, 3], r"after\[12\]: holds row 3 of KV head 0, which is not kept"),
+                ("one bit", 12, after[12] * (1 + 2.0**-7 * (np.arange(8) == 5)), r"after\[12\]: holds no row of before")):
+            with self.subTest(name):
+                wrong = after.copy()
+                wrong[row] = content
+                report = self.finds("compact", case.changed(after=wrong), pattern)
+                self.assertEqual(report["figures"]["rows wrong, missing or surplus"], 1)
+
+    def pages(self, shared, layout="NHD", poison=7.0):
+        case = compacted(kv_heads=2)
+        before, page_size, random = case.array("before"), 4, np.random.default_rng(5)
+        kept = [case.array("kept")[:11], case.array("kept")[11:]]
+        if shared:
+            kept = [rows[:7] for rows in kept]
+        counts = [-(-len(rows) // page_size) for rows in kept][:1 if shared else 2]
+        table, indptr = random.permutation(sum(counts) + 2), np.cumsum([0, *counts])
+        shape = (len(table), page_size, 2, 8) if shared else (len(table), page_size, 8)
+        after = np.full(shape, poison)
+        for g, rows in enumerate(kept):
+            for i, position in enumerate(rows):
+                page = table[indptr[0 if shared else g] + i // page_size]
+                after[(page, i % page_size, g) if shared else (page, i % page_size)] = before[g, position]
+        if layout == "HND":
+            after = after.swapaxes(1, 2)
+        last = [(len(rows) - 1) % page_size + 1 for rows in kept][:len(counts)]
+        return KernelFile({**case.tensors, "after": ("BF16", after), "kept": ("I64", np.concatenate(kept)),
+                           "kept_offsets": ("I64", np.cumsum([0, *map(len, kept)])), "kv_indptr": ("I32", indptr),
+                           "kv_indices": ("I32", table), "kv_last_page_len": ("I32", last)}, kv_layout=layout)
+
+    def test_pages_and_what_is_unused(self):
+        for shared, layout in ((False, "NHD"), (True, "NHD"), (True, "HND")):
+            case = self.pages(shared, layout)
+            for options in ((), ("--poison", "7"), ("--poison", "0x40e0"), ("--order", "kept")):
+                self.check("compact", case, *options)
+            after = case.array("after")
+            unused = np.argwhere((after == 7).all(-1))[0]
+            after[(*unused, 3)] = 7.5
+            touched = case.changed(after=after)
+            self.check("compact", touched)
+            report = self.finds("compact", touched, r"after\[[\d, ]+\]: is unused, but was written", "--poison", "7")
+            self.assertEqual(report["figures"]["unused rows written"], 1)
+            pages = case.array("kv_indices")
+            self.finds("compact", case.changed(kv_indices=np.roll(pages, 1)), "after", "--poison", "7")
+        nan = self.pages(False, poison=np.nan)
+        self.check("compact", nan, "--poison", "nan")
+        self.check("compact", KernelFile({**nan.tensors, "poison": ("BF16", np.full(8, np.nan))}))
+
+    def test_malformed_files_are_refused(self):
+        case = compacted()
+        kept = case.array("kept")
+        for name, file, pattern in (
+                ("range", case.changed(kept=kept + 30), r"kept: element \d+ is \d+; expected 0 to 39"),
+                ("twice", case.changed(kept=np.where(np.arange(18) == 1, kept[0], kept)), r"kept: element 1 is \d+; expected every position once"),
+                ("offsets", case.changed(kept_offsets=[0, 11, 17]), r"kept_offsets: is not offsets that ascend from 0 to 18"),
+                ("rows", case.changed(after=case.array("after")[:-1]), r"after\.shape: is \[17, 8\]; expected \[kept rows, head_dim\] with kept rows = 18"),
+                ("type", KernelFile({**case.tensors, "after": ("F16", case.array("after"))}), r"after\.dtype: is F16; expected BF16, that of before")):
+            with self.subTest(name):
+                self.refused("compact", file, pattern)
+        self.refused("compact", case, r"--order is \"sorted\"; expected any, kept or ascending", "--order", "sorted", code=USAGE)
+        self.refused("compact", case, r"--poison is \"x\"; expected a number", "--poison", "x", code=USAGE)
+
+
+class Compression(CheckTest):
+    """Scores, norms and merges of a trace's layer, recomputed by NumPy."""
+
+    def layer(self, policy, budget="40"):
+        trace = self.generate("trace.safetensors", "--kind", "mixed", "--dtype", "F32", "--tokens", "120", "--seed", "3", "--layers", "1",
+                              "--query-heads", "4", "--kv-heads", "2", "--head-dim", "16", "--model-dim", "24",
+                              "--window-queries", "12", "--decode", "1")
+        dump = recompute(trace, policy, budget)
+        _, entries = independent.replay.open_tensors(trace)
+        tensor = {name: independent.replay.read_tensor(entry) for name, entry in entries.items()}
+        inputs = {"q": tensor["layers.0.query"].swapaxes(0, 1)[:12], "k": tensor["layers.0.key"].swapaxes(0, 1)[:120],
+                  "v": tensor["layers.0.value"].swapaxes(0, 1)[:120], "w_o": tensor["layers.0.output_projection"]}
+        return KernelFile({**{name: ("F32", array) for name, array in inputs.items()},
+                           **{name.removeprefix("layers.0."): value for name, value in dump.tensors.items()}},
+                          policy=policy, budget=budget, accumulate="F64")
+
+    def test_scores(self):
+        for policy in ("snapkv:window=8", "snapkv:window=8+critical", "h2o:window=8+obcache-value", "tova"):
+            case = self.layer(policy)
+            self.check("scores", case)
+            score = case.array("score")
+            score[1, 5] *= 1.0001
+            self.finds("scores", case.changed(score=score), r"score\[1, 5\] is ")
+        plain = self.layer("snapkv:window=8")
+        self.check("scores", KernelFile({name: plain.tensors[name] for name in ("q", "k", "score")}, accumulate="F64"),
+                   "--policy", "snapkv:window=8")
+        self.refused("scores", KernelFile({name: plain.tensors[name] for name in ("q", "k", "score")}), r"w_o|v: this tensor is missing",
+                     "--policy", "snapkv:window=8+critical")
+
+    def test_norms(self):
+        case = self.layer("snapkv:window=8+critical")
+        norms = case.array("projected_value_norms")
+        file = KernelFile({"v": case.tensors["v"], "w_o": case.tensors["w_o"], "norms": ("F64", norms)}, accumulate="F64")
+        self.check("norms", file)
+        self.finds("norms", file, "norms", "--norm", "l2")
+        norms[2, 100] *= 1.00001
+        self.finds("norms", file.changed(norms=norms), r"norms\[2, 100\] is ")
+
+    def test_merges(self):
+        case = self.layer("snapkv:window=8+keepkv:threshold=none")
+        report, _ = self.check("merge", case)
+        self.assertEqual([tensor["tensor"] for tensor in report["tensors"]],
+                         ["kept_offsets", "kept", "votes", "merged_key", "merged_value"])
+        value = case.array("merged_value")
+        value[3] *= 1.001
+        self.finds("merge", case.changed(merged_value=value), r"merged_value\[3, \d+\] is ")
+        kept = case.array("kept")
+        kept[0] = [position for position in range(120) if position not in kept[:40]][0]
+        self.finds("merge", case.changed(kept=np.concatenate([np.sort(kept[:40]), kept[40:]])), r"kept\[\d+\]")
+
+
+if __name__ == "__main__":
+    kvbound_cli.main()
