@@ -3,6 +3,9 @@
 usage: check_command_test.py KVBOUND      KVBOUND: the program's path
 """
 import json
+import re
+import subprocess
+import sys
 
 import numpy as np
 
@@ -10,7 +13,7 @@ import independent.replay
 from support import kvbound_cli
 from support.dumps import recompute
 from support.kernel_files import (KernelFile, compacted, decode, paged, prefill, rounded, softmax_attention, topk)
-from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, USAGE, CommandLineTest
+from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, USAGE, CommandLineTest
 
 REAL = ("F64", "F32", "F16", "BF16")
 
@@ -150,6 +153,15 @@ class Attention(CheckTest):
             **{name: case.tensors[name] for name in ("q", "k")}, "v": ("BF16", 0 * case.array("v")),
             "out": ("F32", 0 * case.array("out"))}), code=INCONCLUSIVE)
         self.assertEqual(report["tensors"][0]["verdict"], "no evidence")
+
+
+class Readme(CheckTest):
+    def test_its_example_runs_and_prints_what_it_says(self):
+        text = (REPOSITORY / "sim" / "check" / "README.md").read_text("utf-8")
+        script, printed = (re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1] for language in ("python", ""))
+        subprocess.run([sys.executable, "-c", script], cwd=self.folder, check=True)
+        lines = self.passes("check", "attention", "decode.npz").splitlines()
+        self.assertEqual([line.split()[:5] for line in lines], [line.split()[:5] for line in printed.splitlines()])
 
 
 class Npz(CheckTest):

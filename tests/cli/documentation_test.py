@@ -20,7 +20,7 @@ from support.tiny_model import TinyModel
 ROOT = kvbound_cli.REPOSITORY
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
-READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "sim/evaluate/README.md", "sim/report/README.md", "sim/sweep/README.md",
+READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "sim/check/README.md", "sim/evaluate/README.md", "sim/report/README.md", "sim/sweep/README.md",
            "proofs/README.md",
            "traces/README.md", "cuda/README.md")
 MOST_WORDS = 1500  # words in the root README, tables and code included
@@ -119,7 +119,7 @@ class Documentation(CommandLineTest):
 
     def test_options_that_documents_mention_exist(self):
         known = {"--help", "--version"}
-        for command in ("inspect", "replay", "recall", "predict", "diff", "record", "import", "generate", "prove", "bench", "evaluate",
+        for command in ("inspect", "replay", "recall", "predict", "diff", "check", "record", "import", "generate", "prove", "bench", "evaluate",
                         "sweep", "gather"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for script in ("traces/scripts/record_hf", "traces/scripts/tokenize", "traces/scripts/make_tasks",
@@ -303,6 +303,11 @@ class CommandsOfDocuments(CommandLineTest):
         self.passes("replay", trace, "--policy", "snapkv:window=4", "--budget", "50%", "--json", "replay.json")
         self.passes("recall", trace, "--k", "4", "--recent", "4", "--json", "recall.json")
 
+    def write_kernel_file(self):
+        """What documented calls of `check` read: the example's."""
+        script = next(block for block in code_blocks(ROOT / "sim" / "check" / "README.md") if "np.savez" in block)
+        subprocess.run([sys.executable, "-c", script], cwd=self.folder, check=True)
+
     def run_documented(self, wanted):
         """Runs the documented commands of which `wanted` is true; returns how many."""
         (self.folder / "traces").symlink_to(ROOT / "traces")
@@ -311,6 +316,7 @@ class CommandsOfDocuments(CommandLineTest):
         self.write_plan()
         self.write_flashinfer_dumps()
         self.write_results()
+        self.write_kernel_file()
         for name in ("torch.json", "torch-fp32.json"):
             write_peer(self.folder / name)  # what documented calls of `bench` read
         sample = SAMPLES / "pocket-gqa.safetensors"

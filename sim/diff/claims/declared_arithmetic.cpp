@@ -32,7 +32,7 @@ std::string DeclaredArithmetic::text() const {
   std::string text;
   if (weights) text += fmt::format(", weights {}", name(*weights));
   if (partials) text += fmt::format(", partials {}", name(*partials));
-  if (splits > 0) text += fmt::format(", {} splits", splits);
+  if (splits > 0) text += fmt::format(", {} split{}", splits, splits == 1 ? "" : "s");
   if (tile != 0) text += tile > 0 ? fmt::format(", tile {}", tile) : ", any tile";
   return text;
 }
