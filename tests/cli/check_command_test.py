@@ -12,7 +12,7 @@ import numpy as np
 import independent.replay
 from support import kvbound_cli
 from support.dumps import recompute
-from support.kernel_files import (KernelFile, compacted, decode, paged, prefill, rounded, softmax_attention, topk)
+from support.kernel_files import (KernelFile, compacted, decode, long_decode, paged, prefill, rounded, softmax_attention, topk)
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, USAGE, CommandLineTest
 
 REAL = ("F64", "F32", "F16", "BF16")
@@ -153,6 +153,31 @@ class Attention(CheckTest):
             **{name: case.tensors[name] for name in ("q", "k")}, "v": ("BF16", 0 * case.array("v")),
             "out": ("F32", 0 * case.array("out"))}), code=INCONCLUSIVE)
         self.assertEqual(report["tensors"][0]["verdict"], "no evidence")
+
+
+class LongContexts(CheckTest):
+    """Spread-out attention, 16-bit weights and parts: what is found with proof, and that sound kernels get a verdict."""
+
+    SIZES = {2048: {"half", "scale", "padding"}, 16384: {"half"}}
+
+    def test_systematic_faults(self):
+        faults = {"half": {"factor": 0.5}, "scale": {"scale": 1.03}, "padding": {"padding": 128}}
+        named = {"half": r"out\[0, .*gain 0\.500", "scale": r"out\[0, .*(logit scale|gain) 1\.0[34]", "padding": r"out\[0, .*gain 0\.9[56]"}
+        for tokens, found in self.SIZES.items():
+            with self.subTest(f"{tokens}: right"):
+                report, _ = self.check("attention", long_decode(tokens))
+                self.assertGreater(report["tensors"][0]["functionals"][0]["judged"], 0)
+            for fault, options in faults.items():
+                with self.subTest(f"{tokens}: {fault}"):
+                    if fault in found:
+                        self.finds("attention", long_decode(tokens, **options), named[fault])
+                    else:  # it is within what rounding can do
+                        self.check("attention", long_decode(tokens, **options))
+
+
+class VeryLongContexts(LongContexts):
+    suite = "long"
+    SIZES = {131072: {"half"}, 1048576: {"half"}}
 
 
 class Readme(CheckTest):
