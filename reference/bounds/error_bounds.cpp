@@ -195,6 +195,13 @@ void add_value_errors(const QuerySoftmax& softmax, VectorView weight_errors, con
   }
 }
 
+bool is_zero(MatrixView errors) {
+  for (int64_t j = 0; j < errors.rows; ++j) {
+    if (absolute_sum(errors.row(j)) != 0) return false;
+  }
+  return true;
+}
+
 // || row ||, in either norm.
 double row_norm(VectorView row, Norm norm) {
   double sum = 0;
@@ -304,14 +311,18 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
                                  VectorView votes, const Arithmetic& arithmetic, const CacheErrors& cache) {
   require_equal("rows of keys", keys.rows, "rows of values", values.rows);
   const int64_t tokens = keys.rows;
-  AttentionErrors result{Matrix(queries.rows, values.cols),
-                         Matrix(queries.rows, values.cols),
-                         std::vector<double>(queries.rows),
-                         {},
-                         {},
-                         {},
-                         {},
-                         std::vector<double>(queries.rows)};
+  AttentionErrors result{
+      Matrix(queries.rows, values.cols),
+      Matrix(queries.rows, values.cols),
+      std::vector<double>(queries.rows),
+      {},
+      {},
+      {},
+      {},
+      std::vector<double>(queries.rows),
+      std::vector<double>(queries.rows),
+      Matrix(arithmetic.partials > 0 ? queries.rows : 0, values.cols),
+      arithmetic.input == 0 && arithmetic.input_floor == 0 && is_zero(cache.keys) && is_zero(cache.values)};
   if (tokens == 0) return result;
   Matrix logits = attention_logits(queries, keys, scale);
   Matrix errors = logit_errors(queries, keys, scale, arithmetic);
@@ -327,6 +338,8 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
     const std::vector<double> weights =
         weight_errors(softmax, shared, result.log_sum_exp[i], arithmetic, result.weights.row(i));
     const OutputErrors output(softmax, shared, weights, values, arithmetic);
+    result.rescalings[i] = softmax.rescalings;
+    if (arithmetic.partials > 0) std::ranges::copy(output.parts, result.parts.row(i).begin());
     for (int64_t c = 0; c < values.cols; ++c) {
       result.own(i, c) = output.own[c];
       result.output(i, c) = output.by_weights[c] + output.own[c];

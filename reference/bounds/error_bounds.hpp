@@ -98,6 +98,11 @@ struct AttentionErrors {
   Matrix log_weights;           ///< [queries, tokens]: ln A, the reference's, with votes
   Matrix exponents;             ///< [queries, tokens]: of each exponential, as a logarithm
   std::vector<double> divisor;  ///< [queries]: relative, of the number that divides the sum of all weights
+  std::vector<double> rescalings = {};  ///< [queries]: the most of the partial sums of one part of the cache
+  /// [queries, head_dim], where partials are rounded: the largest sum, over the parts, of the absolute values of what they hold
+  /// of the output.
+  Matrix parts = {};
+  bool exact_inputs = true;  ///< whether queries, keys and values are the tested implementation's, bit by bit
 };
 /// Bounds for reference::attention with the same arguments. They
 /// also cover rescaling (online softmax) and splitting the tokens.

@@ -16,8 +16,8 @@ OutputFunctionals::OutputFunctionals(const AttentionErrors& errors, int64_t quer
       query_(query),
       values_(values),
       votes_(votes),
-      rounded_weights_(arithmetic.weights),
-      output_(values.cols) {
+      arithmetic_(arithmetic),
+      terms_(values.cols) {
   const VectorView log_weights = errors.log_weights.row(query);
   // Of large logits the log-sum-exp is off by more than weights are: their sum divides.
   const double largest = *std::ranges::max_element(log_weights);
@@ -26,11 +26,12 @@ OutputFunctionals::OutputFunctionals(const AttentionErrors& errors, int64_t quer
   for (int64_t j = 0; j < values.rows; ++j) {
     const double weight = std::exp(log_weights[j] - largest) / sum;
     weights_.push_back(weight);
-    growing_.push_back(weight > 0 ? weight * growth(errors.exponents(query, j) + growth(rounded_weights_))
+    growing_.push_back(weight > 0 ? weight * growth(errors.exponents(query, j) + growth(arithmetic_.weights))
                                   : 0);
     growth_ += growing_.back();
-    for (int64_t c = 0; c < values.cols; ++c) output_[c] += weight * values(j, c);
+    for (int64_t c = 0; c < values.cols; ++c) terms_[c].add(weight * values(j, c));
   }
+  for (const Terms& terms : terms_) output_.push_back(terms.sum);
 }
 
 std::vector<double> OutputFunctionals::scale_direction() const {
@@ -63,7 +64,7 @@ double OutputFunctionals::error(VectorView direction) const {
     spread += growing_[j] * std::abs(along - value);
   }
   const double moved = spread / (1 - growth_), divisor = errors_.divisor[query_];
-  const double scaled = divisor + (1 + divisor) * growth(rounded_weights_);
+  const double scaled = divisor + (1 + divisor) * growth(arithmetic_.weights);
   return std::min(moved + scaled * (std::abs(value) + moved) + own, by_elements);
 }
 

@@ -56,6 +56,11 @@ bool is_long(const Arithmetic& arithmetic, int64_t tokens) {
   return arithmetic.tile > 0 || (arithmetic.tile == 0 && tokens > kDepth);
 }
 
+double single_depth(const Arithmetic& arithmetic, int64_t tokens) {
+  const double depth = accumulation_depth(arithmetic, tokens);
+  return is_long(arithmetic, tokens) ? std::min(depth, static_cast<double>(kDepth)) : depth;
+}
+
 double most_rescalings_in_order(VectorView logits) {
   struct Larger {
     double logit;

@@ -14,6 +14,9 @@ namespace kvbound::reference::rounding {
 /// 8,192, of which a sum in any order at all would have hardly any bound.
 bool is_long(const Arithmetic& arithmetic, int64_t tokens);
 
+/// So many additions and less a term of a sum over tokens passes through in single precision, where one is formed in any order.
+double single_depth(const Arithmetic& arithmetic, int64_t tokens);
+
 /// The most changes of a running maximum over some of these logits, forwards or backwards.
 ///
 ///     all from some place on: the longest chain in which each is followed by the next larger one

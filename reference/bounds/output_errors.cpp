@@ -200,7 +200,7 @@ OutputErrors::OutputErrors(const QuerySoftmax& softmax, const SharedRounding& sh
               2 * static_cast<double>(values.rows) * arithmetic.smallest + 2 * arithmetic.input_floor;
   }
   if (arithmetic.partials == 0) return;
-  const std::vector<double> parts = part_sizes(weights, values, arithmetic);
+  parts = part_sizes(weights, values, arithmetic);
   for (size_t c = 0; c < own.size(); ++c) {
     const double size = running.within(c, parts[c] + running.moved[c]);
     own[c] += arithmetic.partials * (size + own[c]) + arithmetic.partials_floor;

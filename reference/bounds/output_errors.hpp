@@ -48,6 +48,7 @@ struct OutputErrors {
 
   std::vector<double> by_weights;  ///< [head_dim]
   std::vector<double> own;         ///< [head_dim]
+  std::vector<double> parts;       ///< [head_dim]: AttentionErrors::parts; none where partials are not rounded
 };
 
 }  // namespace kvbound::reference::rounding

@@ -51,6 +51,7 @@ class AttentionCheck {
     }
     CheckResult result{{compare("out", out_, expected_, bounds_)}, declared_};
     result.tensors.back().functionals = functionals_.agreements();
+    result.tensors.back().chances = functionals_.chances();
     if (lse_) result.tensors.push_back(compare("lse", *lse_, lse_expected_, lse_bounds_));
     return result;
   }

@@ -9,7 +9,13 @@
 
 namespace kvbound::sim {
 
-int exit_code(const std::vector<TensorSummary>& tensors, const std::string& path, bool quiet) {
+int exit_code(const std::vector<TensorSummary>& tensors, const ChanceVerdict& chance, const std::string& path,
+              const Ending& ending) {
+  const bool says = !ending.quiet || ending.strict;
+  for (const UnlikelyOutput& unlikely : chance.found) {
+    if (says) std::cerr << fmt::format("kvbound: {}: {}\n", one_line(path), text_of(unlikely));
+  }
+  if (ending.strict && !chance.found.empty() && verdict(tensors) != Verdict::differs) return kMismatch;
   const auto differs = [](const TensorSummary& summary) { return !summary.total.agrees(); };
   switch (verdict(tensors)) {
     case Verdict::agrees:
@@ -25,7 +31,7 @@ int exit_code(const std::vector<TensorSummary>& tensors, const std::string& path
     }
     case Verdict::no_evidence: {
       const std::string unjudged = text_of_unjudged(tensors);
-      if (!quiet) {
+      if (!ending.quiet) {
         std::cerr << fmt::format(
             "kvbound: {}: inconclusive: no bound is small enough, or a choice is undecided{}\n",
             one_line(path), unjudged.empty() ? "" : ": " + unjudged);

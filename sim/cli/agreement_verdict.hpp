@@ -5,10 +5,17 @@
 #include <vector>
 
 #include <kvbound/sim/report/agreement_report.hpp>
+#include <kvbound/sim/report/unlikely.hpp>
 
 namespace kvbound::sim {
 
-/// The exit code for these tensors of a file; what differs, or is inconclusive, is said on standard error.
-int exit_code(const std::vector<TensorSummary>& tensors, const std::string& path, bool quiet);
+struct Ending {
+  bool strict = false;  ///< whether what is unlikely is a mismatch, too
+  bool quiet = false;
+};
+
+/// The exit code for these tensors of a file; what differs, is unlikely, or is inconclusive, is said on standard error.
+int exit_code(const std::vector<TensorSummary>& tensors, const ChanceVerdict& chance, const std::string& path,
+              const Ending& ending);
 
 }  // namespace kvbound::sim

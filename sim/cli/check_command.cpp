@@ -110,6 +110,7 @@ CommandLine check_command_line() {
       kCheckDetails);
   for (const CheckOption& option : kOptions) line.add(option.name, option.value, option.meaning);
   line.add("json", "FILE", "also write all figures as JSON (schema: sim/schemas/check.schema.json)");
+  line.add_flag("strict", "results that are unlikely by rounding end with exit code 1, too");
   add_common_options(line);
   return line;
 }
@@ -214,7 +215,8 @@ int check_command(const Arguments& arguments) {
     flush_standard_output();
     json->commit();
   }
-  return exit_code(report.summaries(), file.path(), quiet);
+  return exit_code(report.summaries(), ChanceVerdict(report.tensors), file.path(),
+                   {line.has("strict"), quiet});
 }
 
 }  // namespace kvbound::sim

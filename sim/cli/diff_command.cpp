@@ -29,9 +29,14 @@ Columns: error and bound where error/bound is largest, ulp of the type that the 
 bound/error is the median over elements, in the layer where the bounds are loosest; gain is the factor of the
 output, as a whole, that rounding explains least, and how far rounding can take it from 1.
 
+An output may be within its bounds and still be unlikely: beyond what roundings do that are independent and of mean zero, in a
+row or in a sum over rows, with a probability of 1e-9 in all. A line on standard error and below the table then says so, and
+which arithmetic that the dump does not declare would explain it. The exit code stays, unless --strict is given.
+
 Examples:
   kvbound replay TRACE --policy snapkv+critical --budget 20% --dump dump.safetensors
   kvbound diff TRACE dump.safetensors --json diff.json
+  kvbound diff TRACE dump.safetensors --strict
 
 Exit code 0 if every number, and every output as a whole, is within its bound, 1 if one is not (the first wrong
 tensor is named on standard error, and its worst element or row), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
@@ -43,6 +48,7 @@ CommandLine diff_command_line() {
       "diff TRACE DUMP [options]: another implementation's results, such as a kernel's, against the reference",
       kDiffDetails);
   line.add("json", "FILE", "also write all figures as JSON (schema: sim/schemas/diff.schema.json)");
+  line.add_flag("strict", "also exit with 1 where an output is unlikely by rounding");
   add_common_options(line);
   return line;
 }
@@ -103,7 +109,7 @@ int diff_command(const Arguments& arguments) {
     flush_standard_output();
     json->commit();
   }
-  return exit_code(report.summaries(), report.dump_path, quiet);
+  return exit_code(report.summaries(), report.by_chance(), report.dump_path, {line.has("strict"), quiet});
 }
 
 }  // namespace kvbound::sim

@@ -124,6 +124,7 @@ class LayerJudge {
     });
     add("prompt_output", claim, expected, bounds);
     results_.back().functionals = functionals.agreements();
+    results_.back().chances = functionals.chances();
   }
 
   // Number of entries that each KV head keeps. With order=merge-first it may be below the budget: see judge_kept.
@@ -157,6 +158,7 @@ class LayerJudge {
     if (claims_.output) {
       results_.push_back(outputs->agreement(*claims_.output, merges_));
       results_.back().functionals = functionals->agreements();
+      results_.back().chances = functionals->chances();
     }
     if (metrics) {
       append(metrics->judge(replay.record(merges_ ? &*outputs : nullptr), outputs->certain, claims_));

@@ -73,9 +73,7 @@ std::string place(const JudgedTensor& tensor) {
   const TensorAgreement& agreement = tensor.agreement;
   const FunctionalAgreement* const functional = first_outside(agreement);
   const bool is_row = functional && agreement.outside == 0;
-  return fmt::format("{}{}{}", tensor.layer < 0 ? "" : fmt::format("layers.{}.", tensor.layer),
-                     agreement.tensor,
-                     traces::shape_text(is_row ? functional->worst_at : agreement.worst->index));
+  return name_of(tensor) + traces::shape_text(is_row ? functional->worst_at : agreement.worst->index);
 }
 
 Json to_json(const FunctionalAgreement& functional) {
@@ -87,6 +85,18 @@ Json to_json(const FunctionalAgreement& functional) {
                 {"all", json_of(functional.all)}, {"worst", json_of(functional.worst)}};
   document["worst"]["index"] = functional.worst_at;
   return document;
+}
+
+Json to_json(const ChanceTests& tests) {
+  Json farthest = Json::array();
+  for (const ChanceTest& test : tests.farthest) {
+    farthest.push_back({{"functional", test.functional},
+                        {"index", index_json(test)},
+                        {"value", number_text(test.value)},
+                        {"bias", finite(test.bias)},
+                        {"deviation", finite(test.deviation)}});
+  }
+  return {{"count", tests.count}, {"farthest", farthest}};
 }
 
 // Adds the functionals of one layer to those of all.
@@ -142,6 +152,12 @@ std::string gain_text(const FunctionalAgreement& gain) {
 
 }  // namespace
 
+Json index_json(const ChanceTest& test) {
+  Json index = Json::array();
+  for (const int64_t at : test.at) index.push_back(at == ChanceTest::kAll ? Json() : Json(at));
+  return index;
+}
+
 Verdict verdict(const TensorAgreement& agreement) {
   if (!agreement.agrees()) return Verdict::differs;
   const bool says_nothing = (agreement.judged == 0 && !agreement.is_judged_as_a_whole()) ||
@@ -159,6 +175,11 @@ const char* word(Verdict verdict) {
       return "no evidence";
   }
   return "";  // not reached
+}
+
+std::string name_of(const JudgedTensor& tensor) {
+  return tensor.layer < 0 ? tensor.agreement.tensor
+                          : fmt::format("layers.{}.{}", tensor.layer, tensor.agreement.tensor);
 }
 
 std::vector<TensorSummary> summaries(const std::vector<JudgedTensor>& tensors,
@@ -271,7 +292,8 @@ Json to_json(const JudgedTensor& tensor) {
           {"median_slack", agreement.median_slack ? Json(*agreement.median_slack) : Json()},
           {"near_tie_swaps", agreement.near_tie_swaps ? Json(*agreement.near_tie_swaps) : Json()},
           {"condition_number", agreement.condition_number ? finite(*agreement.condition_number) : Json()},
-          {"functionals", functionals}};
+          {"functionals", functionals},
+          {"chances", to_json(agreement.chances)}};
 }
 
 }  // namespace kvbound::sim

@@ -42,6 +42,8 @@ Verdict verdict(const std::vector<TensorSummary>& all);
 /// 512 judged"; empty if nothing does.
 std::string text_of_unjudged(const std::vector<TensorSummary>& all);
 
+/// "layers.2.output"; of no layer "out".
+std::string name_of(const JudgedTensor& tensor);
 /// "layers.2.output[5, 3, 17] is 1.5, the reference says 1.25, bound 0.01 (25 times the bound)"
 std::string text_of(const JudgedTensor& tensor);
 
@@ -51,5 +53,7 @@ TableRow agreement_row(const TensorSummary& summary);
 
 nlohmann::ordered_json to_json(const JudgedTensor& tensor);
 nlohmann::ordered_json to_json(const DeclaredArithmetic& declared);
+/// [3, null]: of a row, or null for all steps, or all heads.
+nlohmann::ordered_json index_json(const ChanceTest& test);
 
 }  // namespace kvbound::sim

@@ -7,6 +7,7 @@
 
 #include "environment.hpp"
 #include "json.hpp"
+#include "unlikely.hpp"
 
 namespace kvbound::sim {
 
@@ -41,6 +42,7 @@ std::string json_report(const CheckReport& report) {
   document["path"] = report.path;
   document["declared"] = report.declared ? to_json(*report.declared) : Json();
   document["verdict"] = word(verdict(report.summaries()));
+  document["unlikely"] = to_json(ChanceVerdict(report.tensors));
   document["figures"] = Json::object();
   for (const CheckFigure& figure : report.figures) document["figures"][figure.name] = figure.value;
   document["not_read"] = report.not_read;

@@ -60,7 +60,11 @@ std::string text_report(const DiffReport& report, const TextStyle& style) {
   const auto alarming = [](const std::string&, const std::string& cell) {
     return cell == word(Verdict::differs);
   };
-  return text + "\n" + table(rows, {.left_columns = 2, .text = style, .alarming = alarming});
+  text += "\n" + table(rows, {.left_columns = 2, .text = style, .alarming = alarming});
+  const ChanceVerdict chance = report.by_chance();
+  if (!chance.found.empty()) text += "\n";
+  for (const UnlikelyOutput& unlikely : chance.found) text += "  " + text_of(unlikely) + "\n";
+  return text;
 }
 
 std::string json_report(const DiffReport& report) {
@@ -71,6 +75,7 @@ std::string json_report(const DiffReport& report) {
   document["dump"] = to_json(report.dump_path, report.dump);
   document["arithmetic"] = arithmetic_json(report.dump.declared.arithmetic());
   document["verdict"] = word(verdict(report.summaries()));
+  document["unlikely"] = to_json(report.by_chance());
   document["tensors"] = Json::array();
   for (const JudgedTensor& tensor : report.tensors) document["tensors"].push_back(to_json(tensor));
   return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -14,6 +14,7 @@
 #include "agreement_report.hpp"
 
 #include "table.hpp"
+#include "unlikely.hpp"
 
 namespace kvbound::sim {
 
@@ -26,6 +27,7 @@ struct DiffReport {
 
   /// One for each tensor that the dump has, in the order of dump_tensors().
   std::vector<TensorSummary> summaries() const { return sim::summaries(tensors, dump.tensors); }
+  ChanceVerdict by_chance() const { return ChanceVerdict(tensors); }  ///< on the outputs that do not differ
 };
 
 /// A table for a terminal, one row per tensor; tensors that differ come first.

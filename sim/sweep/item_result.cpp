@@ -125,6 +125,26 @@ struct Fields<FunctionalAgreement> {
 };
 
 template <>
+struct Fields<ChanceTest> {
+  static void visit(auto& test, const auto& visit) {
+    visit("functional", test.functional);
+    visit("at", test.at);
+    visit("value", test.value);
+    visit("bias", test.bias);
+    visit("deviation", test.deviation);
+    visit("undeclared", test.undeclared);
+  }
+};
+
+template <>
+struct Fields<ChanceTests> {
+  static void visit(auto& tests, const auto& visit) {
+    visit("count", tests.count);
+    visit("farthest", tests.farthest);
+  }
+};
+
+template <>
 struct Fields<TensorAgreement> {
   static void visit(auto& agreement, const auto& visit) {
     visit("tensor", agreement.tensor);
@@ -138,6 +158,7 @@ struct Fields<TensorAgreement> {
     visit("condition_number", agreement.condition_number);
     visit("near_tie_swaps", agreement.near_tie_swaps);
     visit("functionals", agreement.functionals);
+    visit("chances", agreement.chances);
   }
 };
 

@@ -65,6 +65,22 @@ double Offender::share() const {
 
 double Offender::ulps() const { return error / (2 * half_spacing(storage, expected)); }
 
+std::span<const UndeclaredRounding> undeclared_roundings() {
+  static constexpr UndeclaredRounding kRoundings[] = {
+      {"weights of 16 bits (FP16)", 0x1p-11, true, false, false},
+      {"weights of 16 bits (BF16)", 0x1p-8, true, false, false},
+      {"partials of 16 bits (FP16)", 0x1p-11, false, true, false},
+      {"partials of 16 bits (BF16)", 0x1p-8, false, true, false},
+      {"products in TF32", 0x1p-11, true, false, true},
+  };
+  return kRoundings;
+}
+
+double ChanceTest::deviations() const {
+  const double beyond = std::max(std::abs(value - 1) - bias, 0.0);
+  return deviation > 0 ? beyond / deviation : beyond > 0 ? kInfinity : 0;
+}
+
 bool TensorAgreement::agrees() const {
   return outside == 0 && std::ranges::all_of(functionals, [](const FunctionalAgreement& functional) {
            return functional.outside == 0;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,36 @@ struct FunctionalAgreement {
   std::vector<int64_t> worst_at = {};  ///< its index
 };
 
+/// A rounding that a dump may have left undeclared, and what its unit roundoff is of.
+struct UndeclaredRounding {
+  const char* name;
+  double unit;
+  bool weights, parts, products;
+};
+/// Those that are tried, in this order: 16-bit weights, 16-bit outputs of the cache's parts, products of TF32.
+std::span<const UndeclaredRounding> undeclared_roundings();
+
+/// How far a factor of a row, or of several rows together, is from 1, beside what rounding does by chance
+/// (reference/bounds/functionals.md, "By chance").
+struct ChanceTest {
+  static constexpr int64_t kAll = -1;  ///< in an index: every one
+
+  std::string functional;
+  std::vector<int64_t> at;  ///< of the row
+  double value = 1;
+  double bias = 0;                      ///< of what need not have mean zero
+  double deviation = 0;                 ///< P(|value - 1| > bias + t deviation) <= 2 exp(-t^2 / 2)
+  std::vector<double> undeclared = {};  ///< the deviation, with each of undeclared_roundings()
+
+  double deviations() const;  ///< t
+};
+
+/// The tests of one tensor of one layer.
+struct ChanceTests {
+  int64_t count = 0;
+  std::vector<ChanceTest> farthest = {};  ///< of each functional, of rows and of each kind of sum over rows
+};
+
 /// How one tensor of one layer compares.
 struct TensorAgreement {
   std::string tensor;  ///< its name without the layer
@@ -65,6 +96,7 @@ struct TensorAgreement {
   std::optional<double> condition_number = {};
   std::optional<int64_t> near_tie_swaps;  ///< for selections: choices that differ by rounding alone
   std::vector<FunctionalAgreement> functionals = {};  ///< of outputs
+  ChanceTests chances = {};                           ///< of outputs
 
   bool agrees() const;
   /// Whether some row as a whole can be told from zeros.

@@ -30,7 +30,13 @@ void OutputFunctionalsJudge::add(int64_t row, const reference::OutputFunctionals
     }
     return result;
   };
-  rows_[row] = {true, moved(output), moved(expected.scale_direction()), moved(difference)};
+  const std::vector<double> scale = expected.scale_direction();
+  rows_[row] = {true,
+                moved(output),
+                moved(scale),
+                moved(difference),
+                chance_row(expected, output, claimed, claim_.storage),
+                chance_row(expected, scale, claimed, claim_.storage)};
   rows_[row].difference.size = rows_[row].gain.size;
 }
 
@@ -38,6 +44,19 @@ std::vector<FunctionalAgreement> OutputFunctionalsJudge::agreements() const {
   if (std::ranges::none_of(rows_, &Row::judged)) return {};
   return {agreement("gain", &Row::gain), agreement("logit scale", &Row::scale),
           agreement("difference", &Row::difference)};
+}
+
+ChanceTests OutputFunctionalsJudge::chances() const {
+  ChanceTests tests;
+  const int64_t heads = claim_.shape.size() < 2 ? 1 : claim_.shape[claim_.shape.size() - 2];
+  const auto add = [&](const char* name, ChanceRow Row::*chance) {
+    std::vector<ChanceRow> rows;
+    for (const Row& row : rows_) rows.push_back(row.*chance);
+    add_tests(name, rows, heads, tests);
+  };
+  add("gain", &Row::gain_by_chance);
+  add("logit scale", &Row::scale_by_chance);
+  return tests;
 }
 
 std::vector<int64_t> OutputFunctionalsJudge::index_of(size_t row) const {

@@ -7,6 +7,8 @@
 #include <kvbound/reference/bounds/functionals.hpp>
 #include <kvbound/sim/diff/claims/comparison.hpp>
 
+#include "chances.hpp"
+
 namespace kvbound::sim {
 
 /// The functionals of one tensor of attention outputs, each row the output of one query of one query head.
@@ -21,6 +23,8 @@ class OutputFunctionalsJudge {
 
   /// One for each functional; none if no row was judged. Rows without a bound count as rows only.
   std::vector<FunctionalAgreement> agreements() const;
+  /// How unlikely their deviations are by chance.
+  ChanceTests chances() const;
 
  private:
   // <w, o^ - o>, its bound, and <w, w> or what else the functional is a share of.
@@ -32,6 +36,7 @@ class OutputFunctionalsJudge {
   struct Row {
     bool judged = false;
     Moved gain, scale, difference;
+    ChanceRow gain_by_chance, scale_by_chance;
   };
 
   std::vector<int64_t> index_of(size_t row) const;

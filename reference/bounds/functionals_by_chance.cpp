@@ -1,0 +1,190 @@
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <numeric>
+
+#include "functionals.hpp"
+#include "long_sums.hpp"
+#include "softmax_errors.hpp"
+
+namespace kvbound::reference {
+
+using namespace rounding;
+
+namespace {
+
+constexpr double kBlock = 16;  // products that an instruction of tensor cores adds to a running sum
+constexpr double kDoubleUnit = 0x1p-53;
+
+double squared(double x) { return x * x; }
+
+// The rounding of one scalar operation, or of an addition of tensor cores as a share of its block's 16 together.
+double scalar_unit(const Arithmetic& arithmetic) {
+  return std::min(arithmetic.unit, std::max(arithmetic.unit / 4, 0x1p-24)) + kDoubleUnit;
+}
+
+// Where a number lies between its neighbours in a type, as an angle. Numbers of equal phase are rounded by the same share of their
+// spacing.
+//
+// unit   of the type; floor: half of its smallest subnormal number
+double phase(double number, double unit, double floor) {
+  if (number == 0 || unit == 0) return 0;
+  const double spacing = std::max(std::ldexp(2 * unit, std::ilogb(number)), 2 * floor);
+  return 2 * std::numbers::pi * std::remainder(number / spacing, 1.0);
+}
+
+}  // namespace
+
+double OutputFunctionals::Terms::largest() const { return range() + std::sqrt(squares); }
+
+void OutputFunctionals::Terms::add(double term) {
+  sum += term;
+  squares += term * term;
+  low = std::min(low, sum);
+  high = std::max(high, sum);
+}
+
+void ChanceError::add(const ChanceError& other) {
+  variance += other.variance;
+  bias += other.bias;
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] += other.weights[i];
+  parts += other.parts;
+  by_weights += other.by_weights;
+  by_parts += other.by_parts;
+  by_products += other.by_products;
+}
+
+// Sums over the tokens of what their values are along one direction: x_j = <w, v_j>.
+class OutputFunctionals::Along {
+ public:
+  Along(const OutputFunctionals& of, VectorView direction)
+      : of_(of), arithmetic_(of.arithmetic_), largest_(*std::ranges::max_element(of.weights_)) {
+    const auto head_dim = static_cast<double>(direction.size());
+    const bool is_chained = arithmetic_.tensor_sums > 0;
+    const double roundings = 6 + (arithmetic_.product_depth < 0
+                                      ? head_dim
+                                      : std::min(head_dim, static_cast<double>(arithmetic_.product_depth)));
+    logit_share_ = is_chained ? 1 : 1 / std::sqrt(roundings);
+    size_share_ = 1 / product_error(std::ssize(direction), 4, arithmetic_);
+    for (size_t c = 0; c < direction.size(); ++c) value_ += direction[c] * of.output_[c];
+    for (int64_t j = 0; j < of.values_.rows; ++j) {
+      const VectorView row = of.values_.row(j);
+      add(j, std::inner_product(direction.begin(), direction.end(), row.begin(), 0.0));
+    }
+  }
+
+  // What errors of single weights and logits add.
+  void add_tokens(ChanceError& error) const {
+    error.variance += logits_;
+    for (size_t i = 0; i < rounded_.size(); ++i) error.weights[i] += phases_[i];
+    error.variance +=
+        std::max(std::max(rounded_[0], std::norm(phases_[0])), std::max(rounded_[1], std::norm(phases_[1])));
+    error.by_weights += std::max(units_[0], units_[1]);
+    error.by_products += products_;
+    error.bias += second_ + of_.growth_ * spread_ / (1 - of_.growth_);
+  }
+
+  // What errors add that many tokens share: of a maximum, of a part's or all weights' sum, of rescalings.
+  //
+  // common  of the exponentials of one part of the cache
+  void add_shared(double common, double rescalings, double depth, double parts, ChanceError& error) const {
+    const double unit = scalar_unit(arithmetic_), rescaling = arithmetic_.exponential + 2 * unit;
+    const double run = centred_.largest();
+    error.variance += (parts * squared(common) + rescalings * squared(rescaling)) * squared(run) +
+                      (squared(common) + depth * squared(unit)) * squared(value_);
+    // Of a sum that truncation makes smaller, and of the weights' sum, which makes it larger.
+    const double of_weights =
+        std::abs(value_) * std::max(weight_walk_, static_cast<double>(of_.values_.rows) - weight_walk_);
+    error.bias += arithmetic_.unit / (2 * kBlock) * std::max({walk_, back_, of_weights});
+  }
+
+ private:
+  void add(int64_t j, double x) {
+    const double weight = of_.weights_[j], centred = x - value_;
+    const double rounded = arithmetic_.weights * weight + arithmetic_.weights_floor,
+                 logit = of_.errors_.logits(of_.query_, j);
+    const double angle = phase(weight / largest_, arithmetic_.weights, arithmetic_.weights_floor);
+    const double along[] = {centred, x};
+    for (size_t i = 0; i < rounded_.size(); ++i) {
+      rounded_[i] += squared(rounded * along[i]);
+      units_[i] += squared(weight * along[i]);
+      phases_[i] += std::polar(1.0, angle) * (rounded * along[i]);
+    }
+    const double own = logit_share_ * logit + arithmetic_.exponential + arithmetic_.unit;
+    logits_ += squared(own * weight) * std::max(squared(centred), squared(x) + squared(value_));
+    products_ += squared(2 * size_share_ * logit * weight * centred);
+    const double growing = of_.growing_[j], moved = growing * std::abs(centred);
+    spread_ += moved;
+    second_ += weight > 0 ? growing / weight * moved : 0;
+    centred_.add(weight * centred);
+    sum_ += weight * x;
+    walk_ += std::abs(sum_);
+    back_ += std::abs(value_ - sum_);
+    weight_sum_ += weight;
+    weight_walk_ += weight_sum_;
+  }
+
+  const OutputFunctionals& of_;
+  const Arithmetic& arithmetic_;
+  double largest_, logit_share_, size_share_;
+  double value_ = 0;  // X
+  // Of x_j - X, and of x_j: squares of what rounded weights are off by, and the same sums by the phases of the weights.
+  std::array<double, 2> rounded_{}, units_{};
+  std::array<std::complex<double>, 2> phases_{};
+  double logits_ = 0, products_ = 0;  // squares of what logits are off by
+  double spread_ = 0, second_ = 0;    // of the worst case
+  Terms centred_;                     // A_j (x_j - X)
+  double sum_ = 0, walk_ = 0,
+         back_ = 0;  // the first A_j x_j, and the sizes of all these sums, from either end
+  double weight_sum_ = 0, weight_walk_ = 0;  // the same of A_j
+};
+
+// What each component's own roundings add: of the additions, and of the outputs of parts.
+void OutputFunctionals::add_components(VectorView direction, double depth, double parts,
+                                       ChanceError& error) const {
+  const auto tokens = static_cast<double>(values_.rows);
+  const double additions = (depth + parts) * squared(scalar_unit(arithmetic_)),
+               products = kBlock * squared(arithmetic_.tensor_weighted_sums) + squared(arithmetic_.unit);
+  for (size_t c = 0; c < direction.size(); ++c) {
+    const Terms& terms = terms_[c];
+    const double square = squared(direction[c]);
+    error.variance += square * (additions * squared(terms.largest()) + products * terms.squares);
+    error.by_parts += square * (squared(terms.range()) + terms.squares);
+    error.by_products += square * terms.squares;
+    // The reference's own sums, and what is lost below the normal range.
+    error.bias += std::abs(direction[c]) * tokens *
+                  (2 * kDoubleUnit * std::sqrt(tokens * terms.squares) + 4 * arithmetic_.smallest);
+    if (arithmetic_.partials == 0) continue;
+    const double held =
+        squared(arithmetic_.partials) * terms.range() * errors_.parts(query_, static_cast<int64_t>(c)) +
+        parts * squared(arithmetic_.partials_floor);
+    error.variance += square * held;
+    error.parts += direction[c] * std::polar(std::sqrt(held), phase(output_[c], arithmetic_.partials,
+                                                                    arithmetic_.partials_floor));
+  }
+}
+
+std::optional<ChanceError> OutputFunctionals::chance(VectorView direction) const {
+  if (!errors_.exact_inputs || !(growth_ < 0.5)) return std::nullopt;
+  const int64_t tokens = values_.rows;
+  const double rescalings = errors_.rescalings[query_],
+               parts = static_cast<double>(most_parts(arithmetic_, tokens)),
+               depth = single_depth(arithmetic_, tokens) + rescalings + 3;
+  double common = 0;
+  for (int64_t j = 0; j < tokens; ++j) {
+    common = std::max(common, errors_.exponents(query_, j) - errors_.logits(query_, j));
+  }
+  common -= rescalings * (exponential(arithmetic_) + 2 * unit(arithmetic_)) + exponential(arithmetic_);
+  common = std::max(common, 0.0) * scalar_unit(arithmetic_) / unit(arithmetic_) + exponential(arithmetic_);
+  ChanceError error;
+  const Along along(*this, direction);
+  along.add_tokens(error);
+  along.add_shared(common, rescalings, depth, parts, error);
+  add_components(direction, depth, parts, error);
+  const std::vector<double> scale = scale_direction();
+  const double turned = std::inner_product(direction.begin(), direction.end(), scale.begin(), 0.0);
+  error.bias += (static_cast<double>(direction.size()) / kBlock + 5) * unit(arithmetic_) * std::abs(turned);
+  return error;
+}
+
+}  // namespace kvbound::reference
