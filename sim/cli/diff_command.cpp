@@ -1,12 +1,17 @@
 #include <iostream>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
 #include <kvbound/sim/diff/claims/dump_file.hpp>
+#include <kvbound/sim/diff/rows.hpp>
 #include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/report/against_report.hpp>
 #include <kvbound/sim/report/diff_report.hpp>
 #include <kvbound/sim/report/table.hpp>
 #include <kvbound/traces/output_file.hpp>
@@ -15,6 +20,7 @@
 #include "agreement_verdict.hpp"
 #include "commands.hpp"
 #include "progress.hpp"
+#include "replay_verdict.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -33,21 +39,46 @@ An output may be within its bounds and still be unlikely: beyond what roundings 
 row or in a sum over rows, with a probability of 1e-9 in all. A line on standard error and below the table then says so, and
 which arithmetic that the dump does not declare would explain it. The exit code stays, unless --strict is given.
 
+With --against, A and B are two dumps of one policy and budget: of two kernels, two GPUs, two versions, two batch
+sizes. Each is judged as above, by the arithmetic that its own metadata declare. Every row that both have, which is
+what one KV head or query head has in a tensor (at one step, if the tensor has steps), is
+
+  identical     the same to the last bit
+  reordered     not, but rounding explains both: another order of additions, or a choice between near ties
+  other cache   right in both, but of caches that an earlier choice made different
+  undecided     in one of them nothing tells right from wrong
+  wrong: A, wrong: B, both wrong    outside the bounds
+
+ulps is the largest distance of two elements of reordered rows, in units in the last place of the larger one, where the
+type is the coarsest of the tensors' and accumulators'; of row, in those of the row's largest number; farthest, where.
+
+What only one of them has is judged, too. Batch-invariant kernels want --identical: A of the batch, B of the row alone.
+
 Examples:
   kvbound replay TRACE --policy snapkv+critical --budget 20% --dump dump.safetensors
   kvbound diff TRACE dump.safetensors --json diff.json
   kvbound diff TRACE dump.safetensors --strict
+  kvbound diff version-1.safetensors version-2.safetensors --against TRACE --json against.json
+  kvbound diff batch-32.safetensors batch-1.safetensors --against TRACE --identical
 
 Exit code 0 if every number, and every output as a whole, is within its bound, 1 if one is not (the first wrong
 tensor is named on standard error, and its worst element or row), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
 undecided: a choice or number differs from the reference's, and the records do not show whether rounding explains it.
+Of two dumps: 1 if one of them has it, or with --identical if some row is not identical; 3 also if their policies or budgets
+differ; 5 if one of them has it, or they have no row in common.
 )";
 
 CommandLine diff_command_line() {
   CommandLine line(
-      "diff TRACE DUMP [options]: another implementation's results, such as a kernel's, against the reference",
+      "diff TRACE DUMP [options], or diff A B --against TRACE [options]: other implementations' results, such as a kernel's, "
+      "against the reference",
       kDiffDetails);
-  line.add("json", "FILE", "also write all figures as JSON (schema: sim/schemas/diff.schema.json)");
+  line.add("against", "TRACE",
+           "compare two dumps of this trace, A and B, with each other and with the reference");
+  line.add_flag("identical", "with --against: every row that both have must be the same to the last bit");
+  line.add(
+      "json", "FILE",
+      "also write all figures as JSON (schema: sim/schemas/diff.schema.json; with --against: against.schema.json)");
   line.add_flag("strict", "also exit with 1 where an output is unlikely by rounding");
   add_common_options(line);
   return line;
@@ -58,26 +89,137 @@ std::string trace_hash(const traces::Trace& trace, bool quiet) {
   return trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
 
+// Reads and judges one layer of a dump, and adds its tensors to the report.
+JudgedClaims judge(const traces::Layer& layer, const DumpFile& dump, DiffReport& report) {
+  const DumpInfo& info = dump.info();
+  const TestedImplementation implementation{info.policy,          info.layer_entries[layer.index],
+                                            info.steps,           info.declared.arithmetic(),
+                                            dump.input_storage(), dump.merged_storage()};
+  JudgedClaims result{dump.read_layer(layer.index), {}, info.steps, info.declared.accumulate};
+  try {
+    result.judged = judge_layer(layer, implementation, result.claims);
+  } catch (const NonFinite& error) {
+    throw TraceError(report.trace.path, -1, fmt::format("layers.{}", layer.index),
+                     fmt::format("its numbers are too large for double precision: {}", error.what()));
+  }
+  for (const TensorAgreement& found : result.judged.tensors) {
+    TensorAgreement& kept = report.tensors.emplace_back(JudgedTensor{layer.index, found}).agreement;
+    kept.outside_at = kept.undecided_at = {};  // of all layers these may be many
+  }
+  return result;
+}
+
 // Judges the dump's layers, with one layer in memory at a time.
 void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, DiffReport& report) {
-  TestedImplementation implementation{report.dump.policy,   report.dump.entries,
-                                      report.dump.steps,    report.dump.declared.arithmetic(),
-                                      dump.input_storage(), dump.merged_storage()};
   Progress progress("judging " + dump.path(), !quiet);
   int64_t done = 0;
   for (const int64_t l : report.dump.layers) {
-    implementation.entries = report.dump.layer_entries[l];
-    const LayerClaims claims = dump.read_layer(l);
-    const traces::Layer layer = trace.read_layer(l);
-    try {
-      for (TensorAgreement& found : agreement(layer, implementation, claims))
-        report.tensors.push_back({l, std::move(found)});
-    } catch (const NonFinite& error) {
-      throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
-                       fmt::format("its numbers are too large for double precision: {}", error.what()));
-    }
+    judge(trace.read_layer(l), dump, report);
     progress.update(++done, std::ssize(report.dump.layers));
   }
+}
+
+int exit_code(const DiffReport& report, const Ending& ending) {
+  return exit_code(report.summaries(), report.by_chance(), report.dump_path, ending);
+}
+
+// The file that --json names, which must not be the trace or a dump; nullopt if there is no such option.
+std::optional<traces::OutputFile> json_file(const CommandLine& line, const traces::Trace& trace,
+                                            const std::vector<std::string>& dumps) {
+  const auto path = line.text("json");
+  if (!path) return std::nullopt;
+  OutputPaths outputs;
+  for (const std::string& input : trace.paths()) outputs.add_input(input);
+  for (const std::string& dump : dumps) outputs.add_input(dump);
+  outputs.add("json", *path);
+  return std::optional<traces::OutputFile>(std::in_place, *path);
+}
+
+void write(std::optional<traces::OutputFile>& json, const std::string& document) {
+  json->write(document);
+  json->prepare();
+  flush_standard_output();
+  json->commit();
+}
+
+DiffReport empty_report(const traces::Trace& trace, const std::string& sha256, const DumpFile& dump) {
+  dump.require_trace(sha256);
+  return {trace.info(), sha256, dump.path(), dump.info(), {}};
+}
+
+int diff_with_trace(const CommandLine& line, bool quiet) {
+  const std::vector<std::string> paths = line.positionals("TRACE or DUMP", 2, 2);
+  refuse_options(line, {"identical"}, "is for two dumps, with --against TRACE");
+  const traces::Trace trace(paths[0], header_options(line));
+  const DumpFile dump(paths[1], trace.info(), header_options(line).header_limit);
+  std::optional<traces::OutputFile> json = json_file(line, trace, {dump.path()});
+  DiffReport report = empty_report(trace, trace_hash(trace, quiet), dump);
+  judge_layers(trace, dump, quiet, report);
+  std::cout << text_report(report, terminal_style());
+  if (json) write(json, json_report(report));
+  return exit_code(report, {line.has("strict"), quiet});
+}
+
+// Throws TraceError if two dumps are of different runs.
+void require_same_run(const DumpFile& a, const DumpFile& b) {
+  const auto refuse = [&](const char* field, const std::string& own, const std::string& other) {
+    if (own == other) return;
+    throw TraceError(b.path(), -1, fmt::format("__metadata__.{}", field),
+                     fmt::format("is {}, but that of {} is {}", other, one_line(a.path()), own));
+  };
+  refuse("policy", canonical(a.info().policy), canonical(b.info().policy));
+  if (a.info().layer_entries != b.info().layer_entries)
+    refuse("budget", to_string(a.info().budget), to_string(b.info().budget));
+}
+
+// Judges the layers of both dumps, and compares the rows of those that both have, with one layer in memory at a time.
+void compare_layers(const traces::Trace& trace, const DumpFile& a, const DumpFile& b, bool quiet,
+                    AgainstReport& report) {
+  Progress progress("judging " + a.path() + " and " + b.path(), !quiet);
+  const std::set<int64_t> of_a(a.info().layers.begin(), a.info().layers.end()),
+      of_b(b.info().layers.begin(), b.info().layers.end());
+  std::set<int64_t> all = of_a;
+  all.insert(of_b.begin(), of_b.end());
+  int64_t done = 0;
+  for (const int64_t l : all) {
+    const traces::Layer layer = trace.read_layer(l);
+    std::optional<JudgedClaims> own, other;
+    if (of_a.contains(l)) own = judge(layer, a, report.a);
+    if (of_b.contains(l)) other = judge(layer, b, report.b);
+    if (own && other) report.layers.push_back({l, compare_rows(layer.shape, *own, *other)});
+    progress.update(++done, std::ssize(all));
+  }
+}
+
+// The exit code; what keeps the dumps from agreeing is explained on standard error.
+int exit_code(const AgainstReport& report, const Ending& ending) {
+  const int of_a = exit_code(report.a, ending);
+  int code = worse(of_a, exit_code(report.b, ending));
+  if (report.rows() == 0) {
+    if (!ending.quiet) std::cerr << "kvbound: A and B have no row in common\n";
+    code = worse(code, kInconclusive);
+  }
+  const int64_t differing = report.rows() - report.count(RowVerdict::identical);
+  if (!report.identical || differing == 0) return code;
+  std::cerr << fmt::format("kvbound: {} of {} rows are not identical, the first {}\n", differing,
+                           report.rows(), *report.first_differing());
+  return kMismatch;
+}
+
+int diff_against(const CommandLine& line, bool quiet) {
+  const std::vector<std::string> paths = line.positionals("A or B", 2, 2);
+  const traces::Trace trace(line.required("against"), header_options(line));
+  const DumpFile a(paths[0], trace.info(), header_options(line).header_limit),
+      b(paths[1], trace.info(), header_options(line).header_limit);
+  require_same_run(a, b);
+  std::optional<traces::OutputFile> json = json_file(line, trace, {a.path(), b.path()});
+  const std::string sha256 = trace_hash(trace, quiet);
+  AgainstReport report{
+      empty_report(trace, sha256, a), empty_report(trace, sha256, b), {}, line.has("identical")};
+  compare_layers(trace, a, b, quiet, report);
+  std::cout << text_report(report, terminal_style());
+  if (json) write(json, json_report(report));
+  return exit_code(report, {line.has("strict"), quiet});
 }
 
 }  // namespace
@@ -87,29 +229,7 @@ int diff_command(const Arguments& arguments) {
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
   const bool quiet = line.has("quiet");
-  const std::vector<std::string> paths = line.positionals("TRACE or DUMP", 2, 2);
-  const traces::Trace trace(paths[0], header_options(line));
-  const DumpFile dump(paths[1], trace.info(), header_options(line).header_limit);
-  std::optional<traces::OutputFile> json;
-  if (const auto path = line.text("json")) {
-    OutputPaths outputs;
-    for (const std::string& input : trace.paths()) outputs.add_input(input);
-    outputs.add_input(dump.path());
-    outputs.add("json", *path);
-    json.emplace(*path);
-  }
-
-  DiffReport report{trace.info(), trace_hash(trace, quiet), dump.path(), dump.info(), {}};
-  dump.require_trace(report.trace_sha256);
-  judge_layers(trace, dump, quiet, report);
-  std::cout << text_report(report, terminal_style());
-  if (json) {
-    json->write(json_report(report));
-    json->prepare();
-    flush_standard_output();
-    json->commit();
-  }
-  return exit_code(report.summaries(), report.by_chance(), report.dump_path, {line.has("strict"), quiet});
+  return line.has("against") ? diff_against(line, quiet) : diff_with_trace(line, quiet);
 }
 
 }  // namespace kvbound::sim

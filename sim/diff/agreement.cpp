@@ -50,10 +50,11 @@ class LayerJudge {
     implementation_.budgets = allocation_.budgets;
   }
 
-  std::vector<TensorAgreement> judge() {
+  JudgedLayer judge() {
     judge_prompt();
+    followed_.kept = teacher_forced_;
     if (follows()) judge_replay();
-    return std::move(results_);
+    return {std::move(results_), std::move(followed_)};
   }
 
  private:
@@ -98,6 +99,16 @@ class LayerJudge {
                                   claims_.target_of, teacher_forced_));
     *results_.back().near_tie_swaps += allocation_.near_tie_swaps;
     results_.back().undecided += allocation_.undecided;
+    if (allocation_.undecided > 0) leave_undecided(*claims_.kept, results_.back());
+  }
+
+  // Leaves every KV head's kept set undecided.
+  static void leave_undecided(const std::vector<Positions>& kept, TensorAgreement& agreement) {
+    int64_t first = 0;
+    for (const Positions& head : kept) {
+      if (!head.empty()) agreement.undecided_at.push_back(first);
+      first += std::ssize(head);
+    }
   }
 
   // Attention of the recorded prompt queries, each to the prompt's entries up to its own, before compression.
@@ -154,6 +165,7 @@ class LayerJudge {
       if (functionals && cache.certain) add_functionals(cache, *functionals);
     };
     replay.run(outputs ? Attended(attended) : Attended());
+    followed_ = replay.followed();
     append(replay.agreements());
     if (claims_.output) {
       results_.push_back(outputs->agreement(*claims_.output, merges_));
@@ -197,14 +209,20 @@ class LayerJudge {
   const bool evicts_, merges_;
   PromptErrors errors_;
   std::vector<Positions> teacher_forced_;  // per KV head: the kept set that the replay continues with
+  FollowedChoices followed_;
   std::vector<TensorAgreement> results_;
 };
 
 }  // namespace
 
+JudgedLayer judge_layer(const traces::Layer& layer, const TestedImplementation& implementation,
+                        const LayerClaims& claims) {
+  return LayerJudge(layer, implementation, claims).judge();
+}
+
 std::vector<TensorAgreement> agreement(const traces::Layer& layer, const TestedImplementation& implementation,
                                        const LayerClaims& claims) {
-  return LayerJudge(layer, implementation, claims).judge();
+  return judge_layer(layer, implementation, claims).tensors;
 }
 
 }  // namespace kvbound::sim

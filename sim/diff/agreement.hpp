@@ -12,6 +12,7 @@
 
 #include <kvbound/sim/diff/claims/claims.hpp>
 #include <kvbound/sim/diff/claims/comparison.hpp>
+#include <kvbound/sim/diff/claims/followed_choices.hpp>
 #include <kvbound/sim/diff/claims/tested_implementation.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -21,6 +22,12 @@ namespace kvbound::sim {
 struct JudgedTensor {
   int64_t layer = 0;  ///< negative: of no layer
   TensorAgreement agreement;
+};
+
+/// How the claims of one layer compare with the reference, and the choices that later ones were judged on.
+struct JudgedLayer {
+  std::vector<TensorAgreement> tensors;  ///< one for each claimed tensor, in the order of dump_tensors()
+  FollowedChoices choices;
 };
 
 /// Judges all claimed tensors of one layer.
@@ -34,8 +41,11 @@ struct JudgedTensor {
 /// Evictions, merges, and all numbers of decode steps are judged as replay/layer_replay.hpp says.
 ///
 /// claims   shapes as in a dump of this trace; DumpFile checks them
-/// returns  one agreement for each claimed tensor, in the order of dump_tensors()
 /// throws   NonFinite if the trace's numbers are too large for double precision
+JudgedLayer judge_layer(const traces::Layer& layer, const TestedImplementation& implementation,
+                        const LayerClaims& claims);
+
+/// The tensors of judge_layer.
 std::vector<TensorAgreement> agreement(const traces::Layer& layer, const TestedImplementation& implementation,
                                        const LayerClaims& claims);
 

@@ -28,29 +28,34 @@ Json arithmetic_json(const reference::Arithmetic& arithmetic) {
           {"partials", arithmetic.partials}, {"partials_floor", arithmetic.partials_floor}};
 }
 
-Json to_json(const std::string& path, const DumpInfo& dump) {
-  Json json{{"path", path},
-            {"policy", canonical(dump.policy)},
-            {"budget", to_string(dump.budget)},
-            {"entries", dump.entries},
-            {"backend", dump.backend},
-            {"storage", name(dump.storage)}};
+}  // namespace
+
+std::string implementation_text(const DumpInfo& dump) {
+  return fmt::format("backend {}; storage {}, accumulate {}{}", traces::printable(dump.backend),
+                     name(dump.storage), name(dump.declared.accumulate), dump.declared.text());
+}
+
+std::string extent_text(const DiffReport& report) {
+  return fmt::format("{} of {} layers, {} of {} decode steps", report.dump.layers.size(), report.trace.layers,
+                     report.dump.steps, report.trace.decode_tokens);
+}
+
+Json dump_json(const DiffReport& report) {
+  const DumpInfo& dump = report.dump;
+  Json json{{"path", report.dump_path},         {"policy", canonical(dump.policy)},
+            {"budget", to_string(dump.budget)}, {"entries", dump.entries},
+            {"backend", dump.backend},          {"storage", name(dump.storage)}};
   json.update(to_json(dump.declared));
   json.update({{"layers", dump.layers}, {"steps", dump.steps}, {"tensors", dump.tensors}});
   return json;
 }
 
-}  // namespace
-
 std::string text_report(const DiffReport& report, const TextStyle& style) {
   const DumpInfo& dump = report.dump;
-  std::string text = fmt::format(
-      "{}\n  {}\n  budget {}, {} entries per KV head; backend {}; storage {}, accumulate {}{}\n  against {}: {} of {} "
-      "layers, {} of {} decode steps, {}\n",
-      one_line(report.dump_path), canonical(dump.policy), to_string(dump.budget), dump.entries,
-      traces::printable(dump.backend), name(dump.storage), name(dump.declared.accumulate),
-      dump.declared.text(), one_line(report.trace.path), dump.layers.size(), report.trace.layers, dump.steps,
-      report.trace.decode_tokens, name(report.trace.storage));
+  std::string text = fmt::format("{}\n  {}\n  budget {}, {} entries per KV head; {}\n  against {}: {}, {}\n",
+                                 one_line(report.dump_path), canonical(dump.policy), to_string(dump.budget),
+                                 dump.entries, implementation_text(dump), one_line(report.trace.path),
+                                 extent_text(report), name(report.trace.storage));
   if (dump.tensors.empty()) return text + "  no tensors\n";
   std::vector<TensorSummary> all = report.summaries();
   std::stable_partition(all.begin(), all.end(),
@@ -72,9 +77,9 @@ std::string json_report(const DiffReport& report) {
   document.update(fields_of(environment()));
   document["seed"] = nullptr;  // nothing is drawn at random
   document["trace"] = trace_json(report.trace, report.trace_sha256);
-  document["dump"] = to_json(report.dump_path, report.dump);
+  document["dump"] = dump_json(report);
   document["arithmetic"] = arithmetic_json(report.dump.declared.arithmetic());
-  document["verdict"] = word(verdict(report.summaries()));
+  document["verdict"] = word(report.verdict());
   document["unlikely"] = to_json(report.by_chance());
   document["tensors"] = Json::array();
   for (const JudgedTensor& tensor : report.tensors) document["tensors"].push_back(to_json(tensor));

@@ -1,5 +1,7 @@
 #include "claims.hpp"
 
+#include <array>
+
 namespace kvbound::sim {
 namespace {
 
@@ -36,6 +38,39 @@ std::vector<int64_t> targets_of(const std::vector<HeadMerge>& merges, int64_t to
 }
 
 }  // namespace
+
+std::span<const RealTensor> real_tensors() {
+  static constexpr std::array kTensors{
+      RealTensor{"votes", &LayerClaims::votes},
+      RealTensor{"merged_key", &LayerClaims::merged_key},
+      RealTensor{"merged_value", &LayerClaims::merged_value},
+      RealTensor{"rebuilt_votes", &LayerClaims::rebuilt_votes},
+      RealTensor{"rebuilt_merged_key", &LayerClaims::rebuilt_merged_key},
+      RealTensor{"rebuilt_merged_value", &LayerClaims::rebuilt_merged_value},
+      RealTensor{"step_votes", &LayerClaims::step_votes},
+      RealTensor{"step_merged_key", &LayerClaims::step_merged_key},
+      RealTensor{"step_merged_value", &LayerClaims::step_merged_value},
+      RealTensor{"prompt_output", &LayerClaims::prompt_output},
+      RealTensor{"score", &LayerClaims::score},
+      RealTensor{"projected_value_norms", &LayerClaims::projected_value_norms},
+      RealTensor{"stage_two_score", &LayerClaims::stage_two_score},
+      RealTensor{"output", &LayerClaims::output},
+      RealTensor{"kept_mass", &LayerClaims::kept_mass},
+      RealTensor{"bound", &LayerClaims::bound},
+      RealTensor{"perturbation", &LayerClaims::perturbation},
+      RealTensor{"layer_perturbation", &LayerClaims::layer_perturbation}};
+  return kTensors;
+}
+
+std::span<const IntegerTensor> integer_tensors() {
+  static constexpr std::array kTensors{IntegerTensor{"score_positions", &LayerClaims::score_positions},
+                                       IntegerTensor{"kept_offsets", &LayerClaims::kept_offsets},
+                                       IntegerTensor{"evicted", &LayerClaims::evicted},
+                                       IntegerTensor{"merged_into", &LayerClaims::merged_into},
+                                       IntegerTensor{"target_of", &LayerClaims::target_of},
+                                       IntegerTensor{"rebuilt_target_of", &LayerClaims::rebuilt_target_of}};
+  return kTensors;
+}
 
 std::optional<std::vector<int64_t>> prompt_targets(const PromptRecord& prompt) {
   if (prompt.merges.empty() || prompt.merges.front().target_of.empty()) return std::nullopt;

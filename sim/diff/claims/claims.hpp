@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,18 @@ struct LayerClaims {
   std::optional<RealClaim> perturbation;                ///< [steps, query_heads]
   std::optional<RealClaim> layer_perturbation;          ///< [steps]
 };
+
+/// The real tensors of a dump, and those of integers but for `kept`: names, and where claims hold them.
+struct RealTensor {
+  const char* name;
+  std::optional<RealClaim> LayerClaims::*claim;
+};
+struct IntegerTensor {
+  const char* name;
+  std::optional<std::vector<int64_t>> LayerClaims::*claim;
+};
+std::span<const RealTensor> real_tensors();
+std::span<const IntegerTensor> integer_tensors();
 
 /// The votes, keys and values of merged entries that a session recorded, one row per entry in the order of a dump.
 struct MergedRows {

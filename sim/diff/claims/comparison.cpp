@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <utility>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/infinity.hpp>
@@ -10,15 +11,6 @@
 
 namespace kvbound::sim {
 namespace {
-
-std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape) {
-  std::vector<int64_t> index(shape.size());
-  for (size_t d = shape.size(); d-- > 0;) {
-    index[d] = element % shape[d];
-    element /= shape[d];
-  }
-  return index;
-}
 
 // kNone stands in for the bound of an element that has none; elements with bounds of kUnbounded or more are not judged.
 constexpr double kUnbounded = 1e100, kNone = 1e200;
@@ -92,6 +84,15 @@ bool TensorAgreement::is_judged_as_a_whole() const {
                              [](const FunctionalAgreement& functional) { return functional.judged > 0; });
 }
 
+std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> index(shape.size());
+  for (size_t d = shape.size(); d-- > 0;) {
+    index[d] = element % shape[d];
+    element /= shape[d];
+  }
+  return index;
+}
+
 double half_spacing(Dtype storage, double x) {
   const RealFormat format = *real_format(storage);
   const int exponent = x == 0 || !std::isfinite(x) ? format.least_exponent : std::ilogb(x);
@@ -122,6 +123,7 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
     element.bound = bounds[i] + half_spacing(claim.storage, claim.numbers[i]);
     const bool inside = is_inside(element);
     result.outside += !inside;
+    if (!inside) result.outside_at.push_back(static_cast<int64_t>(i));
     // If all expected numbers are 0, any bound counts as informative here; the verdict reports all_zero instead.
     const bool says_something = largest > 0 ? element.bound < largest : element.bound < kUnbounded;
     result.judged += !inside || says_something;
@@ -149,19 +151,20 @@ TensorAgreement compare_uncertain(const std::string& tensor, const RealClaim& cl
   require_length("what is certain of " + tensor, certain.size(), claim.numbers.size());
   RealClaim decided = claim;
   std::vector<double> decided_bounds(bounds.begin(), bounds.end());
-  int64_t undecided = 0;
+  std::vector<int64_t> undecided;
   for (size_t i = 0; i < decided.numbers.size(); ++i) {
     if (std::isnan(claim.numbers[i])) continue;  // no number, so never right
     const bool bounded = bounds[i] < kInfinity;
     const double most = bounds[i] + half_spacing(claim.storage, claim.numbers[i]);
     const bool inside = bounded && distance(claim.numbers[i], expected[i]) <= most;
     if (inside || (bounded && certain[i])) continue;
-    ++undecided;
+    undecided.push_back(static_cast<int64_t>(i));
     decided.numbers[i] = expected[i];
     decided_bounds[i] = kNone;
   }
   TensorAgreement result = compare(tensor, decided, expected, decided_bounds);
-  result.undecided += undecided;
+  result.undecided += std::ssize(undecided);
+  result.undecided_at = std::move(undecided);
   return result;
 }
 
@@ -174,6 +177,7 @@ TensorAgreement compare(const std::string& tensor, const std::vector<int64_t>& c
   for (size_t i = 0; i < claim.size(); ++i) {
     const bool wrong = claim[i] != expected[i];
     result.outside += wrong;
+    if (wrong) result.outside_at.push_back(static_cast<int64_t>(i));
     if (i > 0 && !(wrong && result.outside == 1)) continue;
     const auto claimed = static_cast<double>(claim[i]), right = static_cast<double>(expected[i]);
     result.worst =

@@ -47,6 +47,8 @@ struct FunctionalAgreement {
   FunctionalValue worst = {};          ///< of the row that is farthest beyond its band, or comes closest
   double worst_share = 0;              ///< how far, in bands
   std::vector<int64_t> worst_at = {};  ///< its index
+  std::vector<int64_t> outside_at =
+      {};  ///< ascending: the rows beyond their band, in C order of the tensor's rows
 };
 
 /// A rounding that a dump may have left undeclared, and what its unit roundoff is of.
@@ -97,11 +99,17 @@ struct TensorAgreement {
   std::optional<int64_t> near_tie_swaps;  ///< for selections: choices that differ by rounding alone
   std::vector<FunctionalAgreement> functionals = {};  ///< of outputs
   ChanceTests chances = {};                           ///< of outputs
+  /// Where something is outside or undecided: elements, counted in C order of the claimed tensor. Of a KV head's kept set
+  /// one element stands for all; an empty set has none.
+  std::vector<int64_t> outside_at = {}, undecided_at = {};
 
   bool agrees() const;
   /// Whether some row as a whole can be told from zeros.
   bool is_judged_as_a_whole() const;
 };
+
+/// The index, one number per dimension, of an element that is counted in C order.
+std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape);
 
 /// Half the distance between neighbouring numbers of a real type at x, which bounds the error of one rounding to that
 /// type.

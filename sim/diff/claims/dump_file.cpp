@@ -336,35 +336,12 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
   LayerClaims claims;
   std::vector<int64_t> offsets;
   for (int64_t g = 0; g <= trace_.shape.kv_heads; ++g) offsets.push_back(g * info_.layer_entries[layer]);
-  if (const TensorEntry* entry = find(layer, "kept_offsets"))
-    claims.kept_offsets = offsets = read_integers(*entry);
-  if (find(layer, "kept")) claims.kept = read_kept(layer, offsets);
-  if (const TensorEntry* entry = find(layer, "score_positions"))
-    claims.score_positions = read_integers(*entry);
-  if (const TensorEntry* entry = find(layer, "evicted")) claims.evicted = read_integers(*entry);
-  if (const TensorEntry* entry = find(layer, "merged_into")) claims.merged_into = read_integers(*entry);
-  if (const TensorEntry* entry = find(layer, "target_of")) claims.target_of = read_integers(*entry);
-  if (const TensorEntry* entry = find(layer, "rebuilt_target_of")) {
-    claims.rebuilt_target_of = read_integers(*entry);
+  for (const IntegerTensor& tensor : integer_tensors()) {
+    if (const TensorEntry* entry = find(layer, tensor.name)) claims.*tensor.claim = read_integers(*entry);
   }
-  claims.votes = read_claim(layer, "votes");
-  claims.merged_key = read_claim(layer, "merged_key");
-  claims.merged_value = read_claim(layer, "merged_value");
-  claims.rebuilt_votes = read_claim(layer, "rebuilt_votes");
-  claims.rebuilt_merged_key = read_claim(layer, "rebuilt_merged_key");
-  claims.rebuilt_merged_value = read_claim(layer, "rebuilt_merged_value");
-  claims.step_votes = read_claim(layer, "step_votes");
-  claims.step_merged_key = read_claim(layer, "step_merged_key");
-  claims.step_merged_value = read_claim(layer, "step_merged_value");
-  claims.prompt_output = read_claim(layer, "prompt_output");
-  claims.score = read_claim(layer, "score");
-  claims.projected_value_norms = read_claim(layer, "projected_value_norms");
-  claims.stage_two_score = read_claim(layer, "stage_two_score");
-  claims.output = read_claim(layer, "output");
-  claims.kept_mass = read_claim(layer, "kept_mass");
-  claims.bound = read_claim(layer, "bound");
-  claims.perturbation = read_claim(layer, "perturbation");
-  claims.layer_perturbation = read_claim(layer, "layer_perturbation");
+  for (const RealTensor& tensor : real_tensors()) claims.*tensor.claim = read_claim(layer, tensor.name);
+  if (claims.kept_offsets) offsets = *claims.kept_offsets;
+  if (find(layer, "kept")) claims.kept = read_kept(layer, offsets);
   return claims;
 }
 

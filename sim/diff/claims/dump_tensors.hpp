@@ -25,12 +25,25 @@ enum class Extent {
   kept_of_rebuilds,   ///< kept entries of all rebuilds, and in each of all KV heads, one after the other
 };
 
+/// Which cache a row of a tensor is of: what two dumps must have chosen alike for their rows to be comparable to the last bit.
+enum class CacheOf {
+  none,      ///< the full cache, or none
+  kept,      ///< the entries kept after the prompt, of the row's KV head
+  prompt,    ///< the same with their clusters
+  attended,  ///< the cache that the row's step attended to; without a head that of all KV heads
+  history,   ///< the same, and all choices that led to it: scores sum up over them
+  left,      ///< the same, and the step's eviction
+  merged,    ///< the same, and the step's merge
+  rebuilt,   ///< the row's rebuild
+};
+
 /// One kind of tensor: layers.{l}.NAME.
 struct DumpTensor {
   std::string name;
   std::vector<Extent> shape;  ///< in C order
   bool integral = false;      ///< I64 or I32; otherwise F64, F32, F16 or BF16
-  bool derived = false;       ///< follows from the kept sets: a verdict needs no evidence for it
+  CacheOf cache = CacheOf::none;
+  bool derived = false;  ///< follows from the kept sets: a verdict needs no evidence for it
   bool (*is_of)(const Policy&) =
       nullptr;               ///< whether dumps of a policy may have it; null: every policy's dumps may
   std::string only_of = {};  ///< completes "only policies that ...", as "merge"; empty: no such message

@@ -35,13 +35,15 @@ ChoiceTally::ChoiceTally(const std::string& tensor, const TensorAgreement& so_fa
   result_.near_tie_swaps = so_far.near_tie_swaps.value_or(0);
 }
 
-void ChoiceTally::add(const Choice& choice) {
+void ChoiceTally::add(const Choice& choice, int64_t element) {
   ++result_.elements;
   result_.judged += choice.judged;
   *result_.near_tie_swaps += choice.near_tie;
   result_.undecided += choice.undecided;
+  if (choice.undecided) result_.undecided_at.push_back(element);
   if (!choice.offence) return;
   ++result_.outside;
+  result_.outside_at.push_back(element);
   if (!result_.worst || result_.worst->share() < choice.offence->share()) result_.worst = choice.offence;
 }
 

@@ -54,7 +54,10 @@ class ChoiceTally {
   /// so_far  the agreement of the tensor's other choices, to which those that follow are added
   explicit ChoiceTally(const std::string& tensor, const TensorAgreement& so_far = {});
 
-  void add(const Choice& choice);
+  /// The next choice in C order of the tensor.
+  void add(const Choice& choice) { add(choice, result_.elements); }
+  /// element  the choice's own, in C order of the tensor
+  void add(const Choice& choice, int64_t element);
   const TensorAgreement& result() const { return result_; }
 
  private:

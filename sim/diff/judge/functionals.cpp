@@ -87,7 +87,9 @@ FunctionalAgreement OutputFunctionalsJudge::agreement(const char* name, Moved Ro
     const Moved& moved = rows_[row].*functional;
     ++result.rows;
     if (!(moved.bound < kInfinity)) continue;  // there is no bound
-    result.outside += std::abs(moved.by) > moved.bound;
+    const bool is_outside = std::abs(moved.by) > moved.bound;
+    result.outside += is_outside;
+    if (is_outside) result.outside_at.push_back(static_cast<int64_t>(row));
     result.judged += rows_[row].gain.bound < rows_[row].gain.size;
     all.by += moved.by;
     all.bound += moved.bound;

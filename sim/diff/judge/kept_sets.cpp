@@ -300,7 +300,7 @@ class KeptJudgement {
            0,
            Dtype::i64,
            fmt::format("KV head {}: {}", kv_head, disorder.note)},
-          1);
+          1, !kept.empty());
     count(kept, true);
   }
 
@@ -319,7 +319,7 @@ class KeptJudgement {
              fault->band,
              Dtype::i64,
              text_of(*fault, kv_head)},
-            fault->faulty);
+            fault->faulty, true);
     } else {
       *result_.near_tie_swaps += static_cast<int64_t>(difference(kept, own).size());
     }
@@ -329,6 +329,7 @@ class KeptJudgement {
   // A kept set other than the reference's that cannot be told to be right or wrong.
   void add_undecided(const Positions& kept, const Positions& own) {
     result_.undecided += static_cast<int64_t>(difference(kept, own).size());
+    result_.undecided_at.push_back(elements());
     count(kept, false);
   }
 
@@ -341,8 +342,10 @@ class KeptJudgement {
     if (judged) result_.judged += std::ssize(kept);
   }
 
-  void blame(const Offender& found, int64_t faulty) {
+  // exists: whether the kept set has the element that is blamed
+  void blame(const Offender& found, int64_t faulty, bool exists) {
     result_.outside += faulty;
+    if (exists) result_.outside_at.push_back(found.index.front());
     if (!result_.worst || result_.worst->share() < found.share()) result_.worst = found;
   }
 

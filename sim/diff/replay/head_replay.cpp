@@ -53,6 +53,7 @@ ReplayedStep HeadReplay::step(int64_t t, const ClaimedStep& claimed, const Atten
   if (result.rebuilt) {
     rebuild(t);
     result.positions = merged_.positions;
+    result.target_of = merged_.target_of;
   } else {
     skip(t);
     if (merge_rules_.merges) revalue(cache().entries() - 1);

@@ -73,6 +73,7 @@ using Attended = std::function<void(const AttendedCache&)>;
 struct ReplayedStep {
   bool rebuilt = false;            ///< whether the cache was rebuilt before its queries attended
   std::vector<int64_t> positions;  ///< of a rebuilt cache, ascending
+  std::vector<int64_t> target_of;  ///< of a rebuilt cache: every entry's target
   Choice evicted, into;            ///< for hosts that evict; `into` for policies that merge
   ExpectedEntries merged;          ///< the entry that the evicted one merged into, if it did
   bool followed = true;  ///< whether the claimed row is that entry's: the claimed choices were followed

@@ -106,6 +106,7 @@ LayerReplay::LayerReplay(const traces::Layer& layer, const TestedImplementation&
     const int64_t index = g;
     heads_[index].emplace(part_, g, kept[index], kept[index] == reference.kept[index]);
   });
+  for (const auto& head : heads_) target_of_.push_back(head->merged().target_of);
 }
 
 void LayerReplay::run(const Attended& attended) {
@@ -130,11 +131,13 @@ void LayerReplay::run(const Attended& attended) {
 
 std::vector<TensorAgreement> LayerReplay::agreements() const {
   std::vector<TensorAgreement> all;
-  if (claims_.target_of) add_choices("target_of", &HeadReplay::targets, {}, all);
+  const int64_t prompt_tokens = part_.prompt.prompt_tokens();
+  if (claims_.target_of) add_choices("target_of", &HeadReplay::targets, prompt_tokens, {}, all);
   judge_prompt_entries(all);
   // Rebuilds depend on no earlier choice, but later choices and outputs depend on them.
   if (claims_.rebuilt_target_of) {
-    add_choices("rebuilt_target_of", &HeadReplay::rebuilt_targets, rebuilt_, all);
+    add_choices("rebuilt_target_of", &HeadReplay::rebuilt_targets, prompt_tokens + step_count_, rebuilt_,
+                all);
   }
   judge_rebuilt_entries(all);
   if (claims_.evicted) add_steps("evicted", &ReplayedStep::evicted, all);
@@ -161,12 +164,41 @@ LayerRecord LayerReplay::record(const ReplayedOutputs* outputs) const {
   return record;
 }
 
+FollowedChoices LayerReplay::followed() const {
+  FollowedChoices choices{kept_, target_of_, std::vector<FollowedStep>(step_count_)};
+  const bool evicts = kvbound::evicts(part_.implementation.policy.host);
+  auto rebuilt = part_.rebuilt.begin();
+  for (int64_t t = 0; t < step_count_; ++t) {
+    FollowedStep& all = choices.steps[t];
+    for (int64_t g = 0; g < kv_heads_; ++g) {
+      const ReplayedStep& own = step(t, g);
+      if (own.rebuilt) {
+        all.kept.push_back(own.positions);
+        all.target_of.push_back(own.target_of);
+      }
+      if (evicts) all.evicted.push_back(own.evicted.teacher_forced);
+      if (evicts && merging_.merges) all.merged_into.push_back(own.into.teacher_forced);
+    }
+    if (all.rebuilt()) all.rebuilt_rows = (rebuilt++)->rows;
+  }
+  return choices;
+}
+
 // Judgements of the entries' clusters, of all KV heads together, beside that of which entries were kept.
+//
+// tokens  elements of a KV head, the tensor's last dimension
 void LayerReplay::add_choices(const char* tensor, const std::vector<Choice>& (HeadReplay::*choices)() const,
-                              const TensorAgreement& kept, std::vector<TensorAgreement>& all) const {
+                              int64_t tokens, const TensorAgreement& kept,
+                              std::vector<TensorAgreement>& all) const {
+  // Of a choice without offence the element does not count.
+  const auto element_of = [&](const Choice& choice) {
+    const Positions index = choice.offence ? choice.offence->index : Positions{0, 0};
+    const int64_t rebuild = index.size() > 2 ? index.front() : 0;
+    return (rebuild * kv_heads_ + index.end()[-2]) * tokens + index.back();
+  };
   ChoiceTally tally(tensor, kept);
   for (const auto& head : heads_) {
-    for (const Choice& choice : ((*head).*choices)()) tally.add(choice);
+    for (const Choice& choice : ((*head).*choices)()) tally.add(choice, element_of(choice));
   }
   all.push_back(tally.result());
 }

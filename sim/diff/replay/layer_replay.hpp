@@ -11,6 +11,7 @@
 #include <kvbound/reference/session/layer_scores.hpp>
 #include <kvbound/sim/diff/claims/claims.hpp>
 #include <kvbound/sim/diff/claims/comparison.hpp>
+#include <kvbound/sim/diff/claims/followed_choices.hpp>
 #include <kvbound/sim/diff/claims/tested_implementation.hpp>
 #include <kvbound/sim/diff/judge/prompt_errors.hpp>
 #include <kvbound/sim/measure/layer_record.hpp>
@@ -82,11 +83,13 @@ class LayerReplay {
   std::vector<TensorAgreement> agreements() const;
   /// The tested implementation's choices, as a session records them; after run. Its outputs are those of `outputs`, if any.
   LayerRecord record(const ReplayedOutputs* outputs) const;
+  /// The choices that were followed; after run.
+  FollowedChoices followed() const;
 
  private:
   const ReplayedStep& step(int64_t t, int64_t g) const { return steps_[g][t]; }
   void add_choices(const char* tensor, const std::vector<Choice>& (HeadReplay::*choices)() const,
-                   const TensorAgreement& kept, std::vector<TensorAgreement>& all) const;
+                   int64_t tokens, const TensorAgreement& kept, std::vector<TensorAgreement>& all) const;
   void add_steps(const char* tensor, Choice ReplayedStep::*choice, std::vector<TensorAgreement>& all) const;
   void judge_prompt_entries(std::vector<TensorAgreement>& all) const;
   void judge_rebuilt_entries(std::vector<TensorAgreement>& all) const;
@@ -101,6 +104,7 @@ class LayerReplay {
   reference::LayerScores known_;
   TensorAgreement rebuilt_;  // of rebuilt_target_of, as far as it says what was kept
   std::vector<std::optional<HeadReplay>> heads_;
+  std::vector<std::vector<int64_t>> target_of_;   // [kv_heads]: after the prompt
   std::vector<std::vector<ReplayedStep>> steps_;  // [kv_heads] of [steps]
 };
 

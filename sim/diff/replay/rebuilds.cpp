@@ -48,7 +48,22 @@ Positions index_of(int64_t rebuild, int64_t element, const std::vector<Positions
 }
 
 // Adds the judgement of one rebuild's selection to that of all.
-void absorb(TensorAgreement part, int64_t rebuild, const std::vector<Positions>& kept, TensorAgreement& all) {
+//
+// tokens  elements of a KV head in rebuilt_target_of
+void absorb(TensorAgreement part, int64_t rebuild, const std::vector<Positions>& kept, int64_t tokens,
+            TensorAgreement& all) {
+  const auto kv_heads = std::ssize(kept);
+  const auto add = [&](const Positions& elements, Positions& to) {
+    for (const int64_t element : elements) {
+      const Positions index = index_of(rebuild, element, kept);
+      to.push_back((rebuild * kv_heads + index[1]) * tokens + index[2]);
+    }
+  };
+  add(part.outside_at, all.outside_at);
+  add(part.undecided_at, all.undecided_at);
+  for (int64_t g = 0; g < kv_heads; ++g) {
+    if (kept[g].empty()) all.outside_at.push_back((rebuild * kv_heads + g) * tokens);
+  }
   all.elements += part.elements;
   all.judged += part.judged;
   all.outside += part.outside;
@@ -93,7 +108,7 @@ RebuildJudgement judge_rebuilds(const traces::Layer& layer, const TestedImplemen
       const std::vector<Positions> claimed = kept_of(rebuilt.target_of, kv_heads, tokens);
       const PromptErrors errors(rebuilt.view, then, reference, rules);
       absorb(judge_kept(rebuilt.view, then, reference, errors, claimed, std::nullopt, rebuilt.kept), number,
-             claimed, result.agreement);
+             claimed, layer.prompt_tokens + implementation.steps, result.agreement);
       for (int64_t g = 0; g < kv_heads; ++g) followed[g] = claimed[g] == rebuilt.kept[g];
     }
     for (int64_t g = 0; g < kv_heads; ++g) {
