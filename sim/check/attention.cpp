@@ -27,6 +27,11 @@ struct Visible {
   int64_t first = 0, count = 0;
 };
 
+// The type of fewer roundings.
+Dtype wider(Dtype a, Dtype b) {
+  return real_format(a)->unit_roundoff() < real_format(b)->unit_roundoff() ? a : b;
+}
+
 class AttentionCheck {
  public:
   explicit AttentionCheck(CheckFile& file)
@@ -36,9 +41,7 @@ class AttentionCheck {
     scale_ = options.has("sm_scale") ? options.positive("sm_scale") : 1 / std::sqrt(head_dim);
     causal_ = options.has("causal") && options.boolean("causal");
     if (options.has("window_left")) window_left_ = options.count("window_left", -1, kMostTokens);
-    const bool doubles = queries_->dtype == Dtype::f64 && cache_.storage() == Dtype::f64;
-    declared_ = declared_arithmetic(options, doubles ? Dtype::f64 : Dtype::f32);
-    if (options.has("storage")) storage_ = options.dtype("storage", kRealTypes);
+    declared_ = declared_arithmetic(options, wider(queries_->dtype, cache_.storage()));
     find_lse();
     expected_.resize(out_.numbers.size());
     bounds_.resize(out_.numbers.size());
@@ -115,11 +118,9 @@ class AttentionCheck {
     Matrix rows(queries * query_heads_, cache_.head_dim());
     file_.tensors().read(*queries_, offsets_[b] * query_heads_ * rows.cols(),
                          std::span(rows.data(), rows.numbers().size()));
-    const reference::Arithmetic arithmetic =
-        storage_ ? with_input_rounding(
-                       declared_.arithmetic(),
-                       input_rounding({keys.numbers(), values.numbers(), rows.numbers()}, *storage_))
-                 : declared_.arithmetic();
+    const reference::Arithmetic arithmetic = with_input_rounding(
+        declared_.arithmetic(),
+        input_rounding({keys.numbers(), values.numbers(), rows.numbers()}, declared_.input_storage()));
     const int64_t kv_heads = cache_.kv_heads(), group = query_heads_ / kv_heads;
     reference::parallel_for(queries * kv_heads, [&](int64_t i) {
       const int64_t query = i / kv_heads, g = i % kv_heads;
@@ -167,7 +168,6 @@ class AttentionCheck {
   bool causal_ = false;
   int64_t window_left_ = -1;
   DeclaredArithmetic declared_;
-  std::optional<Dtype> storage_;
   std::vector<double> expected_, bounds_, lse_expected_, lse_bounds_;
 };
 

@@ -82,8 +82,7 @@ class CompressedLayer {
     const MetadataFields options = file.options();
     const auto head_dim = static_cast<double>(layer_.shape.head_dim);
     layer_.scale = options.has("sm_scale") ? options.positive("sm_scale") : 1 / std::sqrt(head_dim);
-    storage_ = options.has("storage") ? options.dtype("storage", kRealTypes) : cache.storage();
-    declared_ = declared_arithmetic(options, storage_ == Dtype::f64 ? Dtype::f64 : Dtype::f32);
+    declared_ = declared_arithmetic(options, cache.storage());
     entries_ = parsed(options, "budget", "100%", parse_budget).entries(layer_.prompt_tokens);
     parsed(options, "policy", "snapkv", [&](const std::string&) {
       require_valid(policy_, entries_, layer_.prompt_tokens, layer_.window_queries);
@@ -96,8 +95,9 @@ class CompressedLayer {
   int64_t entries() const { return entries_; }
 
   CheckResult judge(const LayerClaims& claims) const {
-    const Dtype merged = declared_.accumulate == Dtype::f64 ? Dtype::f64 : storage_;
-    const TestedImplementation implementation{policy_, entries_, 0, declared_.arithmetic(), storage_, merged};
+    const Dtype merged = declared_.accumulate == Dtype::f64 ? Dtype::f64 : declared_.storage;
+    const TestedImplementation implementation{
+        policy_, entries_, 0, declared_.arithmetic(), declared_.input_storage(), merged};
     return {agreement(layer_, implementation, claims), declared_};
   }
 
@@ -132,7 +132,6 @@ class CompressedLayer {
   CheckFile& file_;
   Policy policy_;
   traces::Layer layer_;
-  Dtype storage_ = Dtype::f64;
   DeclaredArithmetic declared_;
   int64_t entries_ = 0;
 };
@@ -174,14 +173,12 @@ CheckResult check_norms(CheckFile& file) {
   const Tensor values = only_sequence(file, cache, &KvTensors::values);
   file.real("norms", {"query_heads", {"tokens of v", cache.tokens(0)}});
   const Matrix projection = projection_of(file, shape);
-  const Dtype storage = options.has("storage") ? options.dtype("storage", kRealTypes) : cache.storage();
-  const DeclaredArithmetic declared =
-      declared_arithmetic(options, storage == Dtype::f64 ? Dtype::f64 : Dtype::f32);
+  const DeclaredArithmetic declared = declared_arithmetic(options, cache.storage());
   const Matrix expected = reference::projected_value_norms(shape, values, projection, norm);
   const Matrix bounds = reference::projected_value_norm_errors(
       shape, values, projection, norm, expected,
-      with_input_rounding(declared.arithmetic(),
-                          input_rounding({values.numbers(), projection.numbers()}, storage)));
+      with_input_rounding(declared.arithmetic(), input_rounding({values.numbers(), projection.numbers()},
+                                                                declared.input_storage())));
   return {{compare("norms", file.claim(claimed), expected.numbers(), bounds.numbers())}, declared};
 }
 

@@ -19,13 +19,14 @@
 
 #include "agreement_verdict.hpp"
 #include "commands.hpp"
+#include "diff_floor.hpp"
 #include "progress.hpp"
 #include "replay_verdict.hpp"
 
 namespace kvbound::sim {
 namespace {
 
-constexpr const char* kDiffDetails =
+const std::string kDiffDetails =
     R"(DUMP holds any of the tensors that `replay --dump` writes, in F64, F32, F16 or BF16. Its metadata names the
 policy, the budget and the arithmetic that produced them. Error bounds for every number are derived from these: nothing
 is tuned, and there are no tolerances to set. Kept and evicted entries are judged by the reference's scores, and all
@@ -60,6 +61,8 @@ Examples:
   kvbound diff TRACE dump.safetensors --strict
   kvbound diff version-1.safetensors version-2.safetensors --against TRACE --json against.json
   kvbound diff batch-32.safetensors batch-1.safetensors --against TRACE --identical
+  kvbound diff --floor head_dim=128 --tokens 512,16384 --storage BF16 --weights BF16
+  kvbound diff --floor TRACE --layers 2 --storage BF16 --weights BF16 --partials BF16 --splits 8
 
 Exit code 0 if every number, and every output as a whole, is within its bound, 1 if one is not (the first wrong
 tensor is named on standard error, and its worst element or row), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
@@ -70,16 +73,18 @@ differ; 5 if one of them has it, or they have no row in common.
 
 CommandLine diff_command_line() {
   CommandLine line(
-      "diff TRACE DUMP [options], or diff A B --against TRACE [options]: other implementations' results, such as a kernel's, "
-      "against the reference",
-      kDiffDetails);
+      "diff (TRACE DUMP | A B --against TRACE | --floor TRACE|SHAPE --storage TYPE) [options]: other implementations' results, "
+      "such as a kernel's, against the reference; or how small a fault that finds",
+      kDiffDetails + floor_details());
   line.add("against", "TRACE",
            "compare two dumps of this trace, A and B, with each other and with the reference");
   line.add_flag("identical", "with --against: every row that both have must be the same to the last bit");
   line.add(
       "json", "FILE",
-      "also write all figures as JSON (schema: sim/schemas/diff.schema.json; with --against: against.schema.json)");
+      "also write all figures as JSON (schema: sim/schemas/diff.schema.json; with --against: against.schema.json; with "
+      "--floor: floor.schema.json)");
   line.add_flag("strict", "also exit with 1 where an output is unlikely by rounding");
+  add_floor_options(line);
   add_common_options(line);
   return line;
 }
@@ -92,9 +97,12 @@ std::string trace_hash(const traces::Trace& trace, bool quiet) {
 // Reads and judges one layer of a dump, and adds its tensors to the report.
 JudgedClaims judge(const traces::Layer& layer, const DumpFile& dump, DiffReport& report) {
   const DumpInfo& info = dump.info();
-  const TestedImplementation implementation{info.policy,          info.layer_entries[layer.index],
-                                            info.steps,           info.declared.arithmetic(),
-                                            dump.input_storage(), dump.merged_storage()};
+  const TestedImplementation implementation{info.policy,
+                                            info.layer_entries[layer.index],
+                                            info.steps,
+                                            info.declared.arithmetic(),
+                                            info.declared.input_storage(),
+                                            dump.merged_storage()};
   JudgedClaims result{dump.read_layer(layer.index), {}, info.steps, info.declared.accumulate};
   try {
     result.judged = judge_layer(layer, implementation, result.claims);
@@ -228,6 +236,7 @@ int diff_command(const Arguments& arguments) {
   CommandLine line = diff_command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
+  if (print_floors(line)) return kPass;
   const bool quiet = line.has("quiet");
   return line.has("against") ? diff_against(line, quiet) : diff_with_trace(line, quiet);
 }

@@ -269,7 +269,8 @@ Json to_json(const DeclaredArithmetic& declared) {
     if (declared.tile == reference::kAnyTile) return "any";
     return declared.tile > 0 ? Json(declared.tile) : Json();
   };
-  return {{"accumulate", name(declared.accumulate)},
+  return {{"storage", name(declared.storage)},
+          {"accumulate", name(declared.accumulate)},
           {"weights", declared.weights ? Json(name(*declared.weights)) : Json()},
           {"partials", declared.partials ? Json(name(*declared.partials)) : Json()},
           {"splits", declared.splits > 0 ? Json(declared.splits) : Json()},

@@ -21,7 +21,7 @@ std::vector<TensorSummary> CheckReport::summaries() const {
 std::string text_report(const CheckReport& report, const TextStyle& style) {
   std::string text = fmt::format("{}: {}\n", one_line(report.path), report.operation);
   if (report.declared) {
-    text += fmt::format("  accumulate {}{}\n", name(report.declared->accumulate), report.declared->text());
+    text += fmt::format("  {}\n", report.declared->text());
   }
   for (const CheckFigure& figure : report.figures)
     text += fmt::format("  {}: {}\n", figure.name, figure.value);

@@ -31,8 +31,7 @@ Json arithmetic_json(const reference::Arithmetic& arithmetic) {
 }  // namespace
 
 std::string implementation_text(const DumpInfo& dump) {
-  return fmt::format("backend {}; storage {}, accumulate {}{}", traces::printable(dump.backend),
-                     name(dump.storage), name(dump.declared.accumulate), dump.declared.text());
+  return fmt::format("backend {}; {}", traces::printable(dump.backend), dump.declared.text());
 }
 
 std::string extent_text(const DiffReport& report) {
@@ -44,7 +43,7 @@ Json dump_json(const DiffReport& report) {
   const DumpInfo& dump = report.dump;
   Json json{{"path", report.dump_path},         {"policy", canonical(dump.policy)},
             {"budget", to_string(dump.budget)}, {"entries", dump.entries},
-            {"backend", dump.backend},          {"storage", name(dump.storage)}};
+            {"backend", dump.backend}};
   json.update(to_json(dump.declared));
   json.update({{"layers", dump.layers}, {"steps", dump.steps}, {"tensors", dump.tensors}});
   return json;

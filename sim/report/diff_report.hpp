@@ -27,7 +27,7 @@ struct DiffReport {
 
   /// One for each tensor that the dump has, in the order of dump_tensors().
   std::vector<TensorSummary> summaries() const { return sim::summaries(tensors, dump.tensors); }
-  Verdict verdict() const { return sim::verdict(summaries()); }  ///< on all of them
+  Verdict verdict() const { return sim::verdict(summaries()); }       ///< on all of them
   ChanceVerdict by_chance() const { return ChanceVerdict(tensors); }  ///< on the outputs that do not differ
 };
 

@@ -89,7 +89,7 @@ class Schemas(SchemaTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("replay", "recall", "predict", "inspect", "diff", "check", "prove", "bench", "bench_peer", "evaluate"):
+        for name in ("replay", "recall", "predict", "inspect", "diff", "floor", "check", "prove", "bench", "bench_peer", "evaluate"):
             self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
@@ -250,6 +250,21 @@ class Schemas(SchemaTest):
         dump.metadata["weights"] = "BF16"
         dump.write(self.folder / "dump.safetensors")
         self.require_tight(schema, self.document("diff", trace, "dump.safetensors", code=MISMATCH))
+
+    def test_the_floor_schema_describes_random_numbers_and_traces_and_nothing_else(self):
+        schema = validator("sim/schemas/floor.schema.json")
+        options = ("--storage", "BF16", "--weights", "BF16", "--partials", "F16", "--splits", "2", "--tile", "16")
+        found = self.document("diff", "--floor", "head_dim=4", "--tokens", "40", *options)
+        self.require_valid(schema, found)
+        self.require_tight(schema, found)
+        self.require_tight(schema, self.document("diff", "--floor", "head_dim=4:query_heads=1", "--tokens", "1",
+                                                 "--storage", "F64", "--tile", "any"))
+        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
+        self.require_tight(schema, self.document("diff", "--floor", "trace.safetensors", "--storage", "F32"))
+        hopeless = self.document("diff", "--floor", "head_dim=2", "--tokens", "30000", "--storage", "F16", "--weights",
+                                 "BF16", "--partials", "BF16", "--tile", "any")
+        self.assertIsNone(hopeless["floors"][0]["factor"])
+        self.require_valid(schema, hopeless)
 
     def test_the_prove_schema_describes_nothing_else(self):
         schema = validator("sim/schemas/prove.schema.json")

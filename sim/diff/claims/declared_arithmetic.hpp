@@ -16,10 +16,13 @@ namespace kvbound::sim {
 inline constexpr std::array kRealTypes{Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16};
 
 struct DeclaredArithmetic {
+  Dtype storage = Dtype::f64;     ///< type of the cache that the numbers were computed from
   Dtype accumulate = Dtype::f64;  ///< F64 or F32: the type in which products and sums were formed
-  std::optional<Dtype> weights;   ///< type that attention weights were rounded to before multiplying values
-  std::optional<Dtype> partials;  ///< type that outputs of the cache's parts were rounded to before merging
-  int64_t splits = 0;             ///< most parts with an output each; 0: not declared
+  std::optional<Dtype> weights =
+      {};  ///< type that attention weights were rounded to before multiplying values
+  std::optional<Dtype> partials =
+      {};              ///< type that outputs of the cache's parts were rounded to before merging
+  int64_t splits = 0;  ///< most parts with an output each; 0: not declared
   /// Terms added before their sum is handed on; 0: not declared; reference::kAnyTile: any order.
   int64_t tile = 0;
 
@@ -27,15 +30,17 @@ struct DeclaredArithmetic {
   ///
   ///     accumulate F64: double precision; F32: tensor cores, whose bounds also hold for single precision
   reference::Arithmetic arithmetic() const;
-  /// ", weights BF16, partials BF16, 8 splits, tile 128", as far as it is declared.
+  /// The type that inputs were rounded to: the coarser of storage and accumulate.
+  Dtype input_storage() const;
+  /// "storage BF16, accumulate F32, weights BF16, partials BF16, 8 splits, tile 128", as far as it is declared.
   std::string text() const;
 };
 
-/// The fields weights, partials, splits and tile, each of which may be missing, and accumulate, which must be there unless
-/// there is another type to take.
+/// Reads the fields of these names, each but the first two of which may be missing.
 ///
-/// throws  TraceError
+/// storage  if given, that of a file without the field, whose accumulate then is F64 or F32, as exact as the storage
+/// throws   TraceError
 DeclaredArithmetic declared_arithmetic(const traces::MetadataFields& fields,
-                                       std::optional<Dtype> accumulate = std::nullopt);
+                                       std::optional<Dtype> storage = std::nullopt);
 
 }  // namespace kvbound::sim

@@ -55,7 +55,6 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   });
   info.layer_entries = layer_budgets(info.policy, info.entries, trace.layers, trace.prompt_tokens);
   info.backend = fields.text("backend");
-  info.storage = fields.dtype("storage", kRealTypes);
   info.declared = declared_arithmetic(fields);
   info.trace_sha256 = fields.text("trace_sha256");
   const auto layers = parse_layer_list(
@@ -282,8 +281,6 @@ class TensorCheck {
   std::string first_with_steps_;
 };
 
-double unit_roundoff(Dtype type) { return real_format(type)->unit_roundoff(); }
-
 }  // namespace
 
 DumpFile::DumpFile(const std::string& path, const traces::TraceInfo& trace, int64_t header_limit)
@@ -346,12 +343,7 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
 }
 
 Dtype DumpFile::merged_storage() const {
-  return info_.declared.accumulate == Dtype::f64 ? Dtype::f64 : info_.storage;
-}
-
-Dtype DumpFile::input_storage() const {
-  return unit_roundoff(info_.storage) > unit_roundoff(info_.declared.accumulate) ? info_.storage
-                                                                                 : info_.declared.accumulate;
+  return info_.declared.accumulate == Dtype::f64 ? Dtype::f64 : info_.declared.storage;
 }
 
 }  // namespace kvbound::sim

@@ -23,7 +23,6 @@ struct DumpInfo {
   int64_t entries = 0;                 ///< the budget for the trace's prompt: the mean over layers and heads
   std::vector<int64_t> layer_entries;  ///< [layers of the trace]: each layer's, the mean over its heads
   std::string backend;
-  Dtype storage = Dtype::f64;  ///< type of the cache that the numbers were computed from
   DeclaredArithmetic declared;
   std::string trace_sha256;
   std::vector<int64_t> layers;  ///< ascending
@@ -52,8 +51,6 @@ class DumpFile {
   /// the file was truncated after it was opened.
   LayerClaims read_layer(int64_t layer) const;
 
-  /// The type that inputs were rounded to: the coarser of storage and accumulate.
-  Dtype input_storage() const;
   /// The type that merged entries were rounded to: an implementation that accumulates in F64 is taken to keep them so, others
   /// in the type of the cache.
   Dtype merged_storage() const;

@@ -231,10 +231,10 @@ TEST_F(DumpFileTest, IsJudgedByTheArithmeticThatItDeclares) {
   EXPECT_EQ(opened("BF16", "F32").info().declared.arithmetic().unit, reference::tensor_core_precision().unit);
   EXPECT_EQ(opened("BF16", "F64").info().declared.arithmetic().unit, reference::double_precision().unit);
   EXPECT_EQ(opened("BF16", "F32").info().declared.arithmetic().weights, 0);
-  EXPECT_EQ(opened("BF16", "F32").input_storage(), Dtype::bf16);
-  EXPECT_EQ(opened("F64", "F32").input_storage(), Dtype::f32);
-  EXPECT_EQ(opened("F32", "F64").input_storage(), Dtype::f32);
-  EXPECT_EQ(opened("F64", "F64").input_storage(), Dtype::f64);
+  EXPECT_EQ(opened("BF16", "F32").info().declared.input_storage(), Dtype::bf16);
+  EXPECT_EQ(opened("F64", "F32").info().declared.input_storage(), Dtype::f32);
+  EXPECT_EQ(opened("F32", "F64").info().declared.input_storage(), Dtype::f32);
+  EXPECT_EQ(opened("F64", "F64").info().declared.input_storage(), Dtype::f64);
   SafetensorsParts rounded = small_dump();
   rounded.set("weights", "F16");
   EXPECT_EQ(open(rounded).info().declared.arithmetic().weights, 0x1p-11);
