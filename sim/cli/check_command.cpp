@@ -75,6 +75,8 @@ constexpr std::array kOptions{
     CheckOption{"splits", "N", "most parts of the cache with an output each", kArithmetic},
     CheckOption{"tile", "N|any", "terms of a sum over tokens that are added before their sum is handed on",
                 kArithmetic},
+    CheckOption{"products", "TF32", "factors are rounded or truncated to TF32 before they are multiplied",
+                kArithmetic},
     CheckOption{"score-error", "X", "how far the scores that the kernel saw may be from those in the file",
                 "topk"},
     CheckOption{"order", "ORDER", "topk: any or descending; compact: any, kept or ascending", "topk compact"},

@@ -53,6 +53,10 @@ DeclaredArithmetic declared_arithmetic(const CommandLine& line) {
   declared.partials = type_option(line, "partials", kReal);
   declared.splits = line.integer("splits", 1, INT64_MAX, 0);
   declared.tile = line.text("tile") == "any" ? reference::kAnyTile : line.integer("tile", 1, INT64_MAX, 0);
+  if (const auto products = line.text("products")) {
+    if (*products != "TF32") throw UsageError(fmt::format("--products '{}': expected TF32", *products));
+    declared.tf32_products = true;
+  }
   return declared;
 }
 
@@ -130,6 +134,7 @@ void add_floor_options(CommandLine& line) {
   line.add("partials", "TYPE", "of outputs of the cache's parts, if they are rounded before they are merged");
   line.add("splits", "N", "most parts of the cache with an output each");
   line.add("tile", "N|any", "tokens whose terms are added up before their sum is handed on");
+  line.add("products", "TF32", "factors are rounded or truncated to TF32 before they are multiplied");
   line.add("tokens", "N[,N]", "numbers of tokens of random numbers");
   line.add("layers", "L[,L]", "layers of a trace, such as 0,3-5 (default: all)");
 }
@@ -137,9 +142,10 @@ void add_floor_options(CommandLine& line) {
 bool print_floors(const CommandLine& line) {
   const auto input = line.text("floor");
   if (!input) {
-    refuse_options(line,
-                   {"storage", "accumulate", "weights", "partials", "splits", "tile", "tokens", "layers"},
-                   "needs --floor");
+    refuse_options(
+        line,
+        {"storage", "accumulate", "weights", "partials", "splits", "tile", "products", "tokens", "layers"},
+        "needs --floor");
     return false;
   }
   line.positionals("TRACE or DUMP", 0, 0);

@@ -274,7 +274,8 @@ Json to_json(const DeclaredArithmetic& declared) {
           {"weights", declared.weights ? Json(name(*declared.weights)) : Json()},
           {"partials", declared.partials ? Json(name(*declared.partials)) : Json()},
           {"splits", declared.splits > 0 ? Json(declared.splits) : Json()},
-          {"tile", tile()}};
+          {"tile", tile()},
+          {"products", declared.tf32_products ? Json("TF32") : Json()}};
 }
 
 Json to_json(const JudgedTensor& tensor) {

@@ -1,5 +1,7 @@
 #include "declared_arithmetic.hpp"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 namespace kvbound::sim {
@@ -24,6 +26,14 @@ reference::Arithmetic DeclaredArithmetic::arithmetic() const {
     result.partials = unit_roundoff(*partials);
     result.partials_floor = floor(*partials);
   }
+  if (tf32_products) {
+    constexpr double kTruncation = 0x1p-10, kLeast = 0x1p-126, kStored = 0x1p-24;  // of F32, before that
+    result.weights = std::max(result.weights, kTruncation);
+    result.weights_floor = std::max(result.weights_floor, kLeast);
+    // Also where storage has fewer bits: a query may be scaled before it is a factor.
+    result.input = kTruncation + kStored;
+    result.input_floor = kLeast;
+  }
   result.splits = splits;
   result.tile = tile;
   return result;
@@ -39,6 +49,7 @@ std::string DeclaredArithmetic::text() const {
   if (partials) text += fmt::format(", partials {}", name(*partials));
   if (splits > 0) text += fmt::format(", {} split{}", splits, splits == 1 ? "" : "s");
   if (tile != 0) text += tile > 0 ? fmt::format(", tile {}", tile) : ", any tile";
+  if (tf32_products) text += ", products TF32";
   return text;
 }
 
@@ -54,6 +65,7 @@ DeclaredArithmetic declared_arithmetic(const traces::MetadataFields& fields, std
   if (fields.has("tile")) {
     declared.tile = fields.text("tile") == "any" ? reference::kAnyTile : fields.count("tile", 1, kMostTokens);
   }
+  if ((declared.tf32_products = fields.has("products"))) fields.require("products", "TF32");
   return declared;
 }
 

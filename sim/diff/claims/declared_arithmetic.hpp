@@ -25,14 +25,17 @@ struct DeclaredArithmetic {
   int64_t splits = 0;  ///< most parts with an output each; 0: not declared
   /// Terms added before their sum is handed on; 0: not declared; reference::kAnyTile: any order.
   int64_t tile = 0;
+  /// Whether queries and keys, weights and values, values and W^O are rounded or truncated to TF32 before they are multiplied.
+  bool tf32_products = false;
 
   /// What determines the error bounds.
   ///
   ///     accumulate F64: double precision; F32: tensor cores, whose bounds also hold for single precision
+  ///     TF32: 10 bits behind the point, the exponents of F32; truncation errs by 2^-10 of a number, or loses one below 2^-126
   reference::Arithmetic arithmetic() const;
   /// The type that inputs were rounded to: the coarser of storage and accumulate.
   Dtype input_storage() const;
-  /// "storage BF16, accumulate F32, weights BF16, partials BF16, 8 splits, tile 128", as far as it is declared.
+  /// "storage BF16, accumulate F32, weights BF16, partials BF16, 8 splits, tile 128, products TF32", as far as it is declared.
   std::string text() const;
 };
 

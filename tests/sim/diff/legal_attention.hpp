@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -43,17 +44,19 @@ struct Way {
   bool normalises_first = false;  ///< weights are divided by their sum before they multiply values
   bool sums_rounded = false;      ///< the sum of the weights is that of the rounded ones
   bool merges_by_log_sum = false;  ///< parts are merged by the logarithms of their sums
+  bool truncates = false;          ///< factors are truncated to TF32, where that is declared, not rounded
   bool by_reciprocal = false;      ///< the sum divides as its reciprocal
 };
 
-/// A way that the declaration allows. Tensor cores multiply numbers of 16 bits only.
+/// A way that the declaration allows. Tensor cores multiply numbers of 16 bits or TF32 only.
 inline Way draw_way(const sim::DeclaredArithmetic& declared, int64_t tokens, Random& random) {
   const auto coin = [&] { return random.index(2) == 1; };
   const auto in = [&](int64_t least, int64_t most) { return least + random.index(most - least + 1); };
   Way way;
-  const bool has_16_bits = declared.storage == Dtype::bf16 || declared.storage == Dtype::f16;
+  const bool has_short_factors =
+      declared.storage == Dtype::bf16 || declared.storage == Dtype::f16 || declared.tf32_products;
   if (declared.accumulate == Dtype::f32) way.flushes = coin();
-  if (has_16_bits && declared.accumulate == Dtype::f32 && coin()) way.block = in(1, 16);
+  if (has_short_factors && declared.accumulate == Dtype::f32 && coin()) way.block = in(1, 16);
   way.fused = coin();
   way.order = static_cast<Order>(random.index(4));
   way.tile_order = static_cast<Order>(random.index(declared.tile > 0 ? 2 : 3));
@@ -73,6 +76,7 @@ inline Way draw_way(const sim::DeclaredArithmetic& declared, int64_t tokens, Ran
   way.sums_rounded = coin();
   way.merges_by_log_sum = coin();
   way.by_reciprocal = coin();
+  way.truncates = coin();
   return way;
 }
 
@@ -129,7 +133,7 @@ class LegalAttention {
   Real dot(VectorView a, VectorView b) {
     Factors factors;
     factors.reserve(a.size());
-    for (size_t c = 0; c < a.size(); ++c) factors.emplace_back(a[c], b[c]);
+    for (size_t c = 0; c < a.size(); ++c) factors.emplace_back(short_factor(a[c]), short_factor(b[c]));
     return sum(0, std::move(factors), way_.block > 0);
   }
   /// The sum of these numbers.
@@ -147,6 +151,14 @@ class LegalAttention {
     Row output;
   };
 
+  // As it is multiplied: of TF32 the first 10 bits behind the point of a number in single precision.
+  double short_factor(double number) const {
+    if (!declared_.tf32_products) return number;
+    constexpr uint32_t kDropped = (1u << 13) - 1;
+    uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(number));
+    if (!way_.truncates) bits += kDropped / 2 + (bits >> 13 & 1);  // to nearest, ties to even
+    return std::bit_cast<float>(bits & ~kDropped);
+  }
   Real kept(Real number) const {
     return way_.flushes && std::abs(number) < std::numeric_limits<Real>::min() ? Real(0) : number;
   }
@@ -262,15 +274,16 @@ class LegalAttention {
       const Real whole = weight;
       if (way_.normalises_first) weight = divided(weight, total);
       if (declared_.weights) weight = static_cast<Real>(sim::rounded_to(weight, *declared_.weights));
+      weight = static_cast<Real>(short_factor(weight));
       weights.push_back(weight);
       counted.emplace_back(way_.sums_rounded ? weight : whole, 1);
     }
     part.sum = added(part.sum, std::move(counted), false);
-    const bool on_tensor_cores = way_.block > 0 && declared_.weights && *declared_.weights != Dtype::f32;
+    const bool on_tensor_cores = way_.block > 0 && (declared_.weights || declared_.tf32_products);
     for (size_t c = 0; c < part.output.size(); ++c) {
       Factors factors;
       for (int64_t j = tile.first; j < tile.end; ++j)
-        factors.emplace_back(weights[j - tile.first], values(j, static_cast<int64_t>(c)));
+        factors.emplace_back(weights[j - tile.first], short_factor(values(j, static_cast<int64_t>(c))));
       part.output[c] = added(part.output[c], std::move(factors), on_tensor_cores);
     }
   }

@@ -49,6 +49,8 @@ const std::array kTypes{
     Type{"F32, tile 64, 4 splits", {kF32, kF32, {}, {}, 4, 64}},
     Type{"F32, partials BF16", {kF32, kF32, {}, kBf16}},
     Type{"F32, weights BF16", {kF32, kF32, kBf16}},
+    Type{"F32, products TF32", {kF32, kF32, {}, {}, 0, 0, true}},
+    Type{"BF16, products TF32", {kBf16, kF32, {}, {}, 0, 0, true}},
     Type{"BF16", {kBf16, kF32}},
     Type{"BF16, weights BF16", {kBf16, kF32, kBf16}},
     Type{"BF16, weights BF16, partials BF16, 32 splits", {kBf16, kF32, kBf16, kBf16, 32}},
@@ -469,6 +471,7 @@ TEST(LegalEvaluations, OfAnotherTypeAreCalledWrong) {
        {Undeclared{{kF32, kF32}, {kF64, kF64}}, Undeclared{{kF32, kF32, kBf16}, {kF32, kF32}},
         Undeclared{{kF32, kF32, kBf16}, {kF32, kF32, kF16}}, Undeclared{{kF32, kF32, {}, kF16}, {kF32, kF32}},
         Undeclared{{kF32, kF32, {}, kBf16}, {kF32, kF32, {}, kF16}},
+        Undeclared{{kF32, kF32, {}, {}, 0, 0, true}, {kF32, kF32}},
         Undeclared{{kBf16, kF32}, {kF32, kF32}}}) {
     Tallies found;
     constexpr int64_t kLayers = 100;

@@ -245,6 +245,29 @@ TEST_F(DumpFileTest, IsJudgedByTheArithmeticThatItDeclares) {
   EXPECT_EQ(open(rounded).info().declared.arithmetic().partials_floor, 0x1p-134);
 }
 
+TEST_F(DumpFileTest, DeclaresThatFactorsAreThoseOfTf32) {
+  SafetensorsParts parts = small_dump();
+  parts.set("accumulate", "F32");
+  const auto arithmetic = [&](const char* storage) {
+    parts.set("storage", storage);
+    return open(parts).info().declared.arithmetic();
+  };
+  EXPECT_EQ(arithmetic("F32").weights, 0);
+  EXPECT_EQ(arithmetic("F32").input, 0);
+  parts.set("products", "TF32");
+  EXPECT_EQ(arithmetic("F32").weights, 0x1p-10);
+  EXPECT_EQ(arithmetic("F32").weights_floor, 0x1p-126);
+  EXPECT_EQ(arithmetic("F32").input, 0x1p-10 + 0x1p-24);
+  EXPECT_EQ(arithmetic("F64").input, 0x1p-10 + 0x1p-24);
+  EXPECT_EQ(arithmetic("F32").input_floor, 0x1p-126);
+  EXPECT_EQ(arithmetic("BF16").input, 0x1p-10 + 0x1p-24) << "of a query that was scaled first";
+  EXPECT_EQ(arithmetic("BF16").weights, 0x1p-10);
+  parts.set("weights", "BF16");
+  EXPECT_EQ(arithmetic("BF16").weights, 0x1p-8);
+  parts.set("products", "F32");
+  EXPECT_THROW(open(parts), TraceError);
+}
+
 TEST_F(DumpFileTest, DeclaresTheOrderOfItsSums) {
   EXPECT_EQ(open(small_dump()).info().declared.arithmetic().splits, 0);
   EXPECT_EQ(open(small_dump()).info().declared.arithmetic().tile, 0);

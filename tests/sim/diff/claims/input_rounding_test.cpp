@@ -72,5 +72,17 @@ TEST(InputRounding, HoldsWhatStoringRandomNumbersCosts) {
   }
 }
 
+TEST(InputRounding, IsAddedToNoneThatIsLarger) {
+  traces::Layer layer = layer_of_ones();
+  layer.keys.slice(0)(3, 0) = 1.0 / 3;
+  TestedImplementation implementation{{}, 3, 0, reference::double_precision(), Dtype::f32};
+  EXPECT_EQ(with_input_rounding(implementation, layer).arithmetic.attention.input, 0x1p-24);
+  EXPECT_EQ(with_input_rounding(implementation, layer).arithmetic.attention.input_floor, 0x1p-150);
+  implementation.arithmetic.attention.input = 0x1p-10;
+  implementation.arithmetic.attention.input_floor = 0x1p-126;
+  EXPECT_EQ(with_input_rounding(implementation, layer).arithmetic.attention.input, 0x1p-10);
+  EXPECT_EQ(with_input_rounding(implementation, layer).arithmetic.attention.input_floor, 0x1p-126);
+}
+
 }  // namespace
 }  // namespace kvbound::sim::input_rounding_test
