@@ -36,6 +36,7 @@ struct ReplayJudgement {
   std::vector<sim::TensorAgreement> agreements;
   sim::LayerRecord record;
   sim::ReplayedOutputs outputs;
+  sim::FollowedChoices followed;
 };
 
 struct ReplayCase {
@@ -65,7 +66,7 @@ struct ReplayCase {
     sim::LayerReplay replay(layer, implementation, own.prompt, errors, kept, claims);
     sim::ReplayedOutputs outputs(layer.shape, implementation.steps);
     replay.run([&](const sim::AttendedCache& attended) { outputs.add(attended); });
-    ReplayJudgement found{replay.agreements(), replay.record(&outputs), outputs};
+    ReplayJudgement found{replay.agreements(), replay.record(&outputs), outputs, replay.followed()};
     const bool merges = rules_of(implementation.policy.merge).merges;
     if (claims.output) found.agreements.push_back(outputs.agreement(*claims.output, merges));
     return found;

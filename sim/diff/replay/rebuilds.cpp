@@ -61,9 +61,6 @@ void absorb(TensorAgreement part, int64_t rebuild, const std::vector<Positions>&
   };
   add(part.outside_at, all.outside_at);
   add(part.undecided_at, all.undecided_at);
-  for (int64_t g = 0; g < kv_heads; ++g) {
-    if (kept[g].empty()) all.outside_at.push_back((rebuild * kv_heads + g) * tokens);
-  }
   all.elements += part.elements;
   all.judged += part.judged;
   all.outside += part.outside;

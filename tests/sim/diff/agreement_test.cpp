@@ -139,6 +139,12 @@ TEST(Agreement, FindsEveryKeptSetThatIsNone) {
     return kept;
   };
   EXPECT_EQ(outside(good), "");
+  LayerClaims none;
+  none.kept = record.prompt.kept;
+  (*none.kept)[1].clear();
+  (*none.kept)[2][0] = -1;
+  EXPECT_EQ(agreement(layer, implementation(test::kTopK), none).front().outside_at, Positions{kEntries})
+      << "an empty set has no element";
   EXPECT_EQ(outside(changed(0, -1)), "KV head 2: is no position of a prompt of 30 tokens");
   EXPECT_EQ(outside(changed(13, 30)), "KV head 2: is no position of a prompt of 30 tokens");
   EXPECT_EQ(outside(changed(13, 28)), "KV head 2: follows 28: positions must ascend");
@@ -288,6 +294,25 @@ TEST(Agreement, CountsTheEntriesThatHeadsShareOutOtherwise) {
   found = agreement(layer, tested, claims);
   EXPECT_EQ(find(found, "kept").outside, 2) << "neither has its own budget";
   EXPECT_EQ(find(found, "kept_offsets").outside, 1);
+  EXPECT_EQ(find(found, "kept_offsets").outside_at, Positions{1});
+  tested.arithmetic.window_attention.unit = 1;  // no bound, so nothing tells
+  EXPECT_EQ(find(agreement(layer, tested, claims), "kept").undecided_at, (Positions{0, 3}));
+}
+
+TEST(Agreement, SaysOnWhichKeptSetsLaterNumbersAreJudged) {
+  const traces::Layer layer = layer_of(2, 6);
+  LayerClaims claims = claims_of(record_of(layer, test::kTopK));
+  const std::vector<Positions> own = *claims.kept;
+  claims.kept->front() = test::range(test::kTokens - kEntries, test::kTokens);
+  const JudgedLayer judged = judge_layer(layer, implementation(test::kTopK), claims);
+  EXPECT_EQ(judged.choices.kept, *claims.kept);
+  EXPECT_EQ(judged.choices.steps.size(), static_cast<size_t>(test::kSteps));
+  claims.output.reset();
+  claims.kept->back() = {};
+  const JudgedLayer prompt = judge_layer(layer, implementation(test::kTopK), claims);
+  EXPECT_EQ(prompt.choices.kept, (std::vector<Positions>{claims.kept->front(), own.back()}))
+      << "where the claim is no set, the reference's";
+  EXPECT_TRUE(prompt.choices.steps.empty()) << "nothing depends on them";
 }
 
 TEST(Agreement, JudgesEveryPromptQueryOnThePromptUpToItself) {

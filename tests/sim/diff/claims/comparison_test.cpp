@@ -34,6 +34,18 @@ TEST(Comparison, JudgesEveryElementByItsOwnBound) {
   EXPECT_NEAR(result.worst.value().share(), 2, 1e-12);
 }
 
+TEST(Comparison, SaysWhichElementsAreOutsideAndWhichUndecided) {
+  EXPECT_EQ(compared({1.5, 2, kNan, 3}, {1, 2, 3, 4}, {1, 0, 9, 0.5}).outside_at,
+            (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(compare("kept", std::vector<int64_t>{5, 6, 7}, {5, 7, 6}).outside_at,
+            (std::vector<int64_t>{1, 2}));
+  const TensorAgreement uncertain =
+      compare_uncertain("score", {{4}, {1, 2, kNan, 4}, Dtype::f64}, std::vector<double>{1, 9, 3, 9},
+                        std::vector<double>{1, 1, kInfinity, 1}, {false, false, false, true});
+  EXPECT_EQ(uncertain.undecided_at, std::vector<int64_t>{1});
+  EXPECT_EQ(uncertain.outside_at, (std::vector<int64_t>{2, 3}));
+}
+
 TEST(Comparison, AcceptsAnErrorOfExactlyTheBoundAndNoneJustOver) {
   const double half = half_spacing(Dtype::f64, 1.25);
   EXPECT_TRUE(compared({1.25}, {1}, {0.25 - half}).agrees());

@@ -74,6 +74,7 @@ TEST(KeptSets, CountsTheEntriesThatHaveNoPlace) {
     const TensorAgreement one = given.judge({{0, 4, 5}, {1, 3, 5}});
     EXPECT_EQ(one.outside, 1);
     EXPECT_EQ(one.worst.value().claimed, 4);
+    EXPECT_EQ(one.outside_at, Positions{1});
     EXPECT_EQ(one.elements, 6);
     EXPECT_EQ(one.judged, 6);
     const TensorAgreement two = given.judge({{0, 3, 5}, {0, 2, 5}});
@@ -242,6 +243,7 @@ TEST(KeptSets, LeavesAnotherGreedySetUndecided) {
   const TensorAgreement found = given.judge({other});
   EXPECT_EQ(found.outside, 0);
   EXPECT_EQ(found.undecided, 1);
+  EXPECT_EQ(found.undecided_at, Positions{0});
   EXPECT_EQ(found.judged, 0);
   EXPECT_EQ(given.teacher_forced.front(), other);
 }

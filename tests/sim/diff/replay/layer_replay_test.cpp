@@ -79,6 +79,34 @@ TEST(LayerReplay, OfTheReferenceWithItselfIsCompleteForEveryMethodAndHost) {
   }
 }
 
+TEST(LayerReplay, SaysWhichChoicesItFollowed) {
+  for (const auto& [name, policy, always_kept] : policies()) {
+    SCOPED_TRACE(name);
+    const ReplayCase given(layer_of(5), policy, kBudget, kSteps);
+    // Without a claim the replay makes the same choices.
+    for (const LayerClaims& claims : {claims_of(given.own), LayerClaims{}}) {
+      const FollowedChoices followed = given.judge(claims).followed;
+      EXPECT_EQ(followed.kept, given.own.prompt.kept);
+      ASSERT_EQ(followed.steps.size(), given.own.steps.size());
+      for (size_t g = 0; g < followed.kept.size(); ++g) {
+        EXPECT_EQ(followed.target_of[g], given.own.prompt.merges[g].target_of);
+      }
+      for (size_t t = 0; t < followed.steps.size(); ++t) {
+        const FollowedStep& step = followed.steps[t];
+        const StepRecord& own = given.own.steps[t];
+        EXPECT_EQ(step.evicted, own.evicted);
+        EXPECT_EQ(step.rebuilt(), own.rebuilt);
+        EXPECT_TRUE(own.rebuilt || step.merged_into == own.merged_into);
+        for (size_t g = 0; own.rebuilt && g < step.kept.size(); ++g) {
+          EXPECT_EQ(step.kept[g], own.merges[g].positions);
+          EXPECT_EQ(step.target_of[g], own.merges[g].target_of);
+          EXPECT_EQ(step.rebuilt_rows[g], std::ssize(own.merges[g].positions));
+        }
+      }
+    }
+  }
+}
+
 TEST(LayerReplay, AcceptsWhatInputsInSinglePrecisionLeadTo) {
   int64_t merged = 0, different = 0;
   for (const auto& [name, policy, always_kept] : policies()) {
@@ -213,6 +241,7 @@ TEST(LayerReplay, LeavesUndecidedTheStepsRowsOfChoicesThatCannotBeFollowed) {
   const ReplayJudgement found = given.judge(claims);
   EXPECT_EQ(find(found, "merged_into").outside, 1);
   EXPECT_EQ(find(found, "step_votes").undecided, 1);
+  EXPECT_EQ(find(found, "step_votes").undecided_at, Positions{0});
   EXPECT_EQ(find(found, "step_merged_key").undecided, 6);
   EXPECT_EQ(find(found, "step_merged_value").undecided, 6);
 }
@@ -276,6 +305,8 @@ TEST(LayerReplay, FindsAnotherEviction) {
   ReplayCase first(given.layer, kKeepKv, kBudget, 1);
   const ReplayJudgement found = first.judge(claims);
   EXPECT_EQ(find(found, "evicted").outside, 1);
+  EXPECT_EQ(find(found, "evicted").outside_at, Positions{1});
+  EXPECT_EQ(found.followed.steps[0].evicted, *claims.evicted);
   EXPECT_EQ(find(found, "evicted").worst.value().claimed, static_cast<double>(*other));
   EXPECT_EQ(found.record.steps[0].evicted, *claims.evicted);
   EXPECT_EQ(found.agreements.size(), 4u) << "nothing is said of what is not claimed";
@@ -375,6 +406,7 @@ TEST(LayerReplay, FindsAWrongTargetOfARebuild) {
     const TensorAgreement found = find(given.judge(claims), "rebuilt_target_of");
     EXPECT_GE(found.outside, 1) << wrong;
     EXPECT_EQ(found.worst.value().index, (Positions{0, 1, position})) << wrong;
+    EXPECT_EQ(std::ranges::count(found.outside_at, kTokens + kSteps + position), 1) << wrong;
     EXPECT_EQ(found.worst.value().claimed, static_cast<double>(wrong));
   }
 }
@@ -386,6 +418,7 @@ TEST(LayerReplay, FindsATargetOfAnEntryThatIsStillToComeAtARebuild) {
   const TensorAgreement found = find(given.judge(claims), "rebuilt_target_of");
   EXPECT_EQ(found.outside, 1);
   EXPECT_EQ(found.worst.value().index, (Positions{0, 1, kTokens + kSteps - 1}));
+  EXPECT_EQ(found.outside_at, Positions{2 * (kTokens + kSteps) - 1});
 }
 
 TEST(LayerReplay, ListsRebuildsBeforeTheChoicesThatDependOnThem) {
@@ -410,6 +443,11 @@ TEST(LayerReplay, FindsAWrongSelectionOfARebuild) {
   EXPECT_EQ(found.outside, 1);
   EXPECT_EQ(found.worst.value().index.size(), 3u);
   EXPECT_EQ(found.worst.value().index[1], 1) << "KV head";
+  EXPECT_EQ(found.outside_at, Positions{kTokens + kSteps + found.worst.value().index[2]});
+  std::ranges::fill(targets, kNotMerged);  // nothing is kept
+  const TensorAgreement nothing = find(given.judge(claims), "rebuilt_target_of");
+  ASSERT_FALSE(nothing.outside_at.empty());
+  EXPECT_GE(std::ranges::min(nothing.outside_at), kTokens + kSteps) << "of KV head 1 alone";
 }
 
 TEST(LayerReplay, FindsAWrongTargetOfThePrompt) {
@@ -428,11 +466,13 @@ TEST(LayerReplay, FindsAWrongTargetOfThePrompt) {
       const TensorAgreement found = find(given.judge(claims), "target_of");
       EXPECT_GE(found.outside, 1) << wrong;
       EXPECT_EQ(found.worst.value().index, (Positions{0, position})) << wrong;
+      EXPECT_EQ(std::ranges::count(found.outside_at, position), 1) << wrong;
     }
     LayerClaims claims = right;
     (*claims.target_of)[kTokens + kTokens - 1] = 0;
-    EXPECT_EQ(find(given.judge(claims), "target_of").worst.value().index, (Positions{1, kTokens - 1}))
-        << "always kept";
+    const TensorAgreement always = find(given.judge(claims), "target_of");
+    EXPECT_EQ(always.worst.value().index, (Positions{1, kTokens - 1})) << "always kept";
+    EXPECT_EQ(always.outside_at, Positions{2 * kTokens - 1});
   }
 }
 
