@@ -188,8 +188,8 @@ Json to_json(const Distances& distances) {
           {"ulps", json_number(farthest.ulps)},
           {"row_ulps", json_number(distances.row_ulps)},
           {"index", farthest.index},
-          {"a", json_number(farthest.a)},
-          {"b", json_number(farthest.b)}};
+          {"value_a", json_number(farthest.a)},
+          {"value_b", json_number(farthest.b)}};
 }
 
 // The word as the name of a JSON member: "wrong_a" of "wrong: A".

@@ -89,7 +89,7 @@ class Schemas(SchemaTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("replay", "recall", "predict", "inspect", "diff", "floor", "check", "prove", "bench", "bench_peer", "evaluate"):
+        for name in ("replay", "recall", "predict", "inspect", "diff", "against", "floor", "check", "prove", "bench", "bench_peer", "evaluate"):
             self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
@@ -265,6 +265,30 @@ class Schemas(SchemaTest):
                                  "BF16", "--partials", "BF16", "--tile", "any")
         self.assertIsNone(hopeless["floors"][0]["factor"])
         self.require_valid(schema, hopeless)
+
+    def test_the_against_schema_describes_two_dumps_and_nothing_else(self):
+        schema = validator("sim/schemas/against.schema.json")
+        trace = TraceFile(layers=2).write(self.folder / "trace.safetensors")
+        against = "diff", "a.safetensors", "b.safetensors", "--against", trace
+        for policy in ("h2o:window=4:recent=2+keepkv:period=2:key=convex", "h2o:window=4:recent=2", "tova+cam", "snapkv:window=4+critical"):
+            for name, backend in (("a", "reference"), ("b", "emulated")):
+                self.passes("replay", trace, "--policy", policy, "--budget", "8", "--backend", backend, "--dump", f"{name}.safetensors")
+            self.require_valid(schema, self.document(*against))
+            self.require_valid(schema, self.document(*against, "--identical", code=MISMATCH))
+        dump = Dump.read(self.folder / "b.safetensors")
+        kept = dump.array(0, "kept")
+        kept[:8] = np.sort(np.append(kept[4:8], np.setdiff1d(np.arange(20), kept[:4])[:4]))
+        dump.array(0, "score")[1, 2] = np.inf
+        dump.metadata["layers"] = "0"
+        for name in [name for name in dump.tensors if name.startswith("layers.1.")]:
+            del dump.tensors[name]
+        dump.write(self.folder / "b.safetensors")
+        document = self.document(*against, code=MISMATCH)
+        self.require_valid(schema, document)
+        self.assertGreater(len(document["apart"]), 0)
+        self.require_tight(schema, document, ("value_a", "value_b"))
+        dump.only(set()).write(self.folder / "b.safetensors")
+        self.require_valid(schema, self.document(*against, code=INCONCLUSIVE))
 
     def test_the_prove_schema_describes_nothing_else(self):
         schema = validator("sim/schemas/prove.schema.json")
