@@ -311,18 +311,12 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
                                  VectorView votes, const Arithmetic& arithmetic, const CacheErrors& cache) {
   require_equal("rows of keys", keys.rows, "rows of values", values.rows);
   const int64_t tokens = keys.rows;
-  AttentionErrors result{
-      Matrix(queries.rows, values.cols),
-      Matrix(queries.rows, values.cols),
-      std::vector<double>(queries.rows),
-      {},
-      {},
-      {},
-      {},
-      std::vector<double>(queries.rows),
-      std::vector<double>(queries.rows),
-      Matrix(arithmetic.partials > 0 ? queries.rows : 0, values.cols),
-      arithmetic.input == 0 && arithmetic.input_floor == 0 && is_zero(cache.keys) && is_zero(cache.values)};
+  const Matrix zeros(queries.rows, values.cols);
+  const std::vector<double> none(queries.rows);
+  AttentionErrors result{zeros, zeros, zeros, none, {}, {}, {}, {}, none, none, none};
+  if (arithmetic.partials > 0) result.parts = zeros;
+  result.exact_inputs =
+      arithmetic.input == 0 && arithmetic.input_floor == 0 && is_zero(cache.keys) && is_zero(cache.values);
   if (tokens == 0) return result;
   Matrix logits = attention_logits(queries, keys, scale);
   Matrix errors = logit_errors(queries, keys, scale, arithmetic);
@@ -342,8 +336,10 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
     if (arithmetic.partials > 0) std::ranges::copy(output.parts, result.parts.row(i).begin());
     for (int64_t c = 0; c < values.cols; ++c) {
       result.own(i, c) = output.own[c];
-      result.output(i, c) = output.by_weights[c] + output.own[c];
+      result.lost(i, c) = output.lost[c];
+      result.output(i, c) = output.by_weights[c] + output.own[c] + output.lost[c];
     }
+    result.weights_floor[i] = output.weights_floor;
     add_value_errors(softmax, weights, shared, cache.values, arithmetic, i, result);
   }
   result.exponents = std::move(errors);

@@ -91,6 +91,7 @@ struct CacheErrors {
 struct AttentionErrors {
   Matrix output;  ///< [queries, head_dim]
   Matrix own;     ///< [queries, head_dim]: the part of `output` that comes from no error of a weight
+  Matrix lost;    ///< [queries, head_dim]: that of weights below the normal range of their type
   std::vector<double> log_sum_exp;  ///< [queries]
   /// [queries, tokens]: divided by their sum, or formed from the log-sum-exp; before they are rounded for the product with values
   Matrix weights;
@@ -98,6 +99,8 @@ struct AttentionErrors {
   Matrix log_weights;           ///< [queries, tokens]: ln A, the reference's, with votes
   Matrix exponents;             ///< [queries, tokens]: of each exponential, as a logarithm
   std::vector<double> divisor;  ///< [queries]: relative, of the number that divides the sum of all weights
+  std::vector<double>
+      weights_floor;  ///< [queries]: what a weight may lose below the normal range of its type, as a share of all
   std::vector<double> rescalings = {};  ///< [queries]: the most of the partial sums of one part of the cache
   /// [queries, head_dim], where partials are rounded: the largest sum, over the parts, of the absolute values of what they hold
   /// of the output.

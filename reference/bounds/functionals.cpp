@@ -50,11 +50,13 @@ std::vector<double> OutputFunctionals::scale_direction() const {
 }
 
 double OutputFunctionals::error(VectorView direction) const {
-  double by_elements = 0, own = 0, value = 0, spread = 0;
+  double by_elements = 0, own = 0, lost = 0, length = 0, value = 0, spread = 0, absolute = 0;
   for (size_t c = 0; c < direction.size(); ++c) {
     if (direction[c] == 0) continue;  // whose bound may be infinite
     by_elements += std::abs(direction[c]) * errors_.output(query_, static_cast<int64_t>(c));
     own += std::abs(direction[c]) * errors_.own(query_, static_cast<int64_t>(c));
+    lost += std::abs(direction[c]) * errors_.lost(query_, static_cast<int64_t>(c));
+    length += std::abs(direction[c]);
     value += direction[c] * output_[c];
   }
   if (!(growth_ < 0.5)) return by_elements;
@@ -62,10 +64,17 @@ double OutputFunctionals::error(VectorView direction) const {
     const VectorView row = values_.row(j);
     const double along = std::inner_product(direction.begin(), direction.end(), row.begin(), 0.0);
     spread += growing_[j] * std::abs(along - value);
+    absolute += std::abs(along);
   }
   const double moved = spread / (1 - growth_), divisor = errors_.divisor[query_];
   const double scaled = divisor + (1 + divisor) * growth(arithmetic_.weights);
-  return std::min(moved + scaled * (std::abs(value) + moved) + own, by_elements);
+  const double by_weights = moved + scaled * (std::abs(value) + moved);
+  const double floor = errors_.weights_floor[query_];
+  if (floor > 0) {
+    const auto tokens = static_cast<double>(values_.rows);
+    lost = std::min(lost, floor * (absolute + tokens * (std::abs(value) + by_weights) + length));
+  }
+  return std::min(by_weights + own + lost, by_elements);
 }
 
 }  // namespace kvbound::reference

@@ -193,17 +193,18 @@ OutputErrors::OutputErrors(const QuerySoftmax& softmax, const SharedRounding& sh
   by_weights = errors_by_weights(sums, shared, reach);
   const RunningSums running(sums, shared, reach, softmax.in_order);
   own = addition_errors(softmax, running, arithmetic);
+  weights_floor = arithmetic.weights_floor * (1 + reach.widest);
   for (size_t c = 0; c < own.size(); ++c) {
-    own[c] += lost_output(arithmetic.weights_floor * (1 + reach.widest), values.rows, sums.absolute[c],
-                          sums.largest(c)) +
-              sums.absolute[c] * weight_error(0, 0, arithmetic) +
+    lost.push_back(lost_output(weights_floor, values.rows, sums.absolute[c],
+                               std::min(sums.largest(c), std::abs(sums.output[c]) + by_weights[c])));
+    own[c] += sums.absolute[c] * weight_error(0, 0, arithmetic) +
               2 * static_cast<double>(values.rows) * arithmetic.smallest + 2 * arithmetic.input_floor;
   }
   if (arithmetic.partials == 0) return;
   parts = part_sizes(weights, values, arithmetic);
   for (size_t c = 0; c < own.size(); ++c) {
     const double size = running.within(c, parts[c] + running.moved[c]);
-    own[c] += arithmetic.partials * (size + own[c]) + arithmetic.partials_floor;
+    own[c] += arithmetic.partials * (size + own[c] + lost[c]) + arithmetic.partials_floor;
   }
 }
 

@@ -38,8 +38,8 @@ SharedRounding shared_rounding(const QuerySoftmax& softmax, const Arithmetic& ar
 /// infinite where such weights need not be nearly of sum 1.
 double divisor_error(const SharedRounding& shared, const SoftmaxErrors& softmax);
 
-/// Bounds for the output of one query by the errors of its weights alone, [head_dim], the smallest of three, and by what each
-/// component adds on its own.
+/// Bounds for the output of one query by the errors of its weights alone, [head_dim], the smallest of three, by what weights lose
+/// below the normal range of their type, and by what each component adds on its own.
 ///
 /// weight_errors  [tokens]: absolute, with `shared`
 struct OutputErrors {
@@ -47,8 +47,10 @@ struct OutputErrors {
                MatrixView values, const Arithmetic& arithmetic);
 
   std::vector<double> by_weights;  ///< [head_dim]
+  std::vector<double> lost;        ///< [head_dim]
   std::vector<double> own;         ///< [head_dim]
   std::vector<double> parts;       ///< [head_dim]: AttentionErrors::parts; none where partials are not rounded
+  double weights_floor = 0;        ///< phi_w (1 + y)
 };
 
 }  // namespace kvbound::reference::rounding

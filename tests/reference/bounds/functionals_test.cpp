@@ -219,5 +219,47 @@ TEST(Functionals, CountThePartsThatAreRoundedApart) {
   EXPECT_GT(moved, 0.3 * (gain(few) - gain(none)));
 }
 
+// What weights lose below the normal range of their type has one sign for all components.
+TEST(Functionals, CountWhatWeightsLoseForAllComponentsTogether) {
+  Arithmetic arithmetic = double_precision();
+  arithmetic.weights_floor = 0x1p-20;
+  const Case given(3000, 32, 12, arithmetic);
+  const OutputFunctionals functionals = given.functionals();
+  std::vector<double> signs(32);
+  test::Random random(13);
+  for (double& sign : signs) sign = random.normal() < 0 ? -1 : 1;
+  for (const std::vector<double>& direction : {functionals.output(), functionals.scale_direction(), signs}) {
+    double worst = 0, by_components = 0;
+    for (int64_t j = 0; j < 3000; ++j) {
+      const VectorView row = given.values.row(j);
+      worst += 0x1p-20 * std::abs(std::inner_product(direction.begin(), direction.end(), row.begin(), 0.0));
+    }
+    for (int64_t c = 0; c < 32; ++c) by_components += std::abs(direction[c]) * given.errors.output(0, c);
+    EXPECT_LE(worst, functionals.error(direction));
+    EXPECT_GT(worst, 0.7 * functionals.error(direction));
+    EXPECT_GT(by_components, 3 * functionals.error(direction));
+  }
+  for (int64_t c = 0; c < 32; ++c) {
+    double absolute = 0;
+    for (int64_t j = 0; j < 3000; ++j) absolute += std::abs(given.values(j, c));
+    EXPECT_LE(0x1p-20 * absolute, given.errors.lost(0, c));
+    EXPECT_GT(0x1p-20 * absolute, 0.7 * given.errors.lost(0, c)) << "outputs are far below values";
+  }
+}
+
+// Where one entry has nearly all of the weight, what all others lose or gain is a share of it.
+TEST(Functionals, CountWhatLostWeightsDoToTheSumThatDivides) {
+  Arithmetic arithmetic = double_precision();
+  arithmetic.weights_floor = 0x1p-20;
+  Case given(1000, 1, 14, arithmetic);
+  given.keys = given.values = Matrix(1000, 1);
+  given.query(0, 0) = given.values(7, 0) = 1;
+  given.keys(7, 0) = 40;
+  given.errors = attention_errors(given.query, given.keys, given.values, 1, {}, arithmetic);
+  const double moved = 1 - 1 / (1 + 999 * 0x1p-20), error = given.functionals().error(std::vector{1.0});
+  EXPECT_LE(moved, error);
+  EXPECT_GT(moved, 0.9 * error);
+}
+
 }  // namespace
 }  // namespace kvbound::reference::functionals_test
