@@ -47,7 +47,7 @@ const std::array kTypes{
     Type{"F64", {kF64, kF64}},
     Type{"F32", {kF32, kF32}},
     Type{"F32, tile 64, 4 splits", {kF32, kF32, {}, {}, 4, 64}},
-    Type{"F32, partials BF16", {kF32, kF32, {}, kBf16}},
+    Type{"F32, partials F16", {kF32, kF32, {}, kF16}},
     Type{"F32, weights BF16", {kF32, kF32, kBf16}},
     Type{"F32, products TF32", {kF32, kF32, {}, {}, 0, 0, true}},
     Type{"BF16, products TF32", {kBf16, kF32, {}, {}, 0, 0, true}},
@@ -185,8 +185,8 @@ class Inputs {
         keys(j, c) = square > 0 ? query[c] * std::log(weight) / (layer.scale * square) : 0;
     }
   }
-  // Where the type's subnormal numbers are.
-  double tiny() { return std::ldexp(1, storage_ == kF16 ? -16 : -130); }
+  // Where the subnormal numbers of F16, or of BF16 and F32, are.
+  double tiny() { return std::ldexp(1, storage_ == kF16 || random_.index(2) == 0 ? -16 : -130); }
 
   Random& random_;
   Dtype storage_;
