@@ -159,7 +159,10 @@ class TopkCheck {
       const auto slots = std::span(indices_).subspan(static_cast<size_t>(row * k_), static_cast<size_t>(k_));
       const int64_t slot = std::ranges::find(slots, fault->chosen) - slots.begin();
       verdict.wrong += fault->faulty;
-      verdict.worst = offender(row, slot, fault->chosen, text_of(*fault));
+      verdict.worst =
+          offender(row, slot, fault->chosen,
+                   fmt::format("is {} rather than {}, {}; {} of {} entries are wrong", fault->chosen,
+                               fault->better, text_of(*fault), fault->faulty, selected.size()));
       verdict.worst->expected = static_cast<double>(fault->better);
       verdict.worst->error = fault->excess();
       verdict.worst->bound = fault->band;
