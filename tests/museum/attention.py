@@ -2,7 +2,7 @@
 import numpy as np
 
 from fault import Case, Tolerance, fault
-from kernels import SPLITS, TILE, decode, merged, online, prefill, stored
+from kernels import SPLITS, TILE, decode, merged, prefill, stored
 from support.kernel_files import KernelFile, rounded
 
 # Of the projects' own tests. Where a thread's project has none that is known for this operation: vLLM's.

@@ -17,9 +17,9 @@ from usual import TESTS
 REPOSITORIES = {
     "1bit-MONSTER": "1bit-MONSTER/1bit-MONSTER", "aiter": "ROCm/aiter", "b12x": "local-inference-lab/b12x",
     "CUTLASS": "NVIDIA/cutlass", "FlashAttention": "Dao-AILab/flash-attention", "FlashInfer": "flashinfer-ai/flashinfer",
-    "imp": "kekzl/imp", "ipex-llm": "intel/ipex-llm", "jax-js": "ekzhang/jax-js", "KernelBench": "ScalingIntelligence/KernelBench",
-    "llama.cpp": "ggml-org/llama.cpp", "mlir-air": "Xilinx/mlir-air", "NeMo Automodel": "NVIDIA-NeMo/Automodel",
-    "ONNX": "onnx/onnx", "pegainfer": "pegainfer-project/pegainfer", "rocMLIR": "ROCm/rocMLIR",
+    "imp": "kekzl/imp", "ipex-llm": "intel/ipex-llm", "jax-js": "ekzhang/jax-js",
+    "KernelBench": "ScalingIntelligence/KernelBench", "llama.cpp": "ggml-org/llama.cpp", "mlir-air": "Xilinx/mlir-air",
+    "NeMo Automodel": "NVIDIA-NeMo/Automodel", "ONNX": "onnx/onnx", "pegainfer": "pegainfer-project/pegainfer", "rocMLIR": "ROCm/rocMLIR",
     "SGLang": "sgl-project/sglang", "TensorRT-LLM": "NVIDIA/TensorRT-LLM", "transformers": "huggingface/transformers",
     "tt-metal": "tenstorrent/tt-metal", "vLLM": "vllm-project/vllm", "vLLM's FlashAttention": "vllm-project/flash-attention",
     "vllm-metal": "vllm-project/vllm-metal", "zml": "zml/zml"}
@@ -27,8 +27,8 @@ REPOSITORIES = {
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A fault as it is shown: what the usual tests say ({test: whether it passes}), and how `check` ends on it and on the same file
-    with a sound kernel's results."""
+    """A fault as it is shown: what the usual tests say ({test: whether it passes}), and how `check` ends on it and on the same
+    file with a sound kernel's results."""
     fault: Fault
     usual: dict
     faulty: subprocess.CompletedProcess

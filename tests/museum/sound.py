@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels import decode, merged, online, prefill, split, stored
+from kernels import decode, online, prefill, stored
 from support.kernel_files import KernelFile
 
 HEADS = (1, 1), (4, 4), (4, 2), (8, 2), (8, 1), (6, 3)
@@ -66,10 +66,6 @@ def uneven(draws, splits):
         cuts = np.unique([0, *random.integers(0, n + 1, splits - 1), n])
         return random.permutation([slice(int(a), int(b)) for a, b in zip(cuts, cuts[1:])])
     return parts
-
-
-def in_reverse(parts):
-    return lambda n: [slice(part.start, part.stop) for part in reversed(list(parts(n)))]
 
 
 def arithmetic(draws):
@@ -202,7 +198,8 @@ def compact_variant(draws, number):
     dtype, order, paged = pick(draws, "BF16", "F16", "F32"), pick(draws, "any", "kept", "ascending"), draws.random() < 0.5
     before = stored(draws.standard_normal((heads, n, head_dim)), dtype)
     kept = [draws.permutation(n)[:draws.integers(1, n + 1)] for _ in range(heads)]
-    moved = {"any": [draws.permutation(rows) for rows in kept], "kept": kept, "ascending": [np.sort(rows) for rows in kept]}[order]
+    moved = {"any": [draws.permutation(rows) for rows in kept], "kept": kept,
+             "ascending": [np.sort(rows) for rows in kept]}[order]
     rows = [before[head, positions] for head, positions in enumerate(moved)]
     tensors = {"before": (dtype, before), "kept": ("I64", np.concatenate(kept)),
                "kept_offsets": ("I64", np.cumsum([0, *map(len, kept)])), "after": (dtype, np.concatenate(rows))}
