@@ -2,8 +2,9 @@
 import numpy as np
 
 from fault import Case, Tolerance, fault
-from kernels import SPLITS, TILE, decode, merged, prefill, stored
-from support.kernel_files import KernelFile, rounded
+from kernels import ARITHMETIC, EXACT, TYPICAL, decode, prefill, stored
+from support.kernel_files import KernelFile
+from support.kernels import Kernel
 
 # Of the projects' own tests. Where a thread's project has none that is known for this operation: vLLM's.
 VLLM = Tolerance("vLLM", 1.5e-2, 1e-2)
@@ -13,7 +14,6 @@ FLASHINFER_FP8 = Tolerance("FlashInfer, FP8", 1e-2, 2e-1)
 KERNEL_BENCH = Tolerance("KernelBench", 1e-2, 1e-2)
 MLIR_AIR = Tolerance("mlir-air", 0.15, 0.04)
 
-ARITHMETIC = {"weights": "BF16", "splits": SPLITS, "tile": TILE}
 SEEN = r"out\[[\d, ]+\](:| is) .*"
 
 
@@ -24,16 +24,16 @@ def drawn(batch=2, tokens=4096, query_heads=8, kv_heads=2, head_dim=128, seed=1)
                  ((batch, query_heads, head_dim), *2 * ((batch, tokens, kv_heads, head_dim),)))
 
 
-def case(q, k, v, wrong, file=None, kernel=decode, **options):
-    """The case of a kernel in BF16 that puts out `wrong` where `kernel` is right.
+def case(q, k, v, wrong, file=None, step=decode, **options):
+    """The case of a kernel in BF16 that puts out `wrong` where `step` is right.
 
     k, v  the cache as it is
     file  its tensors, if it is in the file in another form
     """
     scale = options.get("sm_scale")
-    right, reference = (kernel(q, k, v, scale, weights=weights)[0] for weights in ("BF16", None))
+    right, reference = (step(q, k, v, scale, kernel)[0] for kernel in (TYPICAL, EXACT))
     tensors = {"q": ("BF16", q), **(file or {"k": ("BF16", k), "v": ("BF16", v)}), "out": ("BF16", wrong)}
-    return Case(KernelFile(tensors, **ARITHMETIC, **options), {"out": right}, rounded(wrong, "BF16"), reference)
+    return Case(KernelFile(tensors, **ARITHMETIC, **options), {"out": right}, stored(wrong, "BF16"), reference)
 
 
 def in_pages(caches, page_size, unwritten):
@@ -109,7 +109,7 @@ def heads_first_read_as_tokens_first():
 def kv_heads_tiled():
     """Query head h reads KV head h mod G, as if KV heads were tiled and not repeated."""
     q, k, v = drawn()
-    return case(q, k, v, decode(q, k, v, kv_head_of=lambda head, query_heads, kv_heads: head % kv_heads)[0])
+    return case(q, k, v, decode(q, k, v, kv_heads=lambda query_heads, kv_heads: np.arange(query_heads) % kv_heads)[0])
 
 
 @fault("attention", "transformers 39408", "zml 763", tolerance=VLLM, expected=SEEN)
@@ -118,8 +118,8 @@ def window_one_too_wide():
     q, k, v = drawn()
 
     def last(count):
-        return lambda q, k, v, *rest, **options: decode(q, k[:, -count:], v[:, -count:], *rest, **options)
-    return case(q, k, v, last(1025)(q, k, v)[0], kernel=last(1024), causal="true", window_left=1023)
+        return lambda q, k, v, *rest: decode(q, k[:, -count:], v[:, -count:], *rest)
+    return case(q, k, v, last(1025)(q, k, v)[0], step=last(1024), causal="true", window_left=1023)
 
 
 @fault("attention", "CUTLASS 2336", "ONNX 8068", tolerance=VLLM, expected=SEEN)
@@ -127,7 +127,7 @@ def causal_mask_top_left():
     """The causal mask of 16 queries on 1,040 tokens starts at the first token: no query sees the 1,024 cached ones."""
     q, k, v = drawn(batch=1, tokens=1040)
     q = stored(np.random.default_rng(2).standard_normal((16, 8, 128)), "BF16")
-    return case(q, k[0], v[0], prefill(q, k[0, :16], v[0, :16])[0], kernel=prefill, causal="true")
+    return case(q, k[0], v[0], prefill(q, k[0, :16], v[0, :16])[0], step=prefill, causal="true")
 
 
 @fault("attention", "pegainfer 291", tolerance=VLLM, expected=SEEN)
@@ -176,30 +176,31 @@ def scale_of_the_padded_head_dim():
 @fault("attention", "FlashAttention 2082", "FlashInfer 4267", tolerance=FLASHINFER, expected=SEEN + "gain 0.00")
 def row_maximum_stuck_at_zero():
     """The first tile is masked, and the running maximum begins at 0: logits near -130 underflow to outputs of 0."""
-    def attend(q, k, v, scale, **_):
-        logits = np.float32(scale) * (k @ q)
-        powers = np.exp(logits - max(np.float32(0), logits.max()))
-        return powers @ v / max(powers.sum(), np.float32(1e-30)), np.float32(0)
+    class Stuck(Kernel):
+        def part(self, queries, keys, values, scale):
+            logits = (queries @ keys.T) * np.float32(scale)
+            maximum = np.maximum(0, logits.max(axis=1))
+            weights = np.exp(logits - maximum[:, None])
+            total = np.maximum(weights.sum(axis=1), np.float32(1e-30))
+            return weights @ values / total[:, None], maximum, total
     q, k, v = drawn(tokens=1024)
     q[..., 0], k[..., 0] = 38, -39
-    return case(q, k, v, decode(q, k, v, attend=attend, parts=lambda n: [slice(0, n)])[0])
+    return case(q, k, v, decode(q, k, v, kernel=Stuck())[0])
 
 
 @fault("attention", "1bit-MONSTER 495", tolerance=VLLM, expected=SEEN)
 def divided_at_every_tile():
     """The output is divided by the running denominator at every tile, and not once at the end."""
-    def attend(q, k, v, scale, **_):
-        maximum, total, output = np.float32(-np.inf), np.float32(0), np.zeros(v.shape[1], np.float32)
-        for first in range(0, len(k), TILE):
-            logits = np.float32(scale) * (k[first:first + TILE] @ q)
-            higher = max(maximum, logits.max())
-            kept, powers = np.exp(maximum - higher), np.exp(logits - higher)
-            total = total * kept + powers.sum()
-            output = (output * kept + powers @ v[first:first + TILE]) / total
-            maximum = higher
-        return output, maximum + np.log(total)
+    class Divided(Kernel):
+        def part(self, queries, keys, values, scale):
+            total, output = np.float32(0), np.zeros(queries.shape, np.float32)
+            for first in range(0, len(keys), self.tile):
+                weights = np.exp((queries @ keys[first:first + self.tile].T) * np.float32(scale))
+                total = total + weights.sum(axis=1)
+                output = (output + weights @ values[first:first + self.tile]) / total[:, None]
+            return output, 0 * total, total
     q, k, v = drawn(tokens=2048)
-    return case(q, k, v, decode(q, k, v, attend=attend, parts=lambda n: [slice(0, n)])[0])
+    return case(q, k, v, decode(q, k, v, kernel=Divided(tile=128))[0])
 
 
 # ---- parts of the cache, and their merge
@@ -207,17 +208,25 @@ def divided_at_every_tile():
 @fault("attention", "FlashInfer 50", tolerance=FLASHINFER, expected=SEEN)
 def split_weights_not_stored():
     """Parts store their log-sum-exp only if the caller wants it: otherwise the merge takes all parts for equal."""
+    class Equal(Kernel):
+        def merged(self, parts):
+            return super().merged([(output, 0 * maximum, 0 * total + 1) for output, maximum, total in parts])
     q, k, v = drawn()
-    return case(q, k, v, decode(q, k, v, merge=lambda outputs, lses: merged(outputs, 0 * lses))[0])
+    return case(q, k, v, decode(q, k, v, kernel=Equal(**vars(TYPICAL)))[0])
 
 
 @fault("attention", "SGLang 35045", "SGLang 40903", tolerance=VLLM, expected=SEEN)
 def merge_in_the_wrong_base():
     """The log-sum-exps of 3,072 cached and 64 new tokens are in base 2, the merge takes them for natural ones."""
+    class Mixed(Kernel):
+        def slices(self, tokens):
+            return [slice(0, 3072), slice(3072, tokens)]
+
+        def merged(self, parts):
+            parts = [(output, maximum + np.log2(total), 0 * total + 1) for output, maximum, total in parts]
+            return Kernel(base2=False).merged(parts)
     q, k, v = drawn(tokens=3136)
-    wrong, _ = decode(q, k, v, parts=lambda n: [slice(0, 3072), slice(3072, n)],
-                      merge=lambda outputs, lses: merged(outputs, lses / np.float32(np.log(2))))
-    return case(q, k, v, wrong)
+    return case(q, k, v, decode(q, k, v, kernel=Mixed(**vars(TYPICAL)))[0])
 
 
 @fault("attention", "vLLM's FlashAttention 176", tolerance=VLLM, expected=SEEN)

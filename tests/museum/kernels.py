@@ -1,83 +1,45 @@
-"""Sound attention kernels in NumPy, in single precision, made of parts of which a fault replaces one.
+"""Sound kernels of decode steps and prefills, of which a fault replaces one part.
 
-Every output is a sum over tiles of tokens by online softmax, in parts of the cache that are merged by their log-sum-exps, as in
-FlashAttention and flash decoding. Letters: n tokens, d head_dim, H query heads on G KV heads.
+Letters: n tokens, d head_dim, H query heads on G KV heads.
 """
+from dataclasses import replace
+
 import numpy as np
 
-from support.kernel_files import rounded
+from support.kernels import Kernel, rounded
 
-TILE, SPLITS = 128, 8
-FLOAT = np.float32
+TYPICAL = Kernel(weights="BF16", splits=8, tile=128)
+EXACT = replace(TYPICAL, weights=None)  # what a result is compared with
+ARITHMETIC = {"weights": TYPICAL.weights, "splits": TYPICAL.splits, "tile": TYPICAL.tile}  # as a file declares it
 
 
 def stored(array, dtype):
-    """The numbers of an array rounded to a type of safetensors, in single precision; None: as they are."""
-    return np.asarray(array, FLOAT) if dtype is None else rounded(array, dtype).astype(FLOAT)
+    """The numbers of an array rounded to a type of safetensors, in single precision."""
+    return rounded(np.asarray(array, np.float32), dtype)
 
 
-def online(q, k, v, scale, tile=TILE, weights="BF16", power=np.exp):
-    """One head's attention by online softmax: (output [d], log-sum-exp) of q [d] over k, v [n, d].
-
-    weights  the type that weights are rounded to before they multiply values, as tensor cores require
-    power    the exponential
-    """
-    maximum, total, output = FLOAT(-np.inf), FLOAT(0), np.zeros(v.shape[1], FLOAT)
-    for first in range(0, len(k), tile):
-        logits = FLOAT(scale) * (k[first:first + tile] @ q)
-        higher = max(maximum, logits.max())
-        kept, powers = power(maximum - higher), power(logits - higher)
-        total = total * kept + powers.sum(dtype=FLOAT)
-        output = output * kept + stored(powers, weights) @ v[first:first + tile]
-        maximum = higher
-    return output / total, maximum + np.log(total)
+def repeated(query_heads, kv_heads):
+    """The KV head of every query head: consecutive ones share one."""
+    return np.arange(query_heads) // (query_heads // kv_heads)
 
 
-def merged(outputs, lses):
-    """The parts' outputs [parts, d], weighted by their log-sum-exps [parts]; and the log-sum-exp of all."""
-    maximum = lses.max()
-    factors = np.exp(lses - maximum)
-    total = factors.sum(dtype=FLOAT)
-    return factors @ outputs / total, maximum + np.log(total)
-
-
-def parts_of(n, splits=SPLITS):
-    """The slices of n tokens that are attended apart: as many as given, fewer where there are not enough tokens."""
-    size = -(-n // splits)
-    return [slice(first, min(n, first + size)) for first in range(0, n, size)]
-
-
-def split(q, k, v, scale, parts=parts_of, merge=merged, attend=online, partials=None, **options):
-    """One head's attention in parts that are merged: (output [d], log-sum-exp).
-
-    partials  the type that outputs of parts are rounded to
-    """
-    results = [attend(q, k[part], v[part], scale, **options) for part in parts(len(k))]
-    return merge(stored([output for output, _ in results], partials), stored([lse for _, lse in results], None))
-
-
-def kv_head(head, query_heads, kv_heads):
-    """The KV head of a query head: consecutive query heads share one."""
-    return head // (query_heads // kv_heads)
-
-
-def decode(q, k, v, scale=None, kv_head_of=kv_head, **options):
+def decode(q, k, v, scale=None, kernel=TYPICAL, kv_heads=repeated):
     """Outputs [batch, H, d] and log-sum-exps [batch, H] of one query for each sequence.
 
     q [batch, H, d]; k, v [batch, n, G, d], or lists of [n, G, d]
-    options  of split()
     """
-    query_heads = q.shape[1]
     scale = 1 / np.sqrt(q.shape[2]) if scale is None else scale
-    results = []
-    for sequence, (keys, values) in enumerate(zip(k, v)):
-        heads = [kv_head_of(head, query_heads, keys.shape[1]) for head in range(query_heads)]
-        results.append([split(FLOAT(q[sequence, head]), FLOAT(keys[:, g]), FLOAT(values[:, g]), scale, **options)
-                        for head, g in enumerate(heads)])
-    return (np.array([[output for output, _ in row] for row in results]), np.array([[lse for _, lse in row] for row in results]))
+    out = np.empty((*q.shape[:2], v[0].shape[2]), np.float32)
+    lse = np.empty(q.shape[:2], np.float32)
+    for sequence, (queries, keys, values) in enumerate(zip(q, k, v)):
+        heads = kv_heads(len(queries), keys.shape[1])
+        for head in range(keys.shape[1]):
+            group = heads == head
+            out[sequence, group], lse[sequence, group] = kernel.attend(queries[group], keys[:, head], values[:, head], scale)
+    return out, lse
 
 
-def prefill(q, k, v, scale=None, window=None, **options):
+def prefill(q, k, v, scale=None, kernel=TYPICAL, window=None):
     """Causal attention of a sequence's last queries: outputs [queries, H, d], log-sum-exps [queries, H].
 
     q [queries, H, d]; k, v [n, G, d]
@@ -87,5 +49,5 @@ def prefill(q, k, v, scale=None, window=None, **options):
     for i, query in enumerate(q):
         position = len(k) - len(q) + i
         seen = slice(0 if window is None else max(0, position - window), position + 1)
-        results.append(decode(query[None], k[None, seen], v[None, seen], scale, **options))
+        results.append(decode(query[None], k[None, seen], v[None, seen], scale, kernel))
     return tuple(np.concatenate(parts) for parts in zip(*results))

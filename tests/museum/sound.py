@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels import decode, online, prefill, stored
+from kernels import decode, prefill, stored
 from support.kernel_files import KernelFile
+from support.kernels import Kernel
 
 HEADS = (1, 1), (4, 4), (4, 2), (8, 2), (8, 1), (6, 3)
 LENGTHS = 1, 2, 5, 16, 31, 33, 64, 100, 129, 255, 300, 512, 777, 1024, 1500, 2048, 4096
@@ -35,47 +36,27 @@ def pick(draws, *choices):
 
 # ---- attention
 
-def exp2(x):
-    """e^x by way of base 2, as hardware has it."""
-    return np.exp2(np.float32(1 / np.log(2)) * x)
+@dataclass
+class Uneven(Kernel):
+    """Parts have any sizes, and are merged in any order."""
+    seed: int = 0
 
-
-def normalised(q, k, v, scale, tile, weights, power):
-    """One head's attention whose weights are divided by their sum before they are rounded; not online."""
-    logits = np.float32(scale) * np.concatenate([k[first:first + tile] @ q for first in range(0, len(k), tile)])
-    powers = power(logits - logits.max())
-    total = np.float32(sum(powers[first:first + tile].sum(dtype=np.float32) for first in range(0, len(k), tile)))
-    factors, output = stored(powers / total, weights), np.zeros(v.shape[1], np.float32)
-    for first in range(0, len(k), tile):
-        output = output + factors[first:first + tile] @ v[first:first + tile]
-    return output, logits.max() + np.log(total)
-
-
-def rounded_sum(q, k, v, scale, tile, weights, power):
-    """Online softmax that divides by the sum of the rounded weights, as a column of ones beside the values gives it."""
-    output, lse = online(q, k, np.concatenate([v, np.ones_like(v[:, :1])], axis=1), scale, tile, weights, power)
-    return output[:-1] / output[-1], lse
-
-
-def uneven(draws, splits):
-    """At most so many parts, of any sizes, in any order."""
-    seed = draws.integers(2**32)
-
-    def parts(n):
-        random = np.random.default_rng(seed)
-        cuts = np.unique([0, *random.integers(0, n + 1, splits - 1), n])
-        return random.permutation([slice(int(a), int(b)) for a, b in zip(cuts, cuts[1:])])
-    return parts
+    def slices(self, tokens):
+        draws = np.random.default_rng(self.seed)
+        cuts = np.unique([0, *draws.integers(0, tokens + 1, self.splits - 1), tokens])
+        return draws.permutation(np.array([slice(*ends) for ends in zip(cuts, cuts[1:])]))
 
 
 def arithmetic(draws):
-    """What a kernel does, and what it declares: (options of split(), metadata)."""
+    """A kernel, and what it declares."""
     splits, tile = pick(draws, 1, 2, 3, 8), pick(draws, 16, 32, 64, 128, 256)
     weights = pick(draws, None, "BF16", "BF16", "F16")
     partials = pick(draws, None, None, "BF16", "F16") if splits > 1 else None
-    kernel = {"attend": pick(draws, online, online, normalised, rounded_sum), "parts": uneven(draws, splits), "tile": tile,
-              "weights": weights, "partials": partials, "power": pick(draws, np.exp, exp2)}
-    declared = {"splits": splits, "tile": pick(draws, tile, tile, "any")}
+    divided_first = bool(draws.random() < 0.2)  # then all tokens of a part are one sum
+    kernel = Uneven(weights=weights, partials=partials, splits=splits, tile=tile, base2=bool(draws.random() < 0.5),
+                    online=bool(draws.random() < 0.7), rounded_sum=bool(draws.random() < 0.3), divided_first=divided_first,
+                    seed=int(draws.integers(2**32)))
+    declared = {"splits": splits, "tile": "any" if divided_first else pick(draws, tile, tile, "any")}
     return kernel, {**declared, **({"weights": weights} if weights else {}), **({"partials": partials} if partials else {})}
 
 
@@ -104,10 +85,12 @@ def decode_variant(draws, number):
         keys.append(stored(k, dtype))
         values.append(stored(draws.standard_normal((length, kv_heads, value_dim)), dtype))
     scale = pick(draws, None, None, 0.1)
-    out, lse = decode(q, keys, values, scale, **kernel)
+    out, lse = decode(q, keys, values, scale, kernel)
     form, cache = layout(draws, dtype, keys, values)
     base = pick(draws, "e", "2")
-    tensors = {"q": (dtype, q), "out": (out_type, out), "lse": ("F32", lse / (np.log(2) if base == "2" else 1)), **cache}
+    tensors = {"q": (dtype, q), "out": (out_type, out), **cache}
+    if not kernel.rounded_sum:  # lse is that of the weights, not of what they were rounded to
+        tensors["lse"] = "F32", lse / (np.log(2) if base == "2" else 1)
     options = {} if scale is None else {"sm_scale": scale}
     name = f"decode {form} {dtype} {lengths} tokens, heads {query_heads}/{kv_heads}, head_dim {head_dim}, {'/'.join(kinds)}"
     return Variant(f"{number}: {name}, {declared}", "attention",
@@ -159,7 +142,7 @@ def prefill_variant(draws, number):
     kernel, declared = arithmetic(draws)
     q = [stored(draws.standard_normal((count, query_heads, head_dim)), dtype) for count in counts]
     keys, values = ([stored(draws.standard_normal((length, kv_heads, head_dim)), dtype) for length in lengths] for _ in "kv")
-    out = [prefill(*sequence, window=window, **kernel)[0] for sequence in zip(q, keys, values)]
+    out = [prefill(*sequence, kernel=kernel, window=window)[0] for sequence in zip(q, keys, values)]
     form, cache = layout(draws, dtype, keys, values)
     tensors = {"q": (dtype, np.concatenate(q)), "out": (out_type, np.concatenate(out)),
                "qo_indptr": ("I32", np.cumsum([0, *counts])), **cache}

@@ -39,16 +39,28 @@ class Kernel:
 
     def __call__(self, queries, keys, values, scale):
         """queries [rows, head_dim], keys and values [tokens, head_dim] -> [rows, head_dim]"""
+        return self.attend(queries, keys, values, scale)[0]
+
+    def attend(self, queries, keys, values, scale):
+        """The same, and the natural logarithms of the sums of exponentials [rows]."""
         queries, keys, values = (rounded(np.ascontiguousarray(a, "<f4"), self.products) for a in (queries, keys, values))
-        parts = [self.part(queries, keys[part], values[part], scale)
-                 for part in np.array_split(np.arange(len(keys)), self.splits) if len(part)]
+        parts = [self.part(queries, keys[part], values[part], scale) for part in self.slices(len(keys))]
         if len(parts) > 1:
             parts = [(rounded(output, self.partials), maximum, total) for output, maximum, total in parts]
+        output, maximum, total = self.merged(parts)
+        sums = (maximum + np.log2(total)) * np.float32(np.log(2)) if self.base2 else maximum + np.log(total)
+        return rounded((output * np.float32(self.gain)).astype("<f4"), self.stored), sums
+
+    def slices(self, tokens):
+        """Which of so many tokens each part of the cache has."""
+        return [part for part in np.array_split(np.arange(tokens), self.splits) if len(part)]
+
+    def merged(self, parts):
+        """One part of several: each is (output, maximum, sum of weights)."""
         maximum = np.max([maximum for _, maximum, _ in parts], axis=0)
         shares = [self.exp(each - maximum) * total for _, each, total in parts]
         total = np.sum(shares, axis=0, dtype="<f4")
-        merged = sum(output * (share / total)[:, None] for (output, _, _), share in zip(parts, shares))
-        return rounded((merged * np.float32(self.gain)).astype("<f4"), self.stored)
+        return sum(output * (share / total)[:, None] for (output, _, _), share in zip(parts, shares)), maximum, total
 
     def exp(self, numbers):
         return np.exp2(numbers) if self.base2 else np.exp(numbers)
@@ -59,7 +71,7 @@ class Kernel:
         rows = len(queries)
         logits = (queries @ keys.T) * factor
         maximum = np.full(rows, -np.inf, "<f4") if self.online else logits.max(axis=1)
-        total, output = np.zeros(rows, "<f4"), np.zeros(queries.shape, "<f4")
+        total, output = np.zeros(rows, "<f4"), np.zeros((rows, values.shape[1]), "<f4")
         if self.divided_first:
             weights = self.exp(logits - logits.max(axis=1)[:, None])
             total = weights.sum(axis=1)
