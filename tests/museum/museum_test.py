@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+import attention
 import museum
 import sound
 from support import kvbound_cli
@@ -62,6 +63,15 @@ class UsualTests(unittest.TestCase):
                 case = fault.case()
                 right = type(case)(case.sound_file, case.right, case.right.get("out"), case.reference)
                 self.assertEqual({*TESTS[fault.operation](fault, right).values()}, {True}, fault.name)
+
+
+class Floor(unittest.TestCase):
+    def test_what_is_too_small_to_be_proved_wrong_is_unlikely(self):
+        for padding, code, said in ((16, PASS, "unlikely by rounding"), (96, PASS, "unlikely by rounding"),
+                                    (128, MISMATCH, "gain 0.9")):
+            result = museum.check(kvbound_cli.program, "attention", attention.padded_keys(4096, padding).file)
+            self.assertEqual(result.returncode, code, padding)
+            self.assertIn(said, result.stderr)
 
 
 class SoundKernels(unittest.TestCase):
