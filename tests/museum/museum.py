@@ -19,10 +19,10 @@ REPOSITORIES = {
     "CUTLASS": "NVIDIA/cutlass", "FlashAttention": "Dao-AILab/flash-attention", "FlashInfer": "flashinfer-ai/flashinfer",
     "imp": "kekzl/imp", "ipex-llm": "intel/ipex-llm", "jax-js": "ekzhang/jax-js",
     "KernelBench": "ScalingIntelligence/KernelBench", "llama.cpp": "ggml-org/llama.cpp", "mlir-air": "Xilinx/mlir-air",
-    "NeMo Automodel": "NVIDIA-NeMo/Automodel", "ONNX": "onnx/onnx", "pegainfer": "pegainfer-project/pegainfer", "rocMLIR": "ROCm/rocMLIR",
-    "SGLang": "sgl-project/sglang", "TensorRT-LLM": "NVIDIA/TensorRT-LLM", "transformers": "huggingface/transformers",
-    "tt-metal": "tenstorrent/tt-metal", "vLLM": "vllm-project/vllm", "vLLM's FlashAttention": "vllm-project/flash-attention",
-    "vllm-metal": "vllm-project/vllm-metal", "zml": "zml/zml"}
+    "NeMo Automodel": "NVIDIA-NeMo/Automodel", "ONNX": "onnx/onnx", "pegainfer": "pegainfer-project/pegainfer",
+    "rocMLIR": "ROCm/rocMLIR", "SGLang": "sgl-project/sglang", "TensorRT-LLM": "NVIDIA/TensorRT-LLM",
+    "transformers": "huggingface/transformers", "tt-metal": "tenstorrent/tt-metal", "vLLM": "vllm-project/vllm",
+    "vLLM's FlashAttention": "vllm-project/flash-attention", "vllm-metal": "vllm-project/vllm-metal", "zml": "zml/zml"}
 
 
 @dataclass(frozen=True)
