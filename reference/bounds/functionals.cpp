@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "long_sums.hpp"
 #include "softmax_errors.hpp"
 
 namespace kvbound::reference {
@@ -32,6 +33,10 @@ OutputFunctionals::OutputFunctionals(const AttentionErrors& errors, int64_t quer
     for (int64_t c = 0; c < values.cols; ++c) terms_[c].add(weight * values(j, c));
   }
   for (const Terms& terms : terms_) output_.push_back(terms.sum);
+  const int64_t parts = arithmetic.partials > 0 ? most_parts(arithmetic, values.rows) : 0;
+  for (int64_t part = 0; part < parts; ++part) {
+    add_part(part * values.rows / parts, (part + 1) * values.rows / parts);
+  }
 }
 
 std::vector<double> OutputFunctionals::scale_direction() const {

@@ -17,21 +17,41 @@
 
 namespace kvbound::reference {
 
+/// Roundings to one type, as far as they need not be independent: numbers at the same place between their neighbours are rounded
+/// alike.
+class AlikeRoundings {
+ public:
+  /// amount    how far the rounding of half a spacing moves the functional, with its sign
+  /// position  the number's magnitude in spacings
+  void add(double amount, double position);
+  void add(const AlikeRoundings& other);
+
+  /// What they may come to together: of positions at random like independent ones, of equal ones all of them.
+  double size() const;
+
+ private:
+  double expected_ = 0;                                // of these positions, rounded to nearest
+  std::array<std::complex<double>, 4> by_phase_ = {};  // and by multiples of the phase
+};
+
 /// How far roundings take a functional if each is independent of the others and of mean zero (functionals.md, "By chance").
 ///
-/// Of several rows together all members are the sums of the rows'. |<w, o^ - o>| > bias + |largest sum by phase| + t deviation has a
-/// probability of at most 2 exp(-t^2 / 2).
+/// Of several rows together all members are the sums of the rows'. |<w, o^ - o>| > bias + alike() + t deviation has a probability of
+/// at most 2 exp(-t^2 / 2).
 struct ChanceError {
   double variance = 0;  ///< deviation^2
   double bias = 0;      ///< of what need not have mean zero
-  /// Roundings of weights by their phases: of weights that are divided by the sum of the rounded ones, and of the others.
-  std::array<std::complex<double>, 2> weights = {};
-  std::complex<double> parts = 0;  ///< the same of the outputs of the cache's parts
+  /// Of weights that are divided by the sum of the rounded ones, by that of the others, and before they are rounded.
+  std::array<AlikeRoundings, 3> weights = {};
+  AlikeRoundings parts = {};   ///< of the outputs of the cache's parts
+  AlikeRoundings stored = {};  ///< of the output's numbers: none, unless whoever knows their type adds them
   /// What further roundings would add to the variance, with a unit roundoff of 1: of weights, of the outputs of parts, of both
   /// factors of every product.
   double by_weights = 0, by_parts = 0, by_products = 0;
 
   void add(const ChanceError& other);
+  /// What of the roundings that are not independent adds to the bias.
+  double alike() const;
 };
 
 /// The output of one query, and the bounds on its functionals.
@@ -43,6 +63,9 @@ class OutputFunctionals {
 
   /// o, [head_dim]
   const std::vector<double>& output() const { return output_; }
+  /// o, but with the outputs of equal parts of the cache rounded, where partials are: what a number's storage then rounds,
+  /// [head_dim].
+  std::vector<double> merged() const;
   /// d o / d ln scale = sum_j A_j (z_j - sum_l A_l z_l) v_j, [head_dim]: how a factor of all logits near 1 moves the output.
   std::vector<double> scale_direction() const;
 
@@ -67,6 +90,8 @@ class OutputFunctionals {
   class Along;
 
   void add_components(VectorView direction, double depth, double parts, ChanceError& error) const;
+  void add_part(int64_t first, int64_t last);
+  AlikeRoundings rounded_parts(VectorView direction) const;
 
   const AttentionErrors& errors_;
   int64_t query_;
@@ -78,6 +103,9 @@ class OutputFunctionals {
   double growth_ = 0;            // their sum
   std::vector<double> output_;
   std::vector<Terms> terms_;  // [head_dim]
+  // Of equal parts, where partials are rounded: their weights, and their outputs [head_dim] divided by these.
+  std::vector<double> part_weights_;
+  std::vector<std::vector<double>> parts_;
 };
 
 }  // namespace kvbound::reference

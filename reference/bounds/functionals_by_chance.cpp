@@ -13,24 +13,23 @@ using namespace rounding;
 
 namespace {
 
-constexpr double kBlock = 16;  // products that an instruction of tensor cores adds to a running sum
-constexpr double kDoubleUnit = 0x1p-53;
-
 double squared(double x) { return x * x; }
 
 // The rounding of one scalar operation, or of an addition of tensor cores as a share of its block's 16 together.
 double scalar_unit(const Arithmetic& arithmetic) {
-  return std::min(arithmetic.unit, std::max(arithmetic.unit / 4, 0x1p-24)) + kDoubleUnit;
+  return std::min(unit(arithmetic), std::max(unit(arithmetic) / 4, 0x1p-24));
 }
 
-// Where a number lies between its neighbours in a type, as an angle. Numbers of equal phase are rounded by the same share of their
-// spacing.
+// The distance of numbers of a type.
 //
-// unit   of the type; floor: half of its smallest subnormal number
-double phase(double number, double unit, double floor) {
-  if (number == 0 || unit == 0) return 0;
-  const double spacing = std::max(std::ldexp(2 * unit, std::ilogb(number)), 2 * floor);
-  return 2 * std::numbers::pi * std::remainder(number / spacing, 1.0);
+// unit   its unit roundoff; floor: half of its smallest subnormal number
+double spacing(double number, double unit, double floor) {
+  return std::max(std::ldexp(2 * unit, std::ilogb(number)), 2 * floor);
+}
+
+// A number's magnitude in spacings.
+double position(double number, double unit, double floor) {
+  return number == 0 || unit == 0 ? 0 : std::abs(number) / spacing(number, unit, floor);
 }
 
 }  // namespace
@@ -44,15 +43,62 @@ void OutputFunctionals::Terms::add(double term) {
   high = std::max(high, sum);
 }
 
+void AlikeRoundings::add(double amount, double position) {
+  const double beyond = std::remainder(position, 1.0);
+  expected_ -= 2 * beyond * amount;
+  const std::complex<double> turn = std::polar(1.0, 2 * std::numbers::pi * beyond);
+  std::complex<double> turned = turn * amount;
+  for (std::complex<double>& sum : by_phase_) {
+    sum += turned;
+    turned *= turn;
+  }
+}
+
+void AlikeRoundings::add(const AlikeRoundings& other) {
+  expected_ += other.expected_;
+  for (size_t i = 0; i < by_phase_.size(); ++i) by_phase_[i] += other.by_phase_[i];
+}
+
+double AlikeRoundings::size() const {
+  double squares = 0;
+  for (const std::complex<double>& sum : by_phase_) squares += std::norm(sum);
+  return std::max(std::abs(expected_), std::sqrt(squares / static_cast<double>(by_phase_.size())));
+}
+
 void ChanceError::add(const ChanceError& other) {
   variance += other.variance;
   bias += other.bias;
-  for (size_t i = 0; i < weights.size(); ++i) weights[i] += other.weights[i];
-  parts += other.parts;
+  for (size_t i = 0; i < weights.size(); ++i) weights[i].add(other.weights[i]);
+  parts.add(other.parts);
+  stored.add(other.stored);
   by_weights += other.by_weights;
   by_parts += other.by_parts;
   by_products += other.by_products;
 }
+
+double ChanceError::alike() const {
+  double of_weights = 0;
+  for (const AlikeRoundings& roundings : weights) of_weights = std::max(of_weights, roundings.size());
+  return std::sqrt(squared(of_weights) + squared(parts.size()) + squared(stored.size()));
+}
+
+namespace {
+
+// What the rounding of weights before they multiply values takes from a sum of weights times one number each.
+struct RoundedWeights {
+  double squares = 0, unit_squares = 0;
+  AlikeRoundings alike = {};
+
+  // rounded  how far the weight may be rounded
+  void add(double weight, double rounded, double along, double position) {
+    squares += squared(rounded * along);
+    unit_squares += squared(weight * along);
+    if (rounded > 0) alike.add(rounded * along, position);
+  }
+  double variance() const { return std::max(squares, squared(alike.size())); }
+};
+
+}  // namespace
 
 // Sums over the tokens of what their values are along one direction: x_j = <w, v_j>.
 class OutputFunctionals::Along {
@@ -76,10 +122,10 @@ class OutputFunctionals::Along {
   // What errors of single weights and logits add.
   void add_tokens(ChanceError& error) const {
     error.variance += logits_;
-    for (size_t i = 0; i < rounded_.size(); ++i) error.weights[i] += phases_[i];
+    error.weights = {centred_weights_.alike, weights_.alike, divided_weights_.alike};
     error.variance +=
-        std::max(std::max(rounded_[0], std::norm(phases_[0])), std::max(rounded_[1], std::norm(phases_[1])));
-    error.by_weights += std::max(units_[0], units_[1]);
+        std::max({centred_weights_.variance(), weights_.variance(), divided_weights_.variance()});
+    error.by_weights += std::max(centred_weights_.unit_squares, weights_.unit_squares);
     error.by_products += products_;
     error.bias += second_ + of_.growth_ * spread_ / (1 - of_.growth_);
   }
@@ -103,13 +149,12 @@ class OutputFunctionals::Along {
     const double weight = of_.weights_[j], centred = x - value_;
     const double rounded = arithmetic_.weights * weight + arithmetic_.weights_floor,
                  logit = of_.errors_.logits(of_.query_, j);
-    const double angle = phase(weight / largest_, arithmetic_.weights, arithmetic_.weights_floor);
-    const double along[] = {centred, x};
-    for (size_t i = 0; i < rounded_.size(); ++i) {
-      rounded_[i] += squared(rounded * along[i]);
-      units_[i] += squared(weight * along[i]);
-      phases_[i] += std::polar(1.0, angle) * (rounded * along[i]);
-    }
+    const auto place = [&](double of) {
+      return position(of, arithmetic_.weights, arithmetic_.weights_floor);
+    };
+    centred_weights_.add(weight, rounded, centred, place(weight / largest_));
+    weights_.add(weight, rounded, x, place(weight / largest_));
+    divided_weights_.add(weight, rounded, x, place(weight));
     const double own = logit_share_ * logit + arithmetic_.exponential + arithmetic_.unit;
     logits_ += squared(own * weight) * std::max(squared(centred), squared(x) + squared(value_));
     products_ += squared(2 * size_share_ * logit * weight * centred);
@@ -128,9 +173,8 @@ class OutputFunctionals::Along {
   const Arithmetic& arithmetic_;
   double largest_, logit_share_, size_share_;
   double value_ = 0;  // X
-  // Of x_j - X, and of x_j: squares of what rounded weights are off by, and the same sums by the phases of the weights.
-  std::array<double, 2> rounded_{}, units_{};
-  std::array<std::complex<double>, 2> phases_{};
+  RoundedWeights centred_weights_, weights_,
+      divided_weights_;               // of x_j - X, of x_j, and of x_j with A_j itself rounded
   double logits_ = 0, products_ = 0;  // squares of what logits are off by
   double spread_ = 0, second_ = 0;    // of the worst case
   Terms centred_;                     // A_j (x_j - X)
@@ -152,16 +196,55 @@ void OutputFunctionals::add_components(VectorView direction, double depth, doubl
     error.by_parts += square * (squared(terms.range()) + terms.squares);
     error.by_products += square * terms.squares;
     // The reference's own sums, and what is lost below the normal range.
-    error.bias += std::abs(direction[c]) * tokens *
-                  (2 * kDoubleUnit * std::sqrt(tokens * terms.squares) + 4 * arithmetic_.smallest);
+    error.bias +=
+        std::abs(direction[c]) * (2 * reference_error(values_.rows) * std::sqrt(tokens * terms.squares) +
+                                  4 * tokens * arithmetic_.smallest);
     if (arithmetic_.partials == 0) continue;
-    const double held =
-        squared(arithmetic_.partials) * terms.range() * errors_.parts(query_, static_cast<int64_t>(c)) +
-        parts * squared(arithmetic_.partials_floor);
-    error.variance += square * held;
-    error.parts += direction[c] * std::polar(std::sqrt(held), phase(output_[c], arithmetic_.partials,
-                                                                    arithmetic_.partials_floor));
+    error.variance += square * (squared(arithmetic_.partials) * terms.range() *
+                                    errors_.parts(query_, static_cast<int64_t>(c)) +
+                                parts * squared(arithmetic_.partials_floor));
   }
+  error.parts = rounded_parts(direction);
+}
+
+// One of the equal parts of the cache.
+void OutputFunctionals::add_part(int64_t first, int64_t last) {
+  std::vector<double> output(output_.size());
+  double weight = 0;
+  for (int64_t j = first; j < last; ++j) {
+    weight += weights_[j];
+    for (size_t c = 0; c < output.size(); ++c) output[c] += weights_[j] * values_(j, static_cast<int64_t>(c));
+  }
+  if (weight == 0) return;
+  for (double& number : output) number /= weight;
+  part_weights_.push_back(weight);
+  parts_.push_back(std::move(output));
+}
+
+AlikeRoundings OutputFunctionals::rounded_parts(VectorView direction) const {
+  AlikeRoundings roundings;
+  for (size_t part = 0; part < parts_.size(); ++part) {
+    for (size_t c = 0; c < direction.size(); ++c) {
+      const double number = parts_[part][c];
+      roundings.add(direction[c] * arithmetic_.partials * part_weights_[part] * number,
+                    position(number, arithmetic_.partials, arithmetic_.partials_floor));
+    }
+  }
+  return roundings;
+}
+
+std::vector<double> OutputFunctionals::merged() const {
+  if (parts_.empty()) return output_;
+  std::vector<double> merged(output_.size());
+  for (size_t part = 0; part < parts_.size(); ++part) {
+    for (size_t c = 0; c < merged.size(); ++c) {
+      const double number = parts_[part][c];
+      if (number == 0) continue;
+      const double step = spacing(number, arithmetic_.partials, arithmetic_.partials_floor);
+      merged[c] += part_weights_[part] * std::nearbyint(number / step) * step;
+    }
+  }
+  return merged;
 }
 
 std::optional<ChanceError> OutputFunctionals::chance(VectorView direction) const {

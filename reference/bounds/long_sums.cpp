@@ -13,7 +13,6 @@ namespace {
 constexpr int64_t kDepth = 8192;  // of additions that a term passes through in single precision, in any order
 constexpr double kSingleUnit = 0x1p-24;
 constexpr double kLongestChain = 131072;  // tokens of a running sum: longer caches are split
-constexpr double kBlock = 16;  // products that an instruction of tensor cores adds to a running sum
 constexpr double kBlockError = 18 * 0x1p-23;  // error_bounds.md, "The model"
 
 double gamma_of(double roundings, double unit) {

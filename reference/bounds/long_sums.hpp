@@ -10,6 +10,9 @@
 
 namespace kvbound::reference::rounding {
 
+/// Products that an instruction of tensor cores adds to a running sum.
+inline constexpr double kBlock = 16;
+
 /// Whether these bounds are used for a sum over so many tokens: a tile is declared, or nothing is, and the tokens are more than
 /// 8,192, of which a sum in any order at all would have hardly any bound.
 bool is_long(const Arithmetic& arithmetic, int64_t tokens);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <optional>
 
 #include <kvbound/reference/core/infinity.hpp>
@@ -16,10 +15,7 @@ ChanceTest test_of(const std::string& functional, std::vector<int64_t> at, const
   const reference::ChanceError& error = row.error;
   const auto deviation = [&](double variance) { return std::sqrt(error.variance + variance) / row.size; };
   ChanceTest test{functional, std::move(at), 1 + row.by / row.size};
-  const double by_phase =
-      std::sqrt(std::max(std::norm(error.weights[0]), std::norm(error.weights[1])) + std::norm(error.parts) +
-                std::norm(row.stored));
-  test.bias = (error.bias + by_phase) / row.size;
+  test.bias = (error.bias + error.alike()) / row.size;
   test.deviation = deviation(0);
   for (const UndeclaredRounding& rounding : undeclared_roundings()) {
     const double unit = rounding.unit * rounding.unit;
@@ -59,7 +55,6 @@ void ChanceRow::add(const ChanceRow& other) {
   by += other.by;
   size += other.size;
   error.add(other.error);
-  stored += other.stored;
   rows += other.rows;
 }
 
@@ -69,13 +64,14 @@ ChanceRow chance_row(const reference::OutputFunctionals& expected, VectorView di
   if (!error) return {};
   ChanceRow row{0, 0, *error};
   const std::vector<double>& output = expected.output();
+  const std::vector<double> merged = expected.merged();
   const double summing = static_cast<double>(direction.size() + 2) * 0x1p-53;
   for (size_t c = 0; c < direction.size(); ++c) {
     const double half = half_spacing(storage, claimed[c]), stored = direction[c] * half;
     row.by += direction[c] * (claimed[c] - output[c]);
     row.size += direction[c] * direction[c];
     row.error.variance += stored * stored;
-    row.stored += std::polar(1.0, std::numbers::pi * std::remainder(output[c] / half, 2.0)) * stored;
+    row.error.stored.add(merged[c] < 0 ? -stored : stored, std::abs(merged[c]) / (2 * half));
     row.error.bias += summing * std::abs(direction[c]) * (std::abs(claimed[c]) + std::abs(output[c]));
   }
   const bool is_bounded =

@@ -1,8 +1,6 @@
 // How unlikely it is that rounding alone moved outputs so far: single rows, and sums over rows that show what no row does.
 #pragma once
 
-#include <array>
-#include <complex>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,7 +15,6 @@ struct ChanceRow {
   double by = 0;                      ///< <w, o^ - o>
   double size = 0;                    ///< <w, w>
   reference::ChanceError error = {};  ///< of `by`
-  std::complex<double> stored = 0;    ///< roundings of the stored numbers by their phases: see ChanceError
   int64_t rows = 0;
 
   void add(const ChanceRow& other);
