@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 #include <cmath>
 #include <functional>
 #include <numeric>
@@ -273,6 +274,7 @@ class RowComparison {
   void measure(VectorView a, VectorView b, DifferingRow& found) {
     if (!result_.distances) result_.distances = Distances{unit_, {{}, 0, 0, -1}};
     Distances& all = *result_.distances;
+    assert(a.size() == b.size());
     double largest = 0, farthest = 0;
     found.ulps = 0;
     for (size_t i = 0; i < a.size(); ++i) {

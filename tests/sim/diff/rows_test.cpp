@@ -168,6 +168,14 @@ TEST(Distances, AreInUlpsOfTheLargerElementAndOfTheRowsLargest) {
   EXPECT_EQ(rows.distances->row_ulps, 4);
 }
 
+TEST(Distances, AreInUnitsOfTheLargerElementWhicheverDumpHasIt) {
+  const JudgedClaims small = with_output({1, 1, 1, 1}), large = with_output({1, 1, 1, 4});
+  for (const TensorRows& rows : {compared(small, large), compared(large, small)}) {
+    EXPECT_EQ(rows.distances.value().farthest.ulps, 3 * 0x1p21);
+    EXPECT_EQ(rows.distances->row_ulps, 3 * 0x1p21);
+  }
+}
+
 TEST(Distances, AreInUnitsOfTheCoarsestType) {
   const auto ulps = [](Dtype of_a, Dtype of_b, Dtype accumulate) {
     JudgedClaims a = with_output({1, 2, 4, 8}, of_a), b = with_output({1.5, 2, 4, 8}, of_b);
