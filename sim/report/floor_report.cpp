@@ -13,7 +13,7 @@ namespace kvbound::sim {
 namespace {
 
 std::string entries_cell(const std::optional<FaultyEntries>& faulty) {
-  return faulty ? fmt::format("{} ({:.2g} %)", faulty->entries, 100 * faulty->weight) : "-";
+  return faulty ? fmt::format("{} ({:.3g} %)", faulty->entries, 100 * faulty->weight) : "-";
 }
 
 std::string found_cell(std::optional<bool> found) { return !found ? "-" : *found ? "found" : "no"; }

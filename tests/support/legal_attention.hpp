@@ -17,7 +17,7 @@
 #include <kvbound/sim/diff/claims/declared_arithmetic.hpp>
 #include <kvbound/sim/diff/claims/input_rounding.hpp>
 
-#include "support/random_layer.hpp"
+#include "random_layer.hpp"
 
 namespace kvbound::test {
 

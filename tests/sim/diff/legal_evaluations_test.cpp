@@ -3,7 +3,7 @@
 //
 // The long part prints a table of how many evaluations it judged, how many of them it called wrong, and how close they came:
 //
-//     build/tests/tests/sim_test --gtest_filter='LegalEvaluations.OfEveryTypeAreNeverCalledWrong'
+//     tests/run.sh -R sim_long -V
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -26,7 +26,7 @@
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/report/table.hpp>
 
-#include "legal_attention.hpp"
+#include "support/legal_attention.hpp"
 #include "support/random_layer.hpp"
 
 namespace kvbound::sim::legal_evaluations_test {

@@ -23,7 +23,7 @@
 #include <kvbound/sim/diff/floor/random_shape.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
-#include "sim/diff/legal_attention.hpp"
+#include "support/legal_attention.hpp"
 
 namespace kvbound::sim::detection_floor_test {
 namespace {
@@ -243,23 +243,40 @@ TEST(DetectionFloor, CountsTheStorageOfOutputs) {
   EXPECT_LT(factor(kF32), 0x1p-12);
 }
 
+// Whether some head's faulty output is always found, as the floor's search asks.
+bool always_finds(const traces::Layer& layer, const DeclaredArithmetic& declared, double logit_scale,
+                  int64_t missing) {
+  for (int64_t h = 0; h < layer.shape.query_heads; ++h) {
+    const auto bounded = [&](double scale, int64_t entries) {
+      return std::make_unique<BoundedOutput>(layer.queries.slice(h).row(0),
+                                             MatrixView(layer.keys.slice(0)).middle_rows(0, entries),
+                                             MatrixView(layer.values.slice(0)).middle_rows(0, entries),
+                                             scale * layer.scale, declared.arithmetic());
+    };
+    const auto right = bounded(1, layer.prompt_tokens),
+               faulty = bounded(logit_scale, layer.prompt_tokens - missing);
+    if (CertainFindings(*right, declared.storage).always_find(*faulty)) return true;
+  }
+  return false;
+}
+
 TEST(DetectionFloor, OfLogitsIsFoundOnBothSides) {
   const traces::Layer layer = spread_layer(kRoundedWeights);
   const double x = *detection_floors(layer, kRoundedWeights).front().logit_scale;
-  const auto finds = [&](double factor) {
-    for (int64_t h = 0; h < 2; ++h) {
-      const auto bounded = [&](double scale) {
-        return std::make_unique<BoundedOutput>(layer.queries.slice(h).row(0), layer.keys.slice(0),
-                                               layer.values.slice(0), scale * layer.scale,
-                                               kRoundedWeights.arithmetic());
-      };
-      const auto right = bounded(1), faulty = bounded(factor);
-      if (CertainFindings(*right, kF32).always_find(*faulty)) return true;
-    }
-    return false;
-  };
-  EXPECT_TRUE(finds(1 + x) && finds(1 - x));
-  EXPECT_FALSE(finds(1 + x / 1.1) && finds(1 - x / 1.1)) << "to within 9 %";
+  EXPECT_TRUE(always_finds(layer, kRoundedWeights, 1 + x, 0) &&
+              always_finds(layer, kRoundedWeights, 1 - x, 0));
+  EXPECT_FALSE(always_finds(layer, kRoundedWeights, 1 + x / 1.1, 0) &&
+               always_finds(layer, kRoundedWeights, 1 - x / 1.1, 0))
+      << "to within 9 %";
+}
+
+TEST(DetectionFloor, OfMissingEntriesIsTheNumberThatIsFound) {
+  const DeclaredArithmetic declared{kBf16, kF32, kBf16};
+  const traces::Layer layer = random_layer(parse_shape("tokens=2000:window=1"), kBf16);
+  const int64_t entries = detection_floors(layer, declared).front().missing->entries;
+  EXPECT_GT(entries, 20);
+  EXPECT_TRUE(always_finds(layer, declared, 1, entries));
+  EXPECT_FALSE(always_finds(layer, declared, 1, entries * 10 / 11)) << "to within 9 %";
 }
 
 // A head whose values are all alike shows a factor best, and no other fault.
