@@ -65,16 +65,17 @@ Examples:
   kvbound diff --floor TRACE --layers 2 --storage BF16 --weights BF16 --partials BF16 --splits 8
 
 Exit code 0 if every number, and every output as a whole, is within its bound, 1 if one is not (the first wrong
-tensor is named on standard error, and its worst element or row), 3 if the dump does not fit the trace, 5 if there was nothing to judge, or something is
-undecided: a choice or number differs from the reference's, and the records do not show whether rounding explains it.
-Of two dumps: 1 if one of them has it, or with --identical if some row is not identical; 3 also if their policies or budgets
-differ; 5 if one of them has it, or they have no row in common.
+tensor is named on standard error, and its worst element or row), 3 if the dump does not fit the trace, 5 if there was
+nothing to judge, or something is undecided: a choice or number differs from the reference's, and the records do not
+show whether rounding explains it.
+Exit code with --against: 0 if no row is wrong, 1 if one is, or with --identical if one is not identical, 3 also if
+policies or budgets differ, 5 if one of the dumps alone would end so, or they have no row in common.
 )";
 
 CommandLine diff_command_line() {
   CommandLine line(
-      "diff (TRACE DUMP | A B --against TRACE | --floor TRACE|SHAPE --storage TYPE) [options]: other implementations' results, "
-      "such as a kernel's, against the reference; or how small a fault that finds",
+      "diff (TRACE DUMP | A B --against TRACE | --floor TRACE|SHAPE) [options]: results, such as a kernel's, against the "
+      "reference",
       kDiffDetails + floor_details());
   line.add("against", "TRACE",
            "compare two dumps of this trace, A and B, with each other and with the reference");

@@ -201,9 +201,10 @@ TEST(Distances, OfInfinityAreInfiniteAndOfEqualInfinitiesZero) {
   JudgedClaims a = with_output({1, 2, 4, kInfinity}), b = with_output({1, 2, 4, 8});
   EXPECT_EQ(compared(a, b).distances.value().farthest.ulps, kInfinity);
   b = a;
-  b.claims.output->numbers.back() = 8;
-  a.claims.output->numbers.back() = std::nextafter(8.0F, 9.0F);
+  a.claims.output->numbers[6] = 8;
+  b.claims.output->numbers[6] = std::nextafter(8.0F, 9.0F);
   EXPECT_EQ(compared(a, b).differing[0].ulps, 1);
+  EXPECT_EQ(compared(a, b).distances.value().farthest.ulps, 1) << "the equal infinities behind it count as 0";
 }
 
 // A side that claims one tensor, all of whose choices are these.
