@@ -63,6 +63,8 @@ class OutputFunctionals {
 
   /// o, [head_dim]
   const std::vector<double>& output() const { return output_; }
+  /// The bounds of single components, [head_dim].
+  VectorView element_errors() const { return errors_.output.row(query_); }
   /// o, but with the outputs of equal parts of the cache rounded, where partials are: what a number's storage then rounds,
   /// [head_dim].
   std::vector<double> merged() const;

@@ -36,9 +36,12 @@ Columns: error and bound where error/bound is largest, ulp of the type that the 
 bound/error is the median over elements, in the layer where the bounds are loosest; gain is the factor of the
 output, as a whole, that rounding explains least, and how far rounding can take it from 1.
 
-An output may be within its bounds and still be unlikely: beyond what roundings do that are independent and of mean zero, in a
-row or in a sum over rows, with a probability of 1e-9 in all. A line on standard error and below the table then says so, and
-which arithmetic that the dump does not declare would explain it. The exit code stays, unless --strict is given.
+An output may be within its bounds and still be unlikely: beyond what independent roundings do in a row, or in a sum
+over rows, but for a probability of 1e-9 in all. A line on standard error and below the table says so, and which
+arithmetic that the dump does not declare would explain it. The exit code stays the same, unless --strict is given.
+
+If outputs differ and one fault explains them, it is named: a factor, logits with another scale or base, swapped heads,
+entries that are missing or counted twice, padding in the denominator.
 
 With --against, A and B are two dumps of one policy and budget: of two kernels, two GPUs, two versions, two batch
 sizes. Each is judged as above, by the arithmetic that its own metadata declare. Every row that both have, which is

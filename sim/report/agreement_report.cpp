@@ -87,6 +87,10 @@ Json to_json(const FunctionalAgreement& functional) {
   return document;
 }
 
+Json to_json(const std::optional<ExplainedRows>& diagnosis) {
+  return diagnosis ? Json{{"fault", diagnosis->fault}, {"rows", diagnosis->rows}} : Json();
+}
+
 Json to_json(const ChanceTests& tests) {
   Json farthest = Json::array();
   for (const ChanceTest& test : tests.farthest) {
@@ -148,6 +152,24 @@ bool is_unjudged(const TensorAgreement& total) {
 // "0.5000 +- 0.04": of the row that rounding explains least
 std::string gain_text(const FunctionalAgreement& gain) {
   return fmt::format("{:.4f} +- {:.2g}", gain.worst.value, gain.worst.band);
+}
+
+// The element or row that is farthest off.
+std::string difference_text(const JudgedTensor& tensor) {
+  const FunctionalAgreement* const functional = first_outside(tensor.agreement);
+  if (functional && tensor.agreement.outside == 0) {
+    return fmt::format("{}: {}", place(tensor), text_of(*functional, functional->worst));
+  }
+  const Offender& worst = *tensor.agreement.worst;
+  if (!worst.note.empty()) return place(tensor) + ": " + worst.note;
+  if (!is_real(worst.storage)) {
+    return fmt::format("{} is {}, the reference says {}", place(tensor), worst.claimed, worst.expected);
+  }
+  const std::string whole =
+      functional ? fmt::format("; {} in all", text_of(*functional, functional->all)) : "";
+  return fmt::format("{} is {}, the reference says {}, bound {:.3g} ({:.3g} times the bound){}",
+                     place(tensor), number_text(worst.claimed), number_text(worst.expected), worst.bound,
+                     worst.share(), whole);
 }
 
 }  // namespace
@@ -222,21 +244,17 @@ std::string text_of_unjudged(const std::vector<TensorSummary>& all) {
   return text;
 }
 
+std::string diagnosis_text(const TensorAgreement& agreement) {
+  if (!agreement.diagnosis) return {};
+  return fmt::format("{} (that explains {})", agreement.diagnosis->fault,
+                     agreement.diagnosis->rows == 1
+                         ? "the row that was tried"
+                         : fmt::format("all {} rows that were tried", agreement.diagnosis->rows));
+}
+
 std::string text_of(const JudgedTensor& tensor) {
-  const FunctionalAgreement* const functional = first_outside(tensor.agreement);
-  if (functional && tensor.agreement.outside == 0) {
-    return fmt::format("{}: {}", place(tensor), text_of(*functional, functional->worst));
-  }
-  const Offender& worst = *tensor.agreement.worst;
-  if (!worst.note.empty()) return place(tensor) + ": " + worst.note;
-  if (!is_real(worst.storage)) {
-    return fmt::format("{} is {}, the reference says {}", place(tensor), worst.claimed, worst.expected);
-  }
-  const std::string whole =
-      functional ? fmt::format("; {} in all", text_of(*functional, functional->all)) : "";
-  return fmt::format("{} is {}, the reference says {}, bound {:.3g} ({:.3g} times the bound){}",
-                     place(tensor), number_text(worst.claimed), number_text(worst.expected), worst.bound,
-                     worst.share(), whole);
+  const std::string diagnosis = diagnosis_text(tensor.agreement);
+  return difference_text(tensor) + (diagnosis.empty() ? "" : "; " + diagnosis);
 }
 
 TableRow agreement_headings() {
@@ -295,7 +313,8 @@ Json to_json(const JudgedTensor& tensor) {
           {"near_tie_swaps", agreement.near_tie_swaps ? Json(*agreement.near_tie_swaps) : Json()},
           {"condition_number", agreement.condition_number ? finite(*agreement.condition_number) : Json()},
           {"functionals", functionals},
-          {"chances", to_json(agreement.chances)}};
+          {"chances", to_json(agreement.chances)},
+          {"diagnosis", to_json(agreement.diagnosis)}};
 }
 
 }  // namespace kvbound::sim

@@ -44,8 +44,11 @@ std::string text_of_unjudged(const std::vector<TensorSummary>& all);
 
 /// "layers.2.output"; of no layer "out".
 std::string name_of(const JudgedTensor& tensor);
-/// "layers.2.output[5, 3, 17] is 1.5, the reference says 1.25, bound 0.01 (25 times the bound)"
+/// "layers.2.output[5, 3, 17] is 1.5, the reference says 1.25, bound 0.01 (25 times the bound)", with what explains it.
 std::string text_of(const JudgedTensor& tensor);
+
+/// "entries 128-191 are missing (that explains all 8 rows that were tried)"; empty if nothing is known.
+std::string diagnosis_text(const TensorAgreement& agreement);
 
 /// The headings of a table of tensors, and one row of it.
 TableRow agreement_headings();

@@ -65,10 +65,15 @@ std::string text_report(const DiffReport& report, const TextStyle& style) {
     return cell == word(Verdict::differs);
   };
   text += "\n" + table(rows, {.left_columns = 2, .text = style, .alarming = alarming});
+  std::string notes;
+  for (const TensorSummary& summary : all) {
+    const std::string diagnosis = summary.worst ? diagnosis_text(summary.worst->agreement) : "";
+    if (diagnosis.empty()) continue;
+    notes += fmt::format("  layers.{}.{}: {}\n", summary.worst->layer, summary.total.tensor, diagnosis);
+  }
   const ChanceVerdict chance = report.by_chance();
-  if (!chance.found.empty()) text += "\n";
-  for (const UnlikelyOutput& unlikely : chance.found) text += "  " + text_of(unlikely) + "\n";
-  return text;
+  for (const UnlikelyOutput& unlikely : chance.found) notes += "  " + text_of(unlikely) + "\n";
+  return notes.empty() ? text : text + "\n" + notes;
 }
 
 std::string json_report(const DiffReport& report) {

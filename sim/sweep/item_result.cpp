@@ -145,6 +145,14 @@ struct Fields<ChanceTests> {
 };
 
 template <>
+struct Fields<ExplainedRows> {
+  static void visit(auto& rows, const auto& visit) {
+    visit("fault", rows.fault);
+    visit("rows", rows.rows);
+  }
+};
+
+template <>
 struct Fields<TensorAgreement> {
   static void visit(auto& agreement, const auto& visit) {
     visit("tensor", agreement.tensor);
@@ -159,6 +167,7 @@ struct Fields<TensorAgreement> {
     visit("near_tie_swaps", agreement.near_tie_swaps);
     visit("functionals", agreement.functionals);
     visit("chances", agreement.chances);
+    visit("diagnosis", agreement.diagnosis);
   }
 };
 

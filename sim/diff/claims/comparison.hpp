@@ -81,6 +81,12 @@ struct ChanceTests {
   std::vector<ChanceTest> farthest = {};  ///< of each functional, of rows and of each kind of sum over rows
 };
 
+/// The one fault that explains rows that differ, in words.
+struct ExplainedRows {
+  std::string fault;
+  int64_t rows = 0;  ///< so many were tried, the first ones
+};
+
 /// How one tensor of one layer compares.
 struct TensorAgreement {
   std::string tensor;  ///< its name without the layer
@@ -102,6 +108,8 @@ struct TensorAgreement {
   /// Where something is outside or undecided: elements, counted in C order of the claimed tensor. Of a KV head's kept set
   /// one element stands for all; an empty set has none.
   std::vector<int64_t> outside_at = {}, undecided_at = {};
+  std::optional<ExplainedRows> diagnosis =
+      {};  ///< of outputs that differ; none if no one fault explains them
 
   bool agrees() const;
   /// Whether some row as a whole can be told from zeros.

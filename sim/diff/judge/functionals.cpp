@@ -14,7 +14,10 @@ OutputFunctionalsJudge::OutputFunctionalsJudge(const RealClaim& claim)
 
 void OutputFunctionalsJudge::add(int64_t row, const reference::OutputFunctionals& expected) {
   const VectorView claimed = VectorView(claim_.numbers).subspan(row * head_dim_, head_dim_);
-  if (!std::ranges::all_of(claimed, [](double number) { return std::isfinite(number); })) return;
+  if (!std::ranges::all_of(claimed, [](double number) { return std::isfinite(number); })) {
+    rows_[row].differs = true;
+    return;
+  }
   const std::vector<double>& output = expected.output();
   std::vector<double> difference;
   for (int64_t c = 0; c < head_dim_; ++c) difference.push_back(claimed[c] - output[c]);
@@ -32,12 +35,20 @@ void OutputFunctionalsJudge::add(int64_t row, const reference::OutputFunctionals
   };
   const std::vector<double> scale = expected.scale_direction();
   rows_[row] = {true,
+                false,
                 moved(output),
                 moved(scale),
                 moved(difference),
                 chance_row(expected, output, claimed, claim_.storage),
                 chance_row(expected, scale, claimed, claim_.storage)};
   rows_[row].difference.size = rows_[row].gain.size;
+  const auto is_outside = [](const Moved& of) { return of.bound < kInfinity && std::abs(of.by) > of.bound; };
+  rows_[row].differs =
+      is_outside(rows_[row].gain) || is_outside(rows_[row].scale) || is_outside(rows_[row].difference);
+  for (int64_t c = 0; c < head_dim_; ++c) {
+    const double bound = expected.element_errors()[c] + half_spacing(claim_.storage, claimed[c]);
+    rows_[row].differs = rows_[row].differs || std::abs(difference[c]) > bound;
+  }
 }
 
 std::vector<FunctionalAgreement> OutputFunctionalsJudge::agreements() const {

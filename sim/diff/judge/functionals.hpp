@@ -23,6 +23,8 @@ class OutputFunctionalsJudge {
 
   /// One for each functional; none if no row was judged. Rows without a bound count as rows only.
   std::vector<FunctionalAgreement> agreements() const;
+  /// Whether an added row differs: one of its elements, or its output as a whole, is beyond its bound.
+  bool differs(int64_t row) const { return rows_[row].differs; }
   /// How unlikely their deviations are by chance.
   ChanceTests chances() const;
 
@@ -34,7 +36,7 @@ class OutputFunctionalsJudge {
     double size = 0;
   };
   struct Row {
-    bool judged = false;
+    bool judged = false, differs = false;
     Moved gain, scale, difference;
     ChanceRow gain_by_chance, scale_by_chance;
   };

@@ -63,15 +63,19 @@ void ReplayedOutputs::add(const AttendedCache& attended) {
 }
 
 TensorAgreement ReplayedOutputs::agreement(const RealClaim& claim, bool merges) const {
-  std::vector<double> expected, bounds;
-  for (size_t t = 0; t < output.size(); ++t) {
-    std::ranges::copy(output[t].numbers(), std::back_inserter(expected));
-    std::ranges::copy(errors[t].numbers(), std::back_inserter(bounds));
-  }
+  const std::vector<double> expected = this->expected();
+  std::vector<double> bounds;
+  for (const Matrix& of_step : errors) std::ranges::copy(of_step.numbers(), std::back_inserter(bounds));
   if (!merges) return compare("output", claim, expected, bounds);
   std::vector<bool> sure;
   for (const char head : certain) sure.insert(sure.end(), expected.size() / certain.size(), head != 0);
   return compare_uncertain("output", claim, expected, bounds, sure);
+}
+
+std::vector<double> ReplayedOutputs::expected() const {
+  std::vector<double> all;
+  for (const Matrix& of_step : output) std::ranges::copy(of_step.numbers(), std::back_inserter(all));
+  return all;
 }
 
 LayerReplay::LayerReplay(const traces::Layer& layer, const TestedImplementation& implementation,

@@ -32,6 +32,8 @@ struct ReplayedOutputs {
   ///
   /// merges  whether the policy does, so that some of the outputs may be uncertain
   TensorAgreement agreement(const RealClaim& claim, bool merges) const;
+  /// Those of all steps, [steps, query_heads, head_dim].
+  std::vector<double> expected() const;
 
   std::vector<Matrix> output,
       errors;                 ///< [steps] of [query_heads, head_dim]; bounds for the tested implementation's

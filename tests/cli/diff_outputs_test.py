@@ -1,6 +1,6 @@
-"""What `kvbound diff` finds unlikely by rounding: sound kernels never, faults that are too small for any bound, undeclared roundings.
+"""What `kvbound diff` says of outputs beside its verdict: that they are unlikely by rounding, or which fault explains them.
 
-usage: unlikely_test.py KVBOUND      KVBOUND: the program's path
+usage: diff_outputs_test.py KVBOUND      KVBOUND: the program's path
 """
 import re
 
@@ -107,6 +107,54 @@ class Faults(UnlikelyTest):
             self.assertEqual(result.returncode, code, result.stderr)
             self.assertEqual("unlikely by rounding" in result.stderr, code == MISMATCH)
             self.assertEqual("unlikely by rounding" in result.stdout, code == MISMATCH)
+
+
+class Diagnoses(UnlikelyTest):
+    def explained(self, trace, dump, fault, tensors=("prompt_output", "output"), rows=8):
+        """Requires that rows of these tensors differ, and that this fault explains them."""
+        report, stderr = self.diff(trace, dump, MISMATCH)
+        found = {item["tensor"]: item["diagnosis"] for item in report["tensors"]}
+        for tensor in tensors:
+            self.assertEqual(found[tensor], {"fault": fault, "rows": rows})
+        self.assertIn(f"; {fault} (that explains all {rows} rows that were tried)", stderr)
+        self.assertIn(f"  layers.0.{tensors[0]}: {fault} (that explains", self.run_program("diff", trace, "dump.safetensors").stdout)
+
+    def test_one_fault_is_said_in_words(self):
+        trace = self.normal(500)
+        kernel = Kernel(weights="BF16")
+        self.explained(trace, Kernel(weights="BF16", gain=0.5).dump(trace), "outputs are 0.500 of what they should be")
+        self.explained(trace, Kernel(weights="BF16", logits=np.log(2)).dump(trace), "exponentials are to base 2")
+        swapped = kernel.dump(trace)
+        for _, array in swapped.tensors.values():
+            array[:, [1, 2]] = array[:, [2, 1]]
+        self.explained(trace, swapped, "query heads 1, 2 hold the outputs of 2, 1")
+        zeros = kernel.dump(trace)
+        zeros.array(0, "output")[2:4] = 0
+        self.explained(trace, zeros, "rows are zero", ("output",))
+
+    def test_missing_entries_are_named(self):
+        class Holed(Kernel):
+            def __call__(self, queries, keys, values, scale):
+                there = np.r_[:128, 192:len(keys)]
+                return super().__call__(queries, keys[there], values[there], scale)
+
+        class Short(Kernel):
+            def __call__(self, queries, keys, values, scale):
+                return super().__call__(queries, keys[:-1], values[:-1], scale)
+
+        trace = self.normal(500)
+        self.explained(trace, Holed().dump(trace), "entries 128-191 are missing")
+        self.explained(trace, Short().dump(trace), "the last entry is missing")
+
+    def test_nothing_is_made_up(self):
+        trace = self.normal(500)
+        dump = Kernel().dump(trace)
+        random = np.random.default_rng(5)
+        for _, array in dump.tensors.values():
+            array += 0.01 * random.standard_normal(array.shape)
+        report, stderr = self.diff(trace, dump, MISMATCH)
+        self.assertEqual([item["diagnosis"] for item in report["tensors"]], [None, None])
+        self.assertNotIn("explains", stderr)
 
 
 class LongCaches(UnlikelyTest):

@@ -1,0 +1,48 @@
+// Keeps the first rows of a tensor of outputs that differ, with what they were computed from, until all outputs are known.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <kvbound/reference/bounds/error_bounds.hpp>
+#include <kvbound/reference/core/view.hpp>
+#include <kvbound/sim/diff/claims/comparison.hpp>
+
+namespace kvbound::sim {
+
+class DifferingRows {
+ public:
+  /// claim  [..., heads, head_dim]; must outlive the object
+  DifferingRows(const RealClaim& claim, double scale, const reference::Arithmetic& arithmetic);
+
+  /// A differing row: on any threads. Of all rows the first few are kept, and fewer of long caches, so that copies of keys and
+  /// values fit into 512 MiB.
+  ///
+  /// query  of `queries` and `errors`
+  void add(int64_t row, int64_t query, MatrixView queries, MatrixView keys, MatrixView values,
+           VectorView votes, const reference::AttentionErrors& errors);
+
+  /// What explains all rows that were kept; nullopt if nothing does, or there are none.
+  ///
+  /// expected  [elements of the claim]: the right outputs
+  std::optional<ExplainedRows> diagnosis(VectorView expected) const;
+
+ private:
+  struct Row {
+    int64_t query = 0;
+    Matrix queries, keys, values;
+    std::vector<double> votes;
+    reference::AttentionErrors errors;
+  };
+
+  const RealClaim& claim_;
+  double scale_;
+  reference::Arithmetic arithmetic_;
+  std::mutex mutex_;
+  std::map<int64_t, Row> rows_;
+};
+
+}  // namespace kvbound::sim
