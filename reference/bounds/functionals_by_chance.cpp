@@ -82,26 +82,22 @@ double ChanceError::alike() const {
   return std::sqrt(squared(of_weights) + squared(parts.size()) + squared(stored.size()));
 }
 
-namespace {
-
-// What the rounding of weights before they multiply values takes from a sum of weights times one number each.
-struct RoundedWeights {
-  double squares = 0, unit_squares = 0;
-  AlikeRoundings alike = {};
-
-  // rounded  how far the weight may be rounded
-  void add(double weight, double rounded, double along, double position) {
-    squares += squared(rounded * along);
-    unit_squares += squared(weight * along);
-    if (rounded > 0) alike.add(rounded * along, position);
-  }
-  double variance() const { return std::max(squares, squared(alike.size())); }
-};
-
-}  // namespace
-
 // Sums over the tokens of what their values are along one direction: x_j = <w, v_j>.
 class OutputFunctionals::Along {
+  // What the rounding of weights before they multiply values takes from a sum of weights times one number each.
+  struct RoundedWeights {
+    double squares = 0, unit_squares = 0;
+    AlikeRoundings alike = {};
+
+    // rounded  how far the weight may be rounded
+    void add(double weight, double rounded, double along, double position) {
+      squares += squared(rounded * along);
+      unit_squares += squared(weight * along);
+      if (rounded > 0) alike.add(rounded * along, position);
+    }
+    double variance() const { return std::max(squares, squared(alike.size())); }
+  };
+
  public:
   Along(const OutputFunctionals& of, VectorView direction)
       : of_(of), arithmetic_(of.arithmetic_), largest_(*std::ranges::max_element(of.weights_)) {

@@ -8,12 +8,12 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/attention.hpp>
-#include <kvbound/reference/bounds/functionals.hpp>
+#include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/sim/diff/claims/input_rounding.hpp>
-#include <kvbound/sim/diff/judge/functionals.hpp>
+#include <kvbound/sim/diff/judge/output_rows.hpp>
 
 #include "kv_tensors.hpp"
 
@@ -35,7 +35,7 @@ Dtype wider(Dtype a, Dtype b) {
 class AttentionCheck {
  public:
   explicit AttentionCheck(CheckFile& file)
-      : file_(file), cache_(file), queries_(find_queries()), out_(find_out()), functionals_(out_) {
+      : file_(file), cache_(file), queries_(find_queries()), out_(find_out()) {
     const traces::MetadataFields options = file.options();
     const auto head_dim = static_cast<double>(cache_.head_dim());
     scale_ = options.has("sm_scale") ? options.positive("sm_scale") : 1 / std::sqrt(head_dim);
@@ -43,6 +43,7 @@ class AttentionCheck {
     if (options.has("window_left")) window_left_ = options.count("window_left", -1, kMostTokens);
     declared_ = declared_arithmetic(options, wider(queries_->dtype, cache_.storage()));
     find_lse();
+    rows_.emplace(out_, scale_);
     expected_.resize(out_.numbers.size());
     bounds_.resize(out_.numbers.size());
   }
@@ -53,8 +54,7 @@ class AttentionCheck {
       if (progress) progress(offsets_[b + 1], offsets_.back());
     }
     CheckResult result{{compare("out", out_, expected_, bounds_)}, declared_};
-    result.tensors.back().functionals = functionals_.agreements();
-    result.tensors.back().chances = functionals_.chances();
+    rows_->complete(expected_, result.tensors.back());
     if (lse_) result.tensors.push_back(compare("lse", *lse_, lse_expected_, lse_bounds_));
     return result;
   }
@@ -102,6 +102,7 @@ class AttentionCheck {
 
   Visible visible(int64_t sequence, int64_t query) const {
     const int64_t tokens = cache_.tokens(sequence), queries = offsets_[sequence + 1] - offsets_[sequence];
+    if (tokens == 0) return {};
     const int64_t position = tokens - queries + query;
     const int64_t first = window_left_ < 0 ? 0 : std::max<int64_t>(0, position - window_left_);
     return {first, (causal_ ? position + 1 : tokens) - first};
@@ -141,10 +142,8 @@ class AttentionCheck {
     const int64_t value_dim = cache_.value_dim();
     std::ranges::copy(expected.output.numbers(), expected_.begin() + first * value_dim);
     std::ranges::copy(errors.output.numbers(), bounds_.begin() + first * value_dim);
-    for (int64_t h = 0; h < queries.rows; ++h) {
-      if (keys.rows > 0)
-        functionals_.add(first + h, reference::OutputFunctionals(errors, h, values, {}, arithmetic));
-      if (!lse_) continue;
+    if (keys.rows > 0) rows_->add(first, queries, keys, values, {}, errors, arithmetic);
+    for (int64_t h = 0; lse_ && h < queries.rows; ++h) {
       const double lse = expected.log_sum_exp[h];
       lse_expected_[first + h] = lse_unit_ * lse;
       // A change of the base is two roundings in the kernel, and two here.
@@ -161,7 +160,7 @@ class AttentionCheck {
   std::vector<int64_t> offsets_;  // [sequences + 1]: rows of q
   const TensorEntry* queries_;
   RealClaim out_;
-  OutputFunctionalsJudge functionals_;
+  std::optional<OutputRows> rows_;
   std::optional<RealClaim> lse_;
   double lse_unit_ = 1;  // of the base's logarithm in natural ones
   double scale_ = 1;

@@ -11,9 +11,8 @@
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/diff/judge/allocation.hpp>
-#include <kvbound/sim/diff/judge/differing_rows.hpp>
-#include <kvbound/sim/diff/judge/functionals.hpp>
 #include <kvbound/sim/diff/judge/kept_sets.hpp>
+#include <kvbound/sim/diff/judge/output_rows.hpp>
 #include <kvbound/sim/diff/replay/layer_replay.hpp>
 #include <kvbound/sim/diff/replay/metric_errors.hpp>
 
@@ -33,34 +32,6 @@ PromptRecord compressed(const LayerView& prompt, Policy policy, const Positions&
   policy.allocation = Uniform{};
   return reference::make_session()->compress(prompt, policy, budgets);
 }
-
-// Judges the rows of a tensor of outputs, on any threads.
-class OutputRows {
- public:
-  OutputRows(const RealClaim& claim, double scale, const reference::Arithmetic& arithmetic)
-      : arithmetic_(arithmetic), functionals_(claim), differing_(claim, scale, arithmetic) {}
-
-  // The rows of one KV head's queries, from `first` on.
-  void add(int64_t first, MatrixView queries, MatrixView keys, MatrixView values, VectorView votes,
-           const reference::AttentionErrors& errors) {
-    for (int64_t h = 0; h < queries.rows; ++h) {
-      functionals_.add(first + h, reference::OutputFunctionals(errors, h, values, votes, arithmetic_));
-      if (functionals_.differs(first + h)) differing_.add(first + h, h, queries, keys, values, votes, errors);
-    }
-  }
-
-  // expected  the right outputs
-  void complete(VectorView expected, TensorAgreement& agreement) const {
-    agreement.functionals = functionals_.agreements();
-    agreement.chances = functionals_.chances();
-    if (!agreement.agrees()) agreement.diagnosis = differing_.diagnosis(expected);
-  }
-
- private:
-  const reference::Arithmetic& arithmetic_;
-  OutputFunctionalsJudge functionals_;
-  DifferingRows differing_;
-};
 
 // Judges one layer's claims, tensor by tensor.
 class LayerJudge {
@@ -145,7 +116,7 @@ class LayerJudge {
     const RealClaim& claim = *claims_.prompt_output;
     const reference::Arithmetic& arithmetic = implementation_.arithmetic.attention;
     std::vector<double> expected(claim.numbers.size()), bounds(claim.numbers.size());
-    OutputRows rows(claim, layer_.scale, arithmetic);
+    OutputRows rows(claim, layer_.scale);
     reference::parallel_for(layer_.window_queries * shape_.kv_heads, [&](int64_t i) {
       const int64_t row = i / shape_.kv_heads, g = i % shape_.kv_heads;
       const int64_t visible = layer_.prompt_tokens - layer_.window_queries + row + 1;
@@ -158,7 +129,7 @@ class LayerJudge {
       const int64_t first = row * shape_.query_heads + g * group_size();
       std::ranges::copy(output.numbers(), expected.begin() + first * shape_.head_dim);
       std::ranges::copy(errors.output.numbers(), bounds.begin() + first * shape_.head_dim);
-      rows.add(first, queries, keys, values, {}, errors);
+      rows.add(first, queries, keys, values, {}, errors, arithmetic);
     });
     add("prompt_output", claim, expected, bounds);
     rows.complete(expected, results_.back());
@@ -182,7 +153,7 @@ class LayerJudge {
     std::optional<MetricErrors> metrics;
     if (wants_metrics() && steps > 0) metrics.emplace(layer_, implementation_);
     std::optional<OutputRows> rows;
-    if (claims_.output) rows.emplace(*claims_.output, layer_.scale, implementation_.arithmetic.attention);
+    if (claims_.output) rows.emplace(*claims_.output, layer_.scale);
     std::optional<ReplayedOutputs> outputs;
     if (claims_.output || metrics) outputs.emplace(shape_, steps);
     const auto attended = [&](const AttendedCache& cache) {
@@ -190,7 +161,8 @@ class LayerJudge {
       if (metrics) metrics->add(cache);
       if (rows && cache.certain) {
         rows->add(cache.step * shape_.query_heads + cache.kv_head * group_size(), cache.queries,
-                  cache.cache.keys, cache.cache.values, cache.cache.votes, cache.errors);
+                  cache.cache.keys, cache.cache.values, cache.cache.votes, cache.errors,
+                  implementation_.arithmetic.attention);
       }
     };
     replay.run(outputs ? Attended(attended) : Attended());

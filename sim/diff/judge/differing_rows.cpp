@@ -20,17 +20,15 @@ Matrix copy_of(MatrixView from) {
 
 }  // namespace
 
-DifferingRows::DifferingRows(const RealClaim& claim, double scale, const reference::Arithmetic& arithmetic)
-    : claim_(claim), scale_(scale), arithmetic_(arithmetic) {}
-
 void DifferingRows::add(int64_t row, int64_t query, MatrixView queries, MatrixView keys, MatrixView values,
-                        VectorView votes, const reference::AttentionErrors& errors) {
+                        VectorView votes, const reference::AttentionErrors& errors,
+                        const reference::Arithmetic& arithmetic) {
   const int64_t numbers = std::max<int64_t>(1, 2 * keys.rows * keys.cols),
                 most = std::clamp<int64_t>(kMostNumbers / numbers, 1, kMostRows);
   const std::lock_guard lock(mutex_);
   if (std::ssize(rows_) >= most && rows_.rbegin()->first < row) return;
-  rows_[row] = {query, copy_of(queries), copy_of(keys), copy_of(values), {votes.begin(), votes.end()},
-                errors};
+  rows_[row] = {query,  copy_of(queries), copy_of(keys), copy_of(values), {votes.begin(), votes.end()},
+                errors, arithmetic};
   while (std::ssize(rows_) > most) rows_.erase(std::prev(rows_.end()));
 }
 
@@ -41,7 +39,7 @@ std::optional<ExplainedRows> DifferingRows::diagnosis(VectorView expected) const
   for (const auto& [at, row] : rows_) {
     const VectorView claimed = VectorView(claim_.numbers).subspan(at * head_dim, head_dim);
     const MatrixView outputs(expected.data() + at / heads * heads * head_dim, heads, head_dim);
-    functionals.emplace_back(row.errors, row.query, row.values, row.votes, arithmetic_);
+    functionals.emplace_back(row.errors, row.query, row.values, row.votes, row.arithmetic);
     differing.push_back({row.queries.row(row.query), row.keys, row.values, row.votes, scale_, claimed,
                          at % heads, outputs,
                          fit_of(row.errors, row.query, functionals.back(), claimed, claim_.storage)});

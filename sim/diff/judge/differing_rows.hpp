@@ -16,14 +16,16 @@ namespace kvbound::sim {
 class DifferingRows {
  public:
   /// claim  [..., heads, head_dim]; must outlive the object
-  DifferingRows(const RealClaim& claim, double scale, const reference::Arithmetic& arithmetic);
+  DifferingRows(const RealClaim& claim, double scale) : claim_(claim), scale_(scale) {}
 
   /// A differing row: on any threads. Of all rows the first few are kept, and fewer of long caches, so that copies of keys and
   /// values fit into 512 MiB.
   ///
-  /// query  of `queries` and `errors`
+  /// query       of `queries` and `errors`
+  /// arithmetic  that of the errors
   void add(int64_t row, int64_t query, MatrixView queries, MatrixView keys, MatrixView values,
-           VectorView votes, const reference::AttentionErrors& errors);
+           VectorView votes, const reference::AttentionErrors& errors,
+           const reference::Arithmetic& arithmetic);
 
   /// What explains all rows that were kept; nullopt if nothing does, or there are none.
   ///
@@ -36,11 +38,11 @@ class DifferingRows {
     Matrix queries, keys, values;
     std::vector<double> votes;
     reference::AttentionErrors errors;
+    reference::Arithmetic arithmetic;
   };
 
   const RealClaim& claim_;
   double scale_;
-  reference::Arithmetic arithmetic_;
   std::mutex mutex_;
   std::map<int64_t, Row> rows_;
 };
