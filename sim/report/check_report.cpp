@@ -43,6 +43,10 @@ std::string json_report(const CheckReport& report) {
   document["declared"] = report.declared ? to_json(*report.declared) : Json();
   document["verdict"] = word(verdict(report.summaries()));
   document["unlikely"] = to_json(ChanceVerdict(report.tensors));
+  for (Json& found : document["unlikely"]["found"]) {
+    found.erase("layer");
+    found.erase("other_layers");
+  }
   document["figures"] = Json::object();
   for (const CheckFigure& figure : report.figures) document["figures"][figure.name] = figure.value;
   document["not_read"] = report.not_read;

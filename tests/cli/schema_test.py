@@ -11,7 +11,7 @@ import numpy as np
 
 from support import kvbound_cli
 from support.dumps import Dump
-from support.kernel_files import compacted, decode, topk
+from support.kernel_files import compacted, decode, long_decode, topk
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
 from support.peer_file import PEER, write_peer
 from support.tiny_model import TinyModel
@@ -157,6 +157,13 @@ class Schemas(SchemaTest):
                                          ("topk", topk(), ()), ("compact", copied, ()), ("compact", copied, ("--poison", "0"))):
             file.write(self.folder / "kernel.safetensors")
             document = self.document("check", operation, "kernel.safetensors", *options)
+            self.require_valid(schema, document)
+            self.require_tight(schema, document)
+        for file in (long_decode(2048, factor=1.02), long_decode(2048, factor=0.5)):
+            file.write(self.folder / "kernel.safetensors")
+            result = self.run_program("check", "attention", "kernel.safetensors", "--json", "out.json")
+            document = json.loads((self.folder / "out.json").read_text("utf-8"))
+            self.assertEqual(bool(document["unlikely"]["found"]), result.returncode == PASS)
             self.require_valid(schema, document)
             self.require_tight(schema, document)
         wrong = topk()
