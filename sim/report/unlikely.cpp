@@ -84,7 +84,8 @@ std::string text_of(const UnlikelyOutput& unlikely) {
                   unlikely.probability);
   if (!unlikely.explained_by.empty()) text += fmt::format("; {} would explain it", unlikely.explained_by);
   if (unlikely.others > 0) {
-    text += fmt::format("; so is {} more layer{}", unlikely.others, unlikely.others == 1 ? "" : "s");
+    text += unlikely.others == 1 ? "; so is 1 more layer"
+                                 : fmt::format("; so are {} more layers", unlikely.others);
   }
   return text;
 }
