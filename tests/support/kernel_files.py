@@ -1,6 +1,7 @@
 """Files for `kvbound check`: a kernel's inputs and results, computed by NumPy."""
 import numpy as np
 
+from support.kernels import Kernel
 from support.kvbound_cli import TraceFile, encode
 
 
@@ -119,35 +120,13 @@ def compacted(kv_heads=2, n=40, head_dim=8, dtype="BF16", seed=1):
                        "after": (dtype, np.concatenate([before[g, rows] for g, rows in enumerate(kept)]))})
 
 
-def split_attention(q, k, v, scale, splits=8, tile=128, padding=0):
-    """The output [value_dim] of one query over one head as decode kernels form it: parts of the cache, tiles of a part, weights and
-    outputs of parts in BF16, sums in single precision.
-
-    q        [head_dim]; k [tokens, head_dim], v [tokens, value_dim], float32
-    padding  entries with logit 0 that stay in the last part's denominator
-    """
-    outputs, logs = [], []
-    for part in np.array_split(np.arange(len(k)), splits):
-        logits = (k[part] @ q) * np.float32(scale)
-        largest, total, output = logits.max(), np.float32(0), np.zeros(v.shape[1], "f4")
-        for i in range(0, len(part), tile):
-            weights = np.exp(logits[i:i + tile] - largest)
-            total += weights.sum(dtype="f4")
-            output += rounded(weights, "BF16").astype("f4") @ v[part[i:i + tile]]
-        if part[-1] == len(k) - 1:
-            total += padding * np.exp(-largest)
-        outputs.append(rounded(output / total, "BF16"))
-        logs.append(largest + np.log(total))
-    shares = np.exp(np.array(logs) - max(logs))
-    return (shares / shares.sum()) @ np.array(outputs)
-
-
 def long_decode(tokens, factor=1.0, scale=1.0, padding=0, heads=4, head_dim=64):
-    """One query of spread-out attention over a long cache, BF16, by split_attention; with a factor of the output, of the scale, or
-    padding lanes."""
+    """One query of spread-out attention over a long cache, in BF16, with a factor of the outputs, of the logits, or keys and values
+    of zeros behind the cache that the kernel does not mask."""
     random = np.random.default_rng(tokens)
     q, k, v = (rounded(random.standard_normal(shape, dtype="f4"), "BF16").astype("f4")
                for shape in ((heads, head_dim), (tokens, head_dim), (tokens, head_dim)))
-    out = [factor * split_attention(row, k, v, scale / np.sqrt(head_dim), padding=padding) for row in q]
+    kernel = Kernel(weights="BF16", partials="BF16", stored="BF16", splits=8, tile=128, logits=scale, gain=factor)
+    out = kernel(q, *(np.pad(array, ((0, padding), (0, 0))) for array in (k, v)), head_dim ** -0.5)
     return KernelFile({"q": ("BF16", q[None]), "k": ("BF16", k[None, :, None]), "v": ("BF16", v[None, :, None]),
-                       "out": ("BF16", np.array(out)[None])}, weights="BF16", partials="BF16", splits=8, tile=128)
+                       "out": ("BF16", out[None])}, weights="BF16", partials="BF16", splits=8, tile=128)

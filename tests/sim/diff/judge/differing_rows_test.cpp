@@ -28,8 +28,9 @@ struct Case {
     const reference::Arithmetic arithmetic = reference::single_precision();
     const reference::AttentionErrors errors =
         reference::attention_errors(queries, keys, values, 0.25, {}, arithmetic);
-    DifferingRows rows(claim, 0.25, arithmetic);
-    for (int64_t row = kSteps * kHeads; row-- > 0;) rows.add(row, row, queries, keys, values, {}, errors);
+    DifferingRows rows(claim, 0.25);
+    for (int64_t row = kSteps * kHeads; row-- > 0;)
+      rows.add(row, row, queries, keys, values, {}, errors, arithmetic);
     return rows.diagnosis(expected.numbers());
   }
 
@@ -60,8 +61,7 @@ TEST(DifferingRows, AreHeldAgainstTheOtherHeadsOfTheirStep) {
 
 TEST(DifferingRows, OfNoneSayNothing) {
   const Case given;
-  EXPECT_FALSE(
-      DifferingRows(given.claim, 0.25, reference::single_precision()).diagnosis(given.expected.numbers()));
+  EXPECT_FALSE(DifferingRows(given.claim, 0.25).diagnosis(given.expected.numbers()));
 }
 
 }  // namespace
