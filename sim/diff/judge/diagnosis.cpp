@@ -23,14 +23,14 @@ double inner(VectorView a, VectorView b) { return std::inner_product(a.begin(), 
 // One row's attention, with a factor of its logits.
 class RowAttention {
  public:
-  explicit RowAttention(const DifferingRow& row) : row_(row), output_(output(1)) {
+  explicit RowAttention(const DifferingOutput& row) : row_(row), output_(output(1)) {
     logits_ = logits(1);
     const double largest = *std::ranges::max_element(logits_);
     for (const double logit : logits_) weights_.push_back(std::exp(logit - largest));
     log_sum_ = largest + std::log(std::reduce(weights_.begin(), weights_.end()));
   }
 
-  const DifferingRow& row() const { return row_; }
+  const DifferingOutput& row() const { return row_; }
   const Output& output() const { return output_; }
   Output output(double factor) const { return turned(factor).output; }
   bool fits(const Output& output) const { return row_.fits(output); }
@@ -93,7 +93,7 @@ class RowAttention {
     return {output, direction};
   }
 
-  const DifferingRow& row_;
+  const DifferingOutput& row_;
   Output output_;
   std::vector<double> logits_, weights_;
   double log_sum_ = 0;
@@ -270,18 +270,18 @@ std::function<bool(VectorView)> fit_of(const reference::AttentionErrors& errors,
   };
 }
 
-std::optional<std::string> diagnosis(const std::vector<DifferingRow>& differing) {
+std::optional<std::string> diagnosis(const std::vector<DifferingOutput>& differing) {
   if (differing.empty()) return std::nullopt;
   const auto is_finite = [](double number) { return std::isfinite(number); };
   const auto all = [&](const auto& holds) {
-    return std::ranges::all_of(differing, [&](const DifferingRow& row) { return holds(row.claimed); });
+    return std::ranges::all_of(differing, [&](const DifferingOutput& row) { return holds(row.claimed); });
   };
   if (all([](VectorView row) { return std::ranges::all_of(row, [](double x) { return x == 0; }); })) {
     return "rows are zero";
   }
   if (all([&](VectorView row) { return std::ranges::none_of(row, is_finite); })) return "rows are not finite";
   if (!all([&](VectorView row) { return std::ranges::all_of(row, is_finite); })) return std::nullopt;
-  if (std::ranges::any_of(differing, [](const DifferingRow& row) { return row.keys.rows == 0; }))
+  if (std::ranges::any_of(differing, [](const DifferingOutput& row) { return row.keys.rows == 0; }))
     return std::nullopt;
   const Rows rows(differing.begin(), differing.end());
   for (const auto& fault : {heads_fault, factor_fault, logits_fault, entries_fault}) {

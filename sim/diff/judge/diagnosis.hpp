@@ -14,7 +14,7 @@
 namespace kvbound::sim {
 
 /// A claimed output that differs, and what it should have been computed from. All views must outlive the search.
-struct DifferingRow {
+struct DifferingOutput {
   VectorView query;         ///< [head_dim]
   MatrixView keys, values;  ///< [tokens, head_dim]
   VectorView votes;         ///< [tokens]; empty: 1 each
@@ -46,6 +46,6 @@ std::function<bool(VectorView)> fit_of(const reference::AttentionErrors& errors,
 ///     entries 128-191 are missing, or counted twice
 ///
 /// returns  nullopt if there is none, or no row
-std::optional<std::string> diagnosis(const std::vector<DifferingRow>& rows);
+std::optional<std::string> diagnosis(const std::vector<DifferingOutput>& rows);
 
 }  // namespace kvbound::sim

@@ -35,7 +35,7 @@ void DifferingRows::add(int64_t row, int64_t query, MatrixView queries, MatrixVi
 std::optional<ExplainedRows> DifferingRows::diagnosis(VectorView expected) const {
   const int64_t head_dim = claim_.shape.back(), heads = claim_.shape[claim_.shape.size() - 2];
   std::deque<reference::OutputFunctionals> functionals;
-  std::vector<DifferingRow> differing;
+  std::vector<DifferingOutput> differing;
   for (const auto& [at, row] : rows_) {
     const VectorView claimed = VectorView(claim_.numbers).subspan(at * head_dim, head_dim);
     const MatrixView outputs(expected.data() + at / heads * heads * head_dim, heads, head_dim);

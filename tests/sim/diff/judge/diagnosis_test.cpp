@@ -49,7 +49,7 @@ struct Case {
   }
   std::string found(const std::vector<int64_t>& heads = {0, 1, 2, 3, 4}) const {
     std::deque<reference::OutputFunctionals> functionals;
-    std::vector<DifferingRow> rows;
+    std::vector<DifferingOutput> rows;
     for (const int64_t h : heads) {
       functionals.emplace_back(errors, h, values, VectorView(), arithmetic);
       rows.push_back({queries.row(h),
@@ -133,7 +133,7 @@ TEST_P(Diagnosis, NamesMissingEntries) {
 TEST_P(Diagnosis, NamesTheLastEntryOfCachesThatGrow) {
   std::deque<Case> cases;
   std::deque<reference::OutputFunctionals> functionals;
-  std::vector<DifferingRow> rows;
+  std::vector<DifferingOutput> rows;
   for (int64_t longer = 0; longer < 3; ++longer) {
     Case& one = cases.emplace_back(tokens + longer);
     std::vector<int> all(tokens + longer, 1);
