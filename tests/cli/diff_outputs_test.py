@@ -67,14 +67,6 @@ class SoundKernels(UnlikelyTest):
                     self.agrees(trace, kernel.dump(trace))
 
     # A head of pocket-mha attends to one token: parts are on the grid of BF16, near which outputs are rounded back to it.
-    def test_a_models_heads_are_likely(self):
-        for sample in ("pocket-mha", "smollm2-135m"):
-            trace = SAMPLES / f"{sample}.safetensors"
-            for kernel in (Kernel(partials="BF16", stored="BF16", splits=8, online=False), Kernel(**PARTS)):
-                with self.subTest(f"{sample} {kernel}"):
-                    self.agrees(trace, kernel.dump(trace))
-
-    # All weights are rounded to 1, and all outputs alike.
     def test_nearly_equal_logits_are_likely(self):
         for logits in (0.0005, 0.004):
             trace = TraceFile(layers=1, query_heads=8, head_dim=32, prompt_tokens=200, decode_tokens=24, dtype="F32")
@@ -155,6 +147,19 @@ class Diagnoses(UnlikelyTest):
         report, stderr = self.diff(trace, dump, MISMATCH)
         self.assertEqual([item["diagnosis"] for item in report["tensors"]], [None, None])
         self.assertNotIn("explains", stderr)
+
+
+class RecordedModels(UnlikelyTest):
+    suite = "long"
+
+    def test_a_models_heads_are_likely(self):
+        for sample in ("pocket-mha", "smollm2-135m"):
+            trace = SAMPLES / f"{sample}.safetensors"
+            for kernel in (Kernel(partials="BF16", stored="BF16", splits=8, online=False), Kernel(**PARTS)):
+                with self.subTest(f"{sample} {kernel}"):
+                    self.agrees(trace, kernel.dump(trace))
+
+    # All weights are rounded to 1, and all outputs alike.
 
 
 class LongCaches(UnlikelyTest):
