@@ -10,7 +10,7 @@ source sim/packages.sh
 exec 3>&1 >&2
 
 cat <<'TEXT'
-This takes about 4 minutes on two quiet cores, 2 of them until the first table; a fresh Debian 12 gets 88 packages of 640 MB,
+This takes about 4 minutes on two quiet cores, 2 of them until the first table; a fresh Debian 12 gets 91 packages of 640 MB,
 and the build takes 420 MB.
 TEXT
 install_missing "${build_packages[@]}"
