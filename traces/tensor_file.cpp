@@ -81,7 +81,8 @@ void TensorFile::read(const TensorEntry& tensor, int64_t first, std::span<double
         const auto bad =
             std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
         const int64_t element = begin + (bad - numbers.begin());
-        throw TraceError(path(), tensor.begin + element * size_of(tensor.dtype), printable(tensor.name),
+        throw TraceError(path(), tensor.begin < 0 ? -1 : tensor.begin + element * size_of(tensor.dtype),
+                         printable(tensor.name),
                          "element " + std::to_string(element) + " is " +
                              (std::isnan(*bad) ? "NaN" : "infinite") + "; expected a finite number");
       });
@@ -98,10 +99,12 @@ void TensorFile::read(const TensorEntry& tensor, int64_t first, std::span<int64_
 }
 
 std::unique_ptr<TensorFile> open_tensors(const std::string& path, int64_t header_limit) {
-  constexpr std::string_view kArchive = "PK";
-  std::array<char, kArchive.size()> first{};
+  // As lengths of a header these are beyond any limit.
+  constexpr std::array<std::string_view, 2> kArchives{"PK\3\4", "PK\5\6"};
+  std::array<char, 4> first{};
   if (const InputFile file(path); file.size() >= std::ssize(first)) file.read(0, first, "first bytes");
-  if (std::string_view(first.data(), first.size()) == kArchive) return std::make_unique<NpzFile>(path);
+  const std::string_view begin(first.data(), first.size());
+  if (std::ranges::find(kArchives, begin) != kArchives.end()) return std::make_unique<NpzFile>(path);
   return std::make_unique<SafetensorsFile>(path, header_limit);
 }
 

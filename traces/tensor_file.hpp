@@ -20,9 +20,9 @@ struct TensorEntry {
   std::string name;
   Dtype dtype = Dtype::f32;
   std::vector<int64_t> shape;
-  int64_t elements = 0;       ///< product of the shape; 1 for rank 0
-  int64_t bytes = 0;          ///< of its numbers
-  int64_t begin = 0;          ///< position of its numbers, in bytes from the file's start
+  int64_t elements = 0;  ///< product of the shape; 1 for rank 0
+  int64_t bytes = 0;     ///< of its numbers
+  int64_t begin = 0;     ///< position of its numbers, in bytes from the file's start; negative: compressed
   int64_t header_offset = 0;  ///< position of its description in the header, likewise
 };
 

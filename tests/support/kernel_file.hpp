@@ -1,4 +1,4 @@
-// Files for `check`, of F64 and I64 tensors.
+// Files for `check`, of F64, F32 and I64 tensors.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@
 namespace kvbound::test {
 
 struct KernelFile {
-  std::map<std::string, std::pair<std::vector<int64_t>, std::vector<double>>> reals;
+  std::map<std::string, std::pair<std::vector<int64_t>, std::vector<double>>> reals, singles;  // F64, F32
   std::map<std::string, std::pair<std::vector<int64_t>, std::vector<int64_t>>> integers;
   std::map<std::string, std::string> options;
 
@@ -22,6 +22,10 @@ struct KernelFile {
   auto checked(const Check& check) const {
     SafetensorsParts parts;
     for (const auto& [name, tensor] : reals) add(parts, name, "F64", tensor);
+    for (const auto& [name, tensor] : singles) {
+      const std::vector<float> numbers(tensor.second.begin(), tensor.second.end());
+      add(parts, name, "F32", std::pair(tensor.first, numbers));
+    }
     for (const auto& [name, tensor] : integers) add(parts, name, "I64", tensor);
     const TemporaryFolder folder;
     sim::CheckFile file(folder.write("kernel.safetensors", parts.bytes()), traces::kDefaultHeaderLimit,

@@ -16,6 +16,9 @@ class KernelFile(TraceFile):
         return KernelFile({**self.tensors, **{name: (self.tensors[name][0], array) for name, array in tensors.items()}},
                           **self.metadata)
 
+    def with_tensor(self, name, dtype, array):
+        return KernelFile({**self.tensors, name: (dtype, np.asarray(array))}, **self.metadata)
+
     def array(self, name):
         return np.array(self.tensors[name][1])
 
