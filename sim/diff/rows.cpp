@@ -266,8 +266,9 @@ class RowComparison {
     if (are_identical(a, b)) return RowVerdict::identical;
     if (a_.undecided[row] || b_.undecided[row]) return RowVerdict::undecided;
     const Positions index = index_of(row, result_.extents);
-    return is_apart(tensor_, a_.layout, index, kv_heads_, caches_) ? RowVerdict::other_cache
-                                                                   : RowVerdict::reordered;
+    if (is_apart(tensor_, a_.layout, index, kv_heads_, caches_)) return RowVerdict::other_cache;
+    // A kept set that is empty in one of them is wrong there, and what it would hold cannot be compared.
+    return a.size() == b.size() || tensor_.integral ? RowVerdict::reordered : RowVerdict::undecided;
   }
 
   // The largest distances within a row.

@@ -65,6 +65,20 @@ class AgainstTest(DiffTest):
 
 
 class Rows(AgainstTest):
+    def test_a_head_that_keeps_nothing_has_no_rows_to_compare(self):
+        trace = self.trace()
+        right = self.reference(trace, "snapkv:window=8+d2o", "20").only({"kept", "kept_offsets", "votes", "merged_key", "merged_value"})
+        for head in (0, 1):
+            empty = right.copy()
+            part = slice(20, 40) if head == 0 else slice(0, 20)
+            for kind in ("kept", "votes", "merged_key", "merged_value"):
+                empty.put(1, kind, right.array(1, kind)[part])
+            empty.put(1, "kept_offsets", np.array([0, 0, 20] if head == 0 else [0, 20, 20]))
+            for pair in ((right, empty), (empty, right)):
+                _, verdicts, _, _ = self.against(trace, *pair, MISMATCH)
+                self.assertIn("wrong", verdicts[1, "kept", (head,)])
+                self.assertEqual({verdicts[1, kind, (head,)] for kind in ("votes", "merged_key", "merged_value")} & {"reordered"}, set())
+
     def test_a_dump_and_itself_are_identical(self):
         trace = self.trace("BF16")
         for policy in (CRITICAL, "h2o:window=8", "snapkv:window=8+keepkv:threshold=0.9", "h2o:window=8+keepkv:threshold=none:period=2"):

@@ -32,8 +32,8 @@ InputRounding input_rounding(const traces::Layer& layer, Dtype storage) {
 }
 
 reference::Arithmetic with_input_rounding(reference::Arithmetic arithmetic, const InputRounding& rounding) {
-  arithmetic.input = std::max(arithmetic.input, rounding.relative);
-  arithmetic.input_floor = std::max(arithmetic.input_floor, rounding.floor);
+  arithmetic.input_floor += rounding.floor * (1 + arithmetic.input);
+  arithmetic.input += rounding.relative * (1 + arithmetic.input);
   return arithmetic;
 }
 

@@ -27,7 +27,7 @@ InputRounding storage_rounding(Dtype storage);
 InputRounding input_rounding(std::initializer_list<VectorView> inputs, Dtype storage);
 InputRounding input_rounding(const traces::Layer& layer, Dtype storage);
 
-/// The arithmetic, with that rounding of inputs.
+/// The arithmetic, with that rounding of inputs before the one that it has itself.
 reference::Arithmetic with_input_rounding(reference::Arithmetic arithmetic, const InputRounding& rounding);
 
 /// The implementation, with the rounding of a layer's inputs to its storage type added to the arithmetic of every operation.

@@ -72,7 +72,7 @@ TEST(InputRounding, HoldsWhatStoringRandomNumbersCosts) {
   }
 }
 
-TEST(InputRounding, IsAddedToNoneThatIsLarger) {
+TEST(InputRounding, ComesBeforeTheArithmeticsOwn) {
   traces::Layer layer = layer_of_ones();
   layer.keys.slice(0)(3, 0) = 1.0 / 3;
   TestedImplementation implementation{{}, 3, 0, reference::double_precision(), Dtype::f32};
@@ -80,8 +80,10 @@ TEST(InputRounding, IsAddedToNoneThatIsLarger) {
   EXPECT_EQ(with_input_rounding(implementation, layer).arithmetic.attention.input_floor, 0x1p-150);
   implementation.arithmetic.attention.input = 0x1p-10;
   implementation.arithmetic.attention.input_floor = 0x1p-126;
-  EXPECT_EQ(with_input_rounding(implementation, layer).arithmetic.attention.input, 0x1p-10);
-  EXPECT_EQ(with_input_rounding(implementation, layer).arithmetic.attention.input_floor, 0x1p-126);
+  EXPECT_EQ(with_input_rounding(implementation, layer).arithmetic.attention.input,
+            0x1p-10 + 0x1p-24 + 0x1p-34);
+  EXPECT_EQ(with_input_rounding(implementation, layer).arithmetic.attention.input_floor,
+            0x1p-126 + 0x1p-150 * (1 + 0x1p-10));
 }
 
 }  // namespace
