@@ -10,11 +10,10 @@
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/parallel.hpp>
-#include <kvbound/sim/diff/claims/input_rounding.hpp>
 #include <kvbound/sim/diff/judge/output_rows.hpp>
 
+#include "check_arithmetic.hpp"
 #include "kv_tensors.hpp"
 
 namespace kvbound::sim {
@@ -27,11 +26,6 @@ struct Visible {
   int64_t first = 0, count = 0;
 };
 
-// The type of fewer roundings.
-Dtype wider(Dtype a, Dtype b) {
-  return real_format(a)->unit_roundoff() < real_format(b)->unit_roundoff() ? a : b;
-}
-
 class AttentionCheck {
  public:
   explicit AttentionCheck(CheckFile& file)
@@ -41,7 +35,7 @@ class AttentionCheck {
     scale_ = options.has("sm_scale") ? options.positive("sm_scale") : 1 / std::sqrt(head_dim);
     causal_ = options.has("causal") && options.boolean("causal");
     if (options.has("window_left")) window_left_ = options.count("window_left", -1, kMostTokens);
-    declared_ = declared_arithmetic(options, wider(queries_->dtype, cache_.storage()));
+    arithmetic_ = check_arithmetic(file, {"q", "k", "v"});
     find_lse();
     rows_.emplace(out_, scale_);
     expected_.resize(out_.numbers.size());
@@ -53,7 +47,7 @@ class AttentionCheck {
       judge_sequence(b);
       if (progress) progress(offsets_[b + 1], offsets_.back());
     }
-    CheckResult result{{compare("out", out_, expected_, bounds_)}, declared_};
+    CheckResult result{{compare("out", out_, expected_, bounds_)}, arithmetic_.declared};
     rows_->complete(expected_, result.tensors.back());
     if (lse_) result.tensors.push_back(compare("lse", *lse_, lse_expected_, lse_bounds_));
     return result;
@@ -110,7 +104,8 @@ class AttentionCheck {
 
   void judge_sequence(int64_t b) {
     const int64_t queries = offsets_[b + 1] - offsets_[b];
-    if (queries > cache_.tokens(b) && cache_.tokens(b) > 0) {
+    const bool has_positions = causal_ || window_left_ >= 0;
+    if (has_positions && queries > cache_.tokens(b) && cache_.tokens(b) > 0) {
       throw TraceError(file_.path(), -1, fmt::format("sequence {}", b),
                        fmt::format("has {} queries, but {} tokens; its queries are its last tokens", queries,
                                    cache_.tokens(b)));
@@ -119,9 +114,8 @@ class AttentionCheck {
     Matrix rows(queries * query_heads_, cache_.head_dim());
     file_.tensors().read(*queries_, offsets_[b] * query_heads_ * rows.cols(),
                          std::span(rows.data(), rows.numbers().size()));
-    const reference::Arithmetic arithmetic = with_input_rounding(
-        declared_.arithmetic(),
-        input_rounding({keys.numbers(), values.numbers(), rows.numbers()}, declared_.input_storage()));
+    const reference::Arithmetic arithmetic =
+        arithmetic_.with_rounding_of({keys.numbers(), values.numbers(), rows.numbers()});
     const int64_t kv_heads = cache_.kv_heads(), group = query_heads_ / kv_heads;
     reference::parallel_for(queries * kv_heads, [&](int64_t i) {
       const int64_t query = i / kv_heads, g = i % kv_heads;
@@ -131,6 +125,15 @@ class AttentionCheck {
                   keys.view().slice(g).middle_rows(seen.first, seen.count),
                   values.view().slice(g).middle_rows(seen.first, seen.count), arithmetic);
     });
+  }
+
+  // The error of a log-sum-exp, in natural units, which may be that of rounded weights, whose largest is 1. To either base a kernel
+  // may have come from the other one, by a rounded constant, in a rounded product; the third rounding is the reference's own.
+  static double lse_error(double error, double lse, int64_t tokens, const reference::Arithmetic& arithmetic) {
+    const double unit = arithmetic.unit + 0x1p-53;
+    const double rounded =
+        std::log1p(arithmetic.weights) + static_cast<double>(tokens) * arithmetic.weights_floor;
+    return (error + 2 * rounded) * (1 + 3 * unit) + 3 * unit * std::abs(lse);
   }
 
   // first  row of `out` and `lse`, of the group's first head
@@ -146,11 +149,8 @@ class AttentionCheck {
     for (int64_t h = 0; lse_ && h < queries.rows; ++h) {
       const double lse = expected.log_sum_exp[h];
       lse_expected_[first + h] = lse_unit_ * lse;
-      // A change of the base is two roundings in the kernel, and two here.
-      const double unit = arithmetic.unit + 0x1p-53;
       lse_bounds_[first + h] =
-          keys.rows == 0 ? 0
-                         : lse_unit_ * (errors.log_sum_exp[h] * (1 + 3 * unit) + 3 * unit * std::abs(lse));
+          keys.rows == 0 ? 0 : lse_unit_ * lse_error(errors.log_sum_exp[h], lse, keys.rows, arithmetic);
     }
   }
 
@@ -166,13 +166,14 @@ class AttentionCheck {
   double scale_ = 1;
   bool causal_ = false;
   int64_t window_left_ = -1;
-  DeclaredArithmetic declared_;
+  CheckArithmetic arithmetic_;
   std::vector<double> expected_, bounds_, lse_expected_, lse_bounds_;
 };
 
 }  // namespace
 
 CheckResult check_attention(CheckFile& file, const std::function<void(int64_t, int64_t)>& progress) {
+  file.refuse_unsupported();
   return AttentionCheck(file).judge(progress);
 }
 

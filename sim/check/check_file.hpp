@@ -57,13 +57,15 @@ class CheckFile {
 
   [[noreturn]] void refuse(const traces::TensorEntry& entry, const std::string& field,
                            const std::string& problem) const;
-  /// Names of the file's tensors and metadata that were not asked for, in ascending order. Throws TraceError if one of them
-  /// is known to change what attention computes.
+  /// Throws TraceError for tensors and metadata that are known to change what attention computes, and that no check knows.
+  void refuse_unsupported() const;
+  /// Names of the file's tensors and metadata that were not asked for, in ascending order.
   std::vector<std::string> not_read(const std::set<std::string>& known_options) const;
 
  private:
   const traces::TensorEntry& find(const std::string& name);
   void require_shape(const traces::TensorEntry& entry, const Dimensions& shape);
+  void require_plausible(const traces::TensorEntry& entry) const;
 
   std::unique_ptr<traces::TensorFile> tensors_;
   traces::Metadata options_;

@@ -1,17 +1,19 @@
 #include "compact.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <optional>
+#include <ranges>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/float16.hpp>
+#include <kvbound/sim/diff/claims/input_rounding.hpp>
 #include <kvbound/traces/kv_cache.hpp>
 #include <kvbound/traces/number_in.hpp>
 #include <kvbound/traces/widen.hpp>
@@ -103,63 +105,71 @@ class CompactedRows {
   std::vector<Rows> rows_;
 };
 
-// 0x7fc0 as a number.
-std::optional<uint64_t> hexadecimal(std::string_view text) {
-  uint64_t bits = 0;
-  if (!text.starts_with("0x")) return std::nullopt;
-  const auto [end, error] = std::from_chars(text.begin() + 2, text.end(), bits, 16);
-  return error == std::errc{} && end == text.end() ? std::optional(bits) : std::nullopt;
-}
-
 // What unused rows hold.
 class Poison {
  public:
   Poison(CheckFile& file, Dtype dtype) : dtype_(dtype), size_(static_cast<size_t>(size_of(dtype))) {
     const traces::MetadataFields options = file.options();
     if (file.has("poison")) {
+      if (options.has("poison")) options.fail("poison", "is a tensor, too; expected one of them");
       const TensorEntry& entry = file.any("poison", {"head_dim"});
-      if (entry.dtype != dtype)
+      if (entry.dtype != dtype) {
         file.refuse(entry, ".dtype",
                     fmt::format("is {}; expected {}, that of before", name(entry.dtype), name(dtype)));
+      }
       row_.resize(static_cast<size_t>(entry.bytes));
       file.tensors().read_bytes(entry, 0, row_);
     } else if (options.has("poison")) {
-      parse(options, static_cast<size_t>(file.length("head_dim")));
+      const std::string number = element(options);
+      for (int64_t i = 0; i < file.length("head_dim"); ++i) row_ += number;
     }
   }
 
-  explicit operator bool() const { return !row_.empty() || value_; }
+  explicit operator bool() const { return is_nan_ || !row_.empty(); }
 
   bool is(std::string_view row) const {
-    if (!row_.empty()) return row == std::string_view(row_.data(), row_.size());
+    if (!is_nan_) return row == row_;
     std::vector<double> numbers(row.size() / size_);
     traces::widen(dtype_, row, numbers);
-    return std::ranges::all_of(numbers, [&](double number) {
-      return number == *value_ || (std::isnan(number) && std::isnan(*value_));
-    });
+    return std::ranges::all_of(numbers, [](double number) { return std::isnan(number); });
   }
 
  private:
-  void parse(const traces::MetadataFields& options, size_t head_dim) {
+  // The bytes of one number, or none if that is any NaN.
+  std::string element(const traces::MetadataFields& options) {
     const std::string& text = options.text("poison");
-    if (const auto bits = hexadecimal(text)) {
-      for (size_t i = 0; i < head_dim; ++i) {
-        for (size_t byte = 0; byte < size_; ++byte) row_.push_back(static_cast<char>(*bits >> (8 * byte)));
-      }
-      return;
+    if (text.starts_with("0x")) {
+      uint64_t bits = 0;
+      const auto [end, error] = std::from_chars(text.data() + 2, text.data() + text.size(), bits, 16);
+      const bool fits = size_ == sizeof bits || bits >> (8 * size_) == 0;
+      if (error == std::errc{} && end == text.data() + text.size() && fits) return bytes_of(bits);
+    } else if (const auto number = traces::number_in<double>(text); number && is_real(dtype_)) {
+      is_nan_ = std::isnan(*number);
+      const double stored = rounded_to(*number, dtype_);
+      if (is_nan_) return {};
+      if (std::isfinite(stored) || std::isinf(*number)) return bytes_of(bits_of(stored));
     }
-    value_ = traces::number_in<double>(text);
-    if (!value_ || !is_real(dtype_)) {
-      options.refuse("poison", is_real(dtype_)
-                                   ? "a number, or the bits of one, such as 0x7fc0"
-                                   : "the bits of a number, such as 0x7f: numbers of this type are not read");
-    }
+    options.refuse("poison", fmt::format("{}the bits of a number of {}, such as 0x7f",
+                                         is_real(dtype_) ? "a number of that type, or " : "", name(dtype_)));
+  }
+
+  uint64_t bits_of(double number) const {
+    if (dtype_ == Dtype::f16) return to_float16(number);
+    if (dtype_ == Dtype::bf16) return to_bfloat16(number);
+    if (dtype_ == Dtype::f32) return std::bit_cast<uint32_t>(static_cast<float>(number));
+    return std::bit_cast<uint64_t>(number);
+  }
+
+  std::string bytes_of(uint64_t bits) const {
+    std::string bytes;
+    for (size_t byte = 0; byte < size_; ++byte) bytes += static_cast<char>(bits >> (8 * byte));
+    return bytes;
   }
 
   Dtype dtype_;
   size_t size_;
-  std::vector<char> row_;        // bytes of a row
-  std::optional<double> value_;  // of every element; if there is no row
+  std::string row_;      // bytes
+  bool is_nan_ = false;  // any NaN in every element, whatever its bits
 };
 
 class CompactCheck {
@@ -253,9 +263,9 @@ class CompactCheck {
           wrong_row(rows[i], fmt::format("not row {} of KV head {}", kept[i], g), g);
       }
     }
-    const bool all_alike =
-        std::ranges::all_of(kept, [&](int64_t j) { return before(g, j) == before(g, kept.front()); });
-    result_.judged += all_alike && count > 1 && result_.outside == outside ? 0 : count;
+    const bool any_rows_fit = std::ranges::all_of(std::views::iota(int64_t{0}, n_),
+                                                  [&](int64_t j) { return before(g, j) == before(g, 0); });
+    result_.judged += any_rows_fit && result_.outside == outside ? 0 : count;
   }
 
   void judge_any_order(int64_t g, const Rows& kept, const Rows& rows) {

@@ -15,10 +15,10 @@
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
-#include <kvbound/sim/diff/claims/input_rounding.hpp>
 #include <kvbound/sim/options/budget.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
+#include "check_arithmetic.hpp"
 #include "kv_tensors.hpp"
 
 namespace kvbound::sim {
@@ -67,6 +67,7 @@ class CompressedLayer {
  public:
   explicit CompressedLayer(CheckFile& file)
       : file_(file), policy_(parsed(file.options(), "policy", "snapkv", parse_policy)) {
+    file.refuse_unsupported();
     const bool merges = rules_of(policy_.merge).merges;
     const bool projects =
         rules_of(policy_.selection).two_stage || rules_of(policy_.score).space == Space::projected;
@@ -82,12 +83,14 @@ class CompressedLayer {
     const MetadataFields options = file.options();
     const auto head_dim = static_cast<double>(layer_.shape.head_dim);
     layer_.scale = options.has("sm_scale") ? options.positive("sm_scale") : 1 / std::sqrt(head_dim);
-    declared_ = declared_arithmetic(options, cache.storage());
+    arithmetic_ = check_arithmetic(file, {"q", "k", "v", "w_o"});
     entries_ = parsed(options, "budget", "100%", parse_budget).entries(layer_.prompt_tokens);
-    parsed(options, "policy", "snapkv", [&](const std::string&) {
+    try {
       require_valid(policy_, entries_, layer_.prompt_tokens, layer_.window_queries);
-      return 0;
-    });
+    } catch (const InvalidPolicy& error) {
+      throw TraceError(file.path(), -1, fmt::format("policy {}, budget {}", canonical(policy_), entries_),
+                       error.what());
+    }
   }
 
   const Policy& policy() const { return policy_; }
@@ -95,10 +98,11 @@ class CompressedLayer {
   int64_t entries() const { return entries_; }
 
   CheckResult judge(const LayerClaims& claims) const {
-    const Dtype merged = declared_.accumulate == Dtype::f64 ? Dtype::f64 : declared_.storage;
-    const TestedImplementation implementation{
-        policy_, entries_, 0, declared_.arithmetic(), declared_.input_storage(), merged};
-    return {agreement(layer_, implementation, claims), declared_};
+    const DeclaredArithmetic& declared = arithmetic_.declared;
+    const Dtype merged = declared.accumulate == Dtype::f64 ? Dtype::f64 : declared.storage;
+    const TestedImplementation implementation{policy_, entries_, 0, declared.arithmetic(), arithmetic_.inputs,
+                                              merged};
+    return {agreement(layer_, implementation, claims), declared};
   }
 
  private:
@@ -132,7 +136,7 @@ class CompressedLayer {
   CheckFile& file_;
   Policy policy_;
   traces::Layer layer_;
-  DeclaredArithmetic declared_;
+  CheckArithmetic arithmetic_;
   int64_t entries_ = 0;
 };
 
@@ -173,13 +177,12 @@ CheckResult check_norms(CheckFile& file) {
   const Tensor values = only_sequence(file, cache, &KvTensors::values);
   file.real("norms", {"query_heads", {"tokens of v", cache.tokens(0)}});
   const Matrix projection = projection_of(file, shape);
-  const DeclaredArithmetic declared = declared_arithmetic(options, cache.storage());
+  const CheckArithmetic arithmetic = check_arithmetic(file, {"v", "w_o"});
   const Matrix expected = reference::projected_value_norms(shape, values, projection, norm);
   const Matrix bounds = reference::projected_value_norm_errors(
       shape, values, projection, norm, expected,
-      with_input_rounding(declared.arithmetic(), input_rounding({values.numbers(), projection.numbers()},
-                                                                declared.input_storage())));
-  return {{compare("norms", file.claim(claimed), expected.numbers(), bounds.numbers())}, declared};
+      arithmetic.with_rounding_of({values.numbers(), projection.numbers()}));
+  return {{compare("norms", file.claim(claimed), expected.numbers(), bounds.numbers())}, arithmetic.declared};
 }
 
 CheckResult check_merge(CheckFile& file) {

@@ -1,12 +1,8 @@
 #include "kv_tensors.hpp"
 
-#include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
-
-#include <kvbound/reference/core/error.hpp>
 
 namespace kvbound::sim {
 
@@ -53,6 +49,7 @@ const traces::TensorEntry& KvTensors::find(const char* name, const char* head_di
 }
 
 void KvTensors::find_dense() {
+  refuse_beside("kv_indptr", "a dense cache, which has lengths, or needs kv_indices");
   const int64_t batch = file_.length("batch"), tokens = file_.length("tokens");
   std::vector<int64_t> lengths(static_cast<size_t>(batch), tokens);
   if (file_.has("lengths")) {
@@ -67,11 +64,18 @@ void KvTensors::find_dense() {
 }
 
 void KvTensors::find_ragged() {
+  refuse_beside("lengths", "a ragged cache, which has kv_indptr");
   const int64_t total = file_.length("total");
   std::vector<int64_t> offsets{0, total};
   if (file_.has("kv_indptr")) offsets = file_.offsets("kv_indptr", {"batch + 1"}, total);
   for (size_t b = 0; b + 1 < offsets.size(); ++b)
     sequences_.push_back({offsets[b + 1] - offsets[b], offsets[b], {}});
+}
+
+void KvTensors::refuse_beside(const char* tensor, const char* cache) const {
+  if (const traces::TensorEntry* entry = file_.tensors().find(tensor)) {
+    file_.refuse(*entry, "", fmt::format("stands beside {}", cache));
+  }
 }
 
 void KvTensors::find_pages() {

@@ -32,8 +32,6 @@ class KvTensors {
   int64_t kv_heads() const { return file_.length("kv_heads"); }
   int64_t head_dim() const { return keys_.head_dim; }
   int64_t value_dim() const { return values_.head_dim; }
-  /// The type of the keys; without keys, of the values.
-  Dtype storage() const { return (key_entry_ ? key_entry_ : value_entry_)->dtype; }
 
   /// [kv_heads, tokens, head_dim] of one sequence. Throw TraceError for NaN and infinity.
   Tensor keys(int64_t sequence) const;
@@ -41,6 +39,7 @@ class KvTensors {
 
  private:
   const traces::TensorEntry& find(const char* name, const char* head_dim, traces::KvCacheShape& shape);
+  void refuse_beside(const char* tensor, const char* cache) const;
   void find_dense();
   void find_ragged();
   void find_pages();

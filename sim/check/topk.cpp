@@ -1,7 +1,6 @@
 #include "topk.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <numeric>
 #include <optional>
@@ -18,7 +17,7 @@ namespace {
 using traces::TensorEntry;
 
 // What is found out about one row.
-struct RowVerdict {
+struct SelectedRow {
   int64_t selected = 0;  // entries in it
   int64_t wrong = 0;     // of them, or missing
   int64_t ties = 0;      // settled otherwise than by the smaller index
@@ -45,6 +44,8 @@ class TopkCheck {
           file.refuse(entry, "", fmt::format("has the length {}; scores has n = {}", length, n_));
       }
     }
+    if (file.has("score_error") && options.has("score_error"))
+      options.fail("score_error", "is a tensor, too; expected one of them");
     if (file.has("score_error")) errors_ = &file.real("score_error", {"rows", "n"});
     if (options.has("score_error")) error_ = options.not_negative("score_error");
     if (options.has("order")) {
@@ -55,7 +56,7 @@ class TopkCheck {
 
   CheckResult judge(const std::function<void(int64_t, int64_t)>& progress) {
     constexpr int64_t kRowsAtOnce = 64;  // between two reports of progress
-    std::vector<RowVerdict> verdicts(static_cast<size_t>(rows_));
+    std::vector<SelectedRow> verdicts(static_cast<size_t>(rows_));
     for (int64_t first = 0; first < rows_; first += kRowsAtOnce) {
       const int64_t count = std::min(kRowsAtOnce, rows_ - first);
       reference::parallel_for(count, [&](int64_t i) { verdicts[first + i] = judge_row(first + i); });
@@ -76,7 +77,7 @@ class TopkCheck {
     return result;
   }
 
-  std::vector<double> errors(int64_t row, int64_t length) const {
+  std::vector<double> errors_of(int64_t row, int64_t length) const {
     if (!errors_) return std::vector<double>(static_cast<size_t>(length), error_);
     std::vector<double> result = numbers(*errors_, row, length);
     const auto bad = std::ranges::find_if(result, [](double error) { return error < 0; });
@@ -86,15 +87,15 @@ class TopkCheck {
   }
 
   Offender offender(int64_t row, int64_t slot, int64_t claimed, std::string note) const {
-    Offender result{{row, slot}, static_cast<double>(claimed), -1, 0, 0, Dtype::i64, std::move(note)};
-    return result;
+    return {{row, slot}, static_cast<double>(claimed), -1, 0, 0, Dtype::i64, std::move(note)};
   }
 
-  RowVerdict judge_row(int64_t row) const {
+  SelectedRow judge_row(int64_t row) const {
     const int64_t length = lengths_.empty() ? n_ : lengths_[row], wanted = std::min(k_, length);
     const std::span slots =
         std::span(indices_).subspan(static_cast<size_t>(row * k_), static_cast<size_t>(k_));
-    RowVerdict verdict;
+    const std::vector<double> scores = numbers(scores_, row, length), errors = errors_of(row, length);
+    SelectedRow verdict;
     std::vector<int64_t> selected;
     if (!take(row, slots, length, selected, verdict)) return verdict;
     verdict.selected = std::ssize(selected);
@@ -104,7 +105,6 @@ class TopkCheck {
                                fmt::format("holds {} entries; expected {}", verdict.selected, wanted));
       return verdict;
     }
-    const std::vector<double> scores = numbers(scores_, row, length), errors = this->errors(row, length);
     judge_order(row, selected, scores, errors, verdict);
     std::ranges::sort(selected);
     judge_set(row, selected, {scores, errors}, verdict);
@@ -113,7 +113,7 @@ class TopkCheck {
 
   // Collects the selected entries; false, with a fault in the verdict, if they are no set of entries of the row.
   bool take(int64_t row, std::span<const int64_t> slots, int64_t length, std::vector<int64_t>& selected,
-            RowVerdict& verdict) const {
+            SelectedRow& verdict) const {
     std::vector<bool> taken(static_cast<size_t>(length));
     bool ended = false;
     const auto wrong = [&](int64_t slot, std::string note) {
@@ -124,7 +124,8 @@ class TopkCheck {
       if (entry == -1) {
         ended = true;
       } else if (entry < 0 || entry >= length) {
-        wrong(slot, fmt::format("is {}; the row has entries 0 to {}", entry, length - 1));
+        wrong(slot, fmt::format("is {}; the row has {}", entry,
+                                length == 0 ? "no entries" : fmt::format("entries 0 to {}", length - 1)));
       } else if (ended) {
         wrong(slot, fmt::format("is {} behind a slot without an entry", entry));
       } else if (taken[entry]) {
@@ -138,22 +139,27 @@ class TopkCheck {
   }
 
   void judge_order(int64_t row, std::span<const int64_t> selected, VectorView scores, VectorView errors,
-                   RowVerdict& verdict) const {
-    for (size_t slot = 0; slot + 1 < selected.size(); ++slot) {
-      const int64_t a = selected[slot], b = selected[slot + 1];
-      if (!(scores[b] - scores[a] > errors[a] + errors[b])) continue;
-      verdict.descends = false;
-      if (!descending_) return;
-      ++verdict.wrong;
-      if (verdict.worst) continue;
-      verdict.worst =
-          offender(row, static_cast<int64_t>(slot), a,
-                   fmt::format("score {} stands before {}, the score of entry {}", scores[a], scores[b], b));
+                   SelectedRow& verdict) const {
+    // The slot whose score, as the kernel may have seen it, is the smallest so far.
+    size_t least = 0;
+    const auto most = [&](size_t slot) { return scores[selected[slot]] + errors[selected[slot]]; };
+    for (size_t slot = 1; slot < selected.size(); ++slot) {
+      const int64_t a = selected[least], b = selected[slot];
+      if (scores[b] - scores[a] > errors[a] + errors[b]) {
+        verdict.descends = false;
+        if (!descending_) return;
+        ++verdict.wrong;
+        if (verdict.worst) continue;
+        verdict.worst = offender(
+            row, static_cast<int64_t>(least), a,
+            fmt::format("score {} stands before {}, the score of entry {}", scores[a], scores[b], b));
+      }
+      if (most(slot) < most(least)) least = slot;
     }
   }
 
   void judge_set(int64_t row, std::span<const int64_t> selected, const UncertainScores& scores,
-                 RowVerdict& verdict) const {
+                 SelectedRow& verdict) const {
     verdict.decides = selected.size() == scores.scores.size() || separates(scores);
     if (const auto fault = top_k_fault(scores, selected)) {
       const auto slots = std::span(indices_).subspan(static_cast<size_t>(row * k_), static_cast<size_t>(k_));
@@ -178,12 +184,12 @@ class TopkCheck {
     verdict.ties = std::ssize(difference(selected, best));
   }
 
-  CheckResult summary(const std::vector<RowVerdict>& verdicts) const {
+  CheckResult summary(const std::vector<SelectedRow>& verdicts) const {
     TensorAgreement indices;
     indices.tensor = "indices";
     indices.near_tie_swaps = 0;
     int64_t wrong_rows = 0, unordered = 0, most = 0;
-    for (const RowVerdict& verdict : verdicts) {
+    for (const SelectedRow& verdict : verdicts) {
       indices.elements += k_;
       indices.judged += verdict.decides || verdict.wrong > 0 ? k_ : 0;
       indices.outside += verdict.wrong;

@@ -44,8 +44,8 @@ Examples:
   kvbound check topk topk.npz --score-error 1e-3
   kvbound check scores window.safetensors --policy snapkv:window=32
 
-Exit code 0 if every number is right, 1 if one is not, 2 for a wrong option, 3 for a file that does not hold what the
-operation needs, 5 if there was nothing to judge.
+Exit code 0 if every number is right, 1 if one is not (with --strict, also if an output is unlikely), 2 for a wrong option,
+3 for a file that does not hold what the operation needs, 4 if it cannot be read, 5 if there was nothing to judge.
 )";
 
 // An option that may also stand in the file.
@@ -126,9 +126,7 @@ const Operation& operation_named(const std::string& name) {
 }
 
 bool is_of(const CheckOption& option, std::string_view operation) {
-  const std::string_view all = option.operations;
-  const size_t at = all.find(operation);
-  return at != std::string_view::npos;
+  return std::string_view(option.operations).find(operation) != std::string_view::npos;
 }
 
 std::string name_in_file(const CheckOption& option) {
@@ -173,7 +171,12 @@ CheckReport checked(const Operation& operation, CheckFile& file, bool quiet) {
   CheckResult result;
   {
     Progress progress("checking " + file.path(), !quiet);
-    result = operation.run(file, [&](int64_t done, int64_t all) { progress.update(done, all); });
+    try {
+      result = operation.run(file, [&](int64_t done, int64_t all) { progress.update(done, all); });
+    } catch (const NonFinite& error) {
+      throw TraceError(file.path(), -1, "",
+                       fmt::format("its numbers are too large for double precision: {}", error.what()));
+    }
   }
   CheckReport report{std::string(operation.name),
                      file.path(),

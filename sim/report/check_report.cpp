@@ -1,5 +1,8 @@
 #include "check_report.hpp"
 
+#include <algorithm>
+#include <cstddef>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -25,7 +28,12 @@ std::string text_report(const CheckReport& report, const TextStyle& style) {
   }
   for (const CheckFigure& figure : report.figures)
     text += fmt::format("  {}: {}\n", figure.name, figure.value);
-  if (!report.not_read.empty()) text += fmt::format("  not read: {}\n", fmt::join(report.not_read, ", "));
+  if (!report.not_read.empty())
+    text += fmt::format(
+        "  not read: {}{}\n",
+        fmt::join(report.not_read.begin(),
+                  report.not_read.begin() + std::min<std::ptrdiff_t>(10, std::ssize(report.not_read)), ", "),
+        report.not_read.size() > 10 ? ", ..." : "");
   std::vector<TableRow> rows{agreement_headings()};
   for (const TensorSummary& summary : report.summaries()) rows.push_back(agreement_row(summary));
   const auto alarming = [](const std::string&, const std::string& cell) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/check/attention.hpp>
 
 #include "support/kernel_file.hpp"
@@ -72,6 +73,32 @@ TEST(CheckAttention, LogSumExpsHaveABase) {
   EXPECT_FALSE(checked(given).tensors.back().agrees());
   given.reals["lse"].second = {2};
   EXPECT_TRUE(checked(given).tensors.back().agrees());
+}
+
+// 16 equal exponentials but for the first: of each rounded weight 2^-8 is lost at most.
+TEST(CheckAttention, LogSumExpsMayBeOfRoundedWeights) {
+  test::KernelFile given = file(std::vector<double>(16, 1.0), {1});
+  given.reals["lse"] = {{1, 1}, {std::log(16.0) + 0x1p-9}};
+  EXPECT_FALSE(checked(given).tensors.back().agrees());
+  given.options["weights"] = "BF16";
+  EXPECT_TRUE(checked(given).tensors.back().agrees());
+}
+
+TEST(CheckAttention, WithoutPositionsQueriesMayOutnumberTokens) {
+  test::KernelFile given = file({1, 3}, {2, 2, 2});
+  given.integers["qo_indptr"] = {{2}, {0, 3}};
+  EXPECT_TRUE(agrees(given));
+  given.options["causal"] = "true";
+  EXPECT_THROW(checked(given), TraceError);
+}
+
+TEST(CheckAttention, InputsOfDifferentTypesAreInTheirOwn) {
+  test::KernelFile given = file({1 + 0x1p-12}, {1});
+  given.singles["q"] = given.reals.extract("q").mapped();
+  EXPECT_FALSE(agrees(given)) << "values are of F64 and not rounded to the queries' F32, or further";
+  given.reals["out"].second = {1 + 0x1p-12};
+  EXPECT_TRUE(agrees(given));
+  EXPECT_EQ(checked(given).declared->accumulate, Dtype::f32);
 }
 
 TEST(CheckAttention, TheScaleIsOneOverTheRootOfHeadDim) {

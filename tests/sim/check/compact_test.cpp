@@ -108,6 +108,20 @@ TEST(Compact, IsNoEvidenceWhereAllRowsAreAlike) {
   test::KernelFile given = file({3, 1}, {1, 1, 12});
   given.reals["before"].second = {1, 1, 1, 1, 10, 11, 12, 13};
   EXPECT_EQ(judged(given).judged, 1);
+  given.reals["before"].second[0] = 0;  // a row that might have been moved in place of a kept one
+  EXPECT_EQ(judged(given).judged, 3);
+}
+
+TEST(Compact, PoisonIsANumberOfTheTensorsType) {
+  test::KernelFile given = paged();
+  for (double& number : given.reals["after"].second) number = number == -7 ? 0.1 : number;
+  given.options["poison"] = "0.1";
+  EXPECT_EQ(fault(given), "");
+  given.options["poison"] = "0x3fb999999999999a";
+  EXPECT_EQ(fault(given), "");
+  for (double& number : given.reals["after"].second) number = number == 0.1 ? -0.0 : number;
+  given.options["poison"] = "0";
+  EXPECT_EQ(fault(given), "[0, 1] is unused, but was written") << "-0 has other bits";
 }
 
 }  // namespace

@@ -67,6 +67,14 @@ TEST(Topk, AllowsTheErrorsOfBothScores) {
   EXPECT_NE(fault(given), "");
 }
 
+TEST(Topk, OrdersAreOfAllScoresBefore) {
+  test::KernelFile given = file({1, 1.9, 2.8}, {0, 1, 2});
+  given.options = {{"order", "descending"}, {"score_error", "0.5"}};
+  EXPECT_NE(fault(given), "") << "no scores within the errors descend";
+  given.options["score_error"] = "0.9";
+  EXPECT_EQ(fault(given), "");
+}
+
 TEST(Topk, OnlyScoresBelowTheLengthCount) {
   test::KernelFile given = file({1, 2, 9, 9}, {1, 0, -1});
   given.integers["lengths"] = {{1}, {2}};
