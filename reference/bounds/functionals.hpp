@@ -85,9 +85,13 @@ class OutputFunctionals {
   // Sums over the tokens: of terms, of their squares, and the range of the sums of the first few.
   struct Terms {
     double sum = 0, squares = 0, low = 0, high = 0;
+    double signs = 0,
+           aligned =
+               0;  // of the terms' signs; of the sums of the first few, with the signs of their last terms
     void add(double term);
     double range() const { return high - low; }
-    double largest() const;  // that a sum of some successive ones, or of a share of all, is taken to be
+    double truncated() const;  // the sums of the first few by their last terms' signs, from either end
+    double largest() const;    // that a sum of some successive ones, or of a share of all, is taken to be
   };
   class Along;
 

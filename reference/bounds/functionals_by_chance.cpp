@@ -36,8 +36,15 @@ double position(double number, double unit, double floor) {
 
 double OutputFunctionals::Terms::largest() const { return range() + std::sqrt(squares); }
 
+double OutputFunctionals::Terms::truncated() const {
+  return std::max(std::abs(aligned), std::abs(signs * sum - aligned));
+}
+
 void OutputFunctionals::Terms::add(double term) {
   sum += term;
+  const double sign = term > 0 ? 1 : term < 0 ? -1 : 0;
+  signs += sign;
+  aligned += sign * sum;
   squares += term * term;
   low = std::min(low, sum);
   high = std::max(high, sum);
@@ -195,6 +202,7 @@ void OutputFunctionals::add_components(VectorView direction, double depth, doubl
     error.bias +=
         std::abs(direction[c]) * (2 * reference_error(values_.rows) * std::sqrt(tokens * terms.squares) +
                                   4 * tokens * arithmetic_.smallest);
+    error.bias += std::abs(direction[c]) * arithmetic_.unit / 4 * terms.truncated();
     if (arithmetic_.partials == 0) continue;
     error.variance += square * (squared(arithmetic_.partials) * terms.range() *
                                     errors_.parts(query_, static_cast<int64_t>(c)) +

@@ -198,6 +198,30 @@ TEST(FunctionalsByChance, CountTruncationInFull) {
   EXPECT_GT(-all, 0.05 * bias);
 }
 
+// Sums of products of one sign, each of which loses what is below 24 bits of the sum before it.
+TEST(FunctionalsByChance, CountTheTruncationOfProductsInFull) {
+  Case given(4000, 8, 31, tensor_core_precision());
+  for (int64_t j = 0; j < 4000; ++j) {
+    for (double& number : given.values.row(j)) number = 1 + std::abs(number);
+  }
+  given.judge();
+  const std::vector<double> output = given.functionals().output();
+  double all = 0;
+  for (int64_t c = 0; c < 8; ++c) {
+    double running = 0, exact = 0;
+    for (int64_t j = 0; j < 4000; ++j) {
+      const double term = std::exp(given.errors.log_weights(0, j)) * given.values(j, c);
+      const double spacing = std::ldexp(0x1p-23, std::ilogb(std::max(running, term)));
+      running += std::trunc(term / spacing) * spacing;
+      exact += term;
+    }
+    all += output[c] * (running - exact);
+  }
+  EXPECT_LT(all, 0) << "towards 0";
+  EXPECT_LT(-all, given.gain().bias);
+  EXPECT_GT(-all, 0.2 * given.gain().bias);
+}
+
 TEST(FunctionalsByChance, CountFurtherRoundings) {
   const Case exact(1500, 32, 9, single_precision()), declared(1500, 32, 9, [] {
     Arithmetic arithmetic = single_precision();
