@@ -23,13 +23,19 @@ Matrix copy_of(MatrixView from) {
 void DifferingRows::add(int64_t row, int64_t query, MatrixView queries, MatrixView keys, MatrixView values,
                         VectorView votes, const reference::AttentionErrors& errors,
                         const reference::Arithmetic& arithmetic) {
-  const int64_t numbers = std::max<int64_t>(1, 2 * keys.rows * keys.cols),
-                most = std::clamp<int64_t>(kMostNumbers / numbers, 1, kMostRows);
   const std::lock_guard lock(mutex_);
-  if (std::ssize(rows_) >= most && rows_.rbegin()->first < row) return;
+  if (row >= end_) return;
   rows_[row] = {query,  copy_of(queries), copy_of(keys), copy_of(values), {votes.begin(), votes.end()},
                 errors, arithmetic};
-  while (std::ssize(rows_) > most) rows_.erase(std::prev(rows_.end()));
+  // The longest beginning of all rows that fits, in whatever order they come.
+  int64_t count = 0, numbers = 0;
+  auto last = rows_.begin();
+  for (; last != rows_.end() && count < kMostRows; ++last, ++count) {
+    numbers += last->second.keys.numbers().size() + last->second.values.numbers().size();
+    if (count > 0 && numbers > kMostNumbers) break;
+  }
+  if (last != rows_.end()) end_ = last->first;
+  rows_.erase(last, rows_.end());
 }
 
 std::optional<ExplainedRows> DifferingRows::diagnosis(VectorView expected) const {

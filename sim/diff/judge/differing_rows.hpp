@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -45,6 +46,7 @@ class DifferingRows {
   double scale_;
   std::mutex mutex_;
   std::map<int64_t, Row> rows_;
+  int64_t end_ = std::numeric_limits<int64_t>::max();  // the first row that there is no room for
 };
 
 }  // namespace kvbound::sim
