@@ -50,15 +50,29 @@ void OutputFunctionals::Terms::add(double term) {
   high = std::max(high, sum);
 }
 
+namespace {
+
+// e^{2 pi i k / kTurns}: a phase need not be known better than that.
+constexpr size_t kTurns = 1024;
+const std::array<std::complex<double>, kTurns>& turns() {
+  static const auto all = [] {
+    std::array<std::complex<double>, kTurns> result;
+    for (size_t k = 0; k < kTurns; ++k) {
+      result[k] = std::polar(1.0, 2 * std::numbers::pi * static_cast<double>(k) / kTurns);
+    }
+    return result;
+  }();
+  return all;
+}
+
+}  // namespace
+
 void AlikeRoundings::add(double amount, double position) {
-  const double beyond = std::remainder(position, 1.0);
+  const double beyond = position - std::nearbyint(position);
   expected_ -= 2 * beyond * amount;
-  const std::complex<double> turn = std::polar(1.0, 2 * std::numbers::pi * beyond);
-  std::complex<double> turned = turn * amount;
-  for (std::complex<double>& sum : by_phase_) {
-    sum += turned;
-    turned *= turn;
-  }
+  const auto turn = static_cast<size_t>(std::lrint(beyond * kTurns) + static_cast<int64_t>(kTurns));
+  const auto& all = turns();
+  for (size_t k = 0; k < by_phase_.size(); ++k) by_phase_[k] += amount * all[(k + 1) * turn % kTurns];
 }
 
 void AlikeRoundings::add(const AlikeRoundings& other) {

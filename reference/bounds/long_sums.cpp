@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/numerics/instruction_set.hpp>
 
 #include "softmax_errors.hpp"
 
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int64_t kDepth = 8192;  // of additions that a term passes through in single precision, in any order
 constexpr double kSingleUnit = 0x1p-24;
-constexpr double kLongestChain = 131072;  // tokens of a running sum: longer caches are split
+constexpr double kLongestChain = 131072;      // tokens of a running sum: longer caches are split
 constexpr double kBlockError = 18 * 0x1p-23;  // error_bounds.md, "The model"
 
 double gamma_of(double roundings, double unit) {
@@ -27,23 +28,46 @@ class PricedRuns {
 
   // By weak duality an upper bound for at most so many runs, whatever the prices.
   std::vector<double> bound(const std::vector<double>& prices) const {
-    const size_t columns = prices.size();
-    // The best of all divisions of the first terms, less and plus their sum: behind the best last cut.
-    std::vector<double> sum(columns), best(columns), rising(columns), falling(columns);
-    for (int64_t j = 0; j < terms_.rows; ++j) {
-      const VectorView row = terms_.row(j);
-      for (size_t c = 0; c < columns; ++c) {
-        sum[c] += row[c];
-        best[c] = std::max(rising[c] + sum[c], falling[c] - sum[c]) - prices[c];
-        rising[c] = std::max(rising[c], best[c] - sum[c]);
-        falling[c] = std::max(falling[c], best[c] + sum[c]);
-      }
-    }
-    for (size_t c = 0; c < columns; ++c) best[c] += prices[c] * runs_;
-    return best;
+    std::vector<double> bounds(prices.size());
+    run_at(
+        instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
+          for (size_t first = 0; first < prices.size(); first += kLanes) {
+            bound_of<decltype(lanes)>(first, std::min(kLanes, prices.size() - first), prices, bounds);
+          }
+        });
+    return bounds;
   }
 
  private:
+  // Of `count` columns from `first` on: the best of all divisions of the first terms, less and plus their sum: behind the best last
+  // cut.
+  template <class L>
+  [[gnu::always_inline]] void bound_of(size_t first, size_t count, const std::vector<double>& prices,
+                                       std::vector<double>& bounds) const {
+    using Reals = typename L::Reals;
+    double some[kLanes] = {};
+    std::copy_n(prices.begin() + static_cast<std::ptrdiff_t>(first), count, some);
+    Reals price[L::kVectors], sum[L::kVectors] = {}, best[L::kVectors] = {}, rising[L::kVectors] = {},
+                              falling[L::kVectors] = {};
+    for (size_t v = 0; v < L::kVectors; ++v) L::load(some + v * L::kWidth, price[v]);
+    for (int64_t j = 0; j < terms_.rows; ++j) {
+      const double* const row = terms_.row(j).data() + first;
+      if (count < kLanes) std::copy_n(row, count, some);
+      for (size_t v = 0; v < L::kVectors; ++v) {
+        Reals term;
+        L::load((count < kLanes ? some : row) + v * L::kWidth, term);
+        sum[v] += term;
+        const Reals up = rising[v] + sum[v], down = falling[v] - sum[v];
+        best[v] = (up < down ? down : up) - price[v];
+        const Reals less = best[v] - sum[v], more = best[v] + sum[v];
+        rising[v] = rising[v] < less ? less : rising[v];
+        falling[v] = falling[v] < more ? more : falling[v];
+      }
+    }
+    for (size_t v = 0; v < L::kVectors; ++v) L::store(best[v] + price[v] * runs_, some + v * L::kWidth);
+    std::copy_n(some, count, bounds.begin() + static_cast<std::ptrdiff_t>(first));
+  }
+
   MatrixView terms_;
   double runs_;
 };
