@@ -24,8 +24,9 @@ double largest_of(VectorView numbers) {
   return largest;
 }
 
-// |a - b|, or infinity if that is NaN.
+// |a - b|, of equal infinities 0; infinity if that is NaN.
 double distance(double a, double b) {
+  if (a == b) return 0;
   const double difference = std::abs(a - b);
   return std::isnan(difference) ? kInfinity : difference;
 }

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -99,6 +100,14 @@ TEST(CheckAttention, InputsOfDifferentTypesAreInTheirOwn) {
   given.reals["out"].second = {1 + 0x1p-12};
   EXPECT_TRUE(agrees(given));
   EXPECT_EQ(checked(given).declared->accumulate, Dtype::f32);
+}
+
+TEST(CheckAttention, SequencesWithoutTokensHaveNoErrorToSpeakOf) {
+  test::KernelFile given = file({}, {0});
+  given.reals["lse"] = {{1, 1}, {-std::numeric_limits<double>::infinity()}};
+  const TensorAgreement lse = checked(given).tensors.back();
+  EXPECT_TRUE(lse.agrees());
+  EXPECT_EQ(lse.worst->error, 0);
 }
 
 TEST(CheckAttention, TheScaleIsOneOverTheRootOfHeadDim) {
