@@ -157,6 +157,18 @@ bool says_nothing(const DumpTensor& tensor, const TensorAgreement& found) {
   return !tensor.derived && found.judged == 0 && !found.is_judged_as_a_whole() && !found.all_zero;
 }
 
+// Whether zeros in place of a row of numbers would not be found.
+bool is_blind(const TensorAgreement& found, const RowLayout& layout, int64_t row) {
+  if (found.told.empty()) return false;
+  const auto begin = found.told.begin();
+  if (std::find(begin + layout.begins[row], begin + layout.begins[row + 1], true) !=
+      begin + layout.begins[row + 1])
+    return false;
+  return std::ranges::none_of(found.functionals, [&](const FunctionalAgreement& functional) {
+    return !functional.judged_rows.empty() && functional.judged_rows[row];
+  });
+}
+
 JudgedRows judged_rows(const DumpTensor& tensor, Numbers numbers, const LayerShape& shape,
                        const JudgedClaims& side) {
   JudgedRows rows{std::move(numbers), {}, {}, {}};
@@ -176,6 +188,9 @@ JudgedRows judged_rows(const DumpTensor& tensor, Numbers numbers, const LayerSha
     if (rows.row(row).empty()) rows.wrong[row] = true;  // a KV head keeps something
   }
   rows.undecided.assign(rows.layout.rows(), says_nothing(tensor, found));
+  for (int64_t row = 0; row < rows.layout.rows(); ++row) {
+    if (!tensor.derived && is_blind(found, rows.layout, row)) rows.undecided[row] = true;
+  }
   mark(found.undecided_at, rows.undecided);
   return rows;
 }

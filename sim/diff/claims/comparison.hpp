@@ -49,6 +49,7 @@ struct FunctionalAgreement {
   std::vector<int64_t> worst_at = {};  ///< its index
   std::vector<int64_t> outside_at =
       {};  ///< ascending: the rows beyond their band, in C order of the tensor's rows
+  std::vector<bool> judged_rows = {};  ///< [the tensor's rows]: those that `judged` counts
 };
 
 /// A rounding that a dump may have left undeclared, and what its unit roundoff is of.
@@ -108,6 +109,8 @@ struct TensorAgreement {
   /// Where something is outside or undecided: elements, counted in C order of the claimed tensor. Of a KV head's kept set
   /// one element stands for all; an empty set has none.
   std::vector<int64_t> outside_at = {}, undecided_at = {};
+  /// Of numbers, [elements]: whether the bound tells the element from zero, or from the largest if it should be zero.
+  std::vector<bool> told = {};
   std::optional<ExplainedRows> diagnosis =
       {};  ///< of outputs that differ; none if no one fault explains them
 

@@ -82,6 +82,7 @@ std::vector<int64_t> OutputFunctionalsJudge::index_of(size_t row) const {
 FunctionalAgreement OutputFunctionalsJudge::agreement(const char* name, Moved Row::*functional) const {
   const bool is_difference = functional == &Row::difference;
   FunctionalAgreement result{name, !is_difference};
+  result.judged_rows.resize(rows_.size());
   Moved all;
   double largest = -1;
   // A factor is 1 but for the bound; a difference is a share of the output's length.
@@ -101,7 +102,8 @@ FunctionalAgreement OutputFunctionalsJudge::agreement(const char* name, Moved Ro
     const bool is_outside = std::abs(moved.by) > moved.bound;
     result.outside += is_outside;
     if (is_outside) result.outside_at.push_back(static_cast<int64_t>(row));
-    result.judged += rows_[row].gain.bound < rows_[row].gain.size;
+    result.judged_rows[row] = rows_[row].gain.bound < rows_[row].gain.size;
+    result.judged += result.judged_rows[row];
     all.by += moved.by;
     all.bound += moved.bound;
     all.size += moved.size;

@@ -106,6 +106,15 @@ TEST(Rows, AreUndecidedWhereNoBoundOfTheTensorTellsAnything) {
   EXPECT_EQ(verdicts(a, b).back(), reordered) << "zeros are right";
 }
 
+TEST(Rows, AreUndecidedWhereNoBoundOfTheRowTellsAnything) {
+  JudgedClaims a = with_output({1, 2, 3, 4}), b = with_output({5, 5, 5, 5});
+  found(b).told = {false, true, false, false, true, true, false, false};
+  EXPECT_EQ(verdicts(a, b), (Verdicts{reordered, undecided, reordered, undecided}));
+  found(b).functionals = {FunctionalAgreement{"gain"}};
+  found(b).functionals[0].judged_rows = {false, false, false, true};
+  EXPECT_EQ(verdicts(b, a), (Verdicts{reordered, undecided, reordered, reordered})) << "a gain is judged";
+}
+
 TEST(Rows, OfADerivedTensorNeedNoEvidence) {
   JudgedClaims a, b;
   for (JudgedClaims* side : {&a, &b}) {
