@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <kvbound/reference/core/infinity.hpp>
-#include <kvbound/reference/numerics/instruction_set.hpp>
+#include <kvbound/reference/numerics/priced_runs.hpp>
 
 #include "softmax_errors.hpp"
 
@@ -20,57 +20,6 @@ double gamma_of(double roundings, double unit) {
   const double product = roundings * unit;
   return product < 1 ? product / (1 - product) : kInfinity;
 }
-
-// For a price of each run, the largest sum of |sums of runs| less the price of all: one pass over the numbers, column by column.
-class PricedRuns {
- public:
-  PricedRuns(MatrixView terms, int64_t runs) : terms_(terms), runs_(static_cast<double>(runs)) {}
-
-  // By weak duality an upper bound for at most so many runs, whatever the prices.
-  std::vector<double> bound(const std::vector<double>& prices) const {
-    std::vector<double> bounds(prices.size());
-    run_at(
-        instruction_set(), [&](auto lanes) __attribute__((always_inline)) {
-          for (size_t first = 0; first < prices.size(); first += kLanes) {
-            bound_of<decltype(lanes)>(first, std::min(kLanes, prices.size() - first), prices, bounds);
-          }
-        });
-    return bounds;
-  }
-
- private:
-  // Of `count` columns from `first` on: the best of all divisions of the first terms, less and plus their sum: behind the best last
-  // cut.
-  template <class L>
-  [[gnu::always_inline]] void bound_of(size_t first, size_t count, const std::vector<double>& prices,
-                                       std::vector<double>& bounds) const {
-    using Reals = typename L::Reals;
-    double some[kLanes] = {};
-    std::copy_n(prices.begin() + static_cast<std::ptrdiff_t>(first), count, some);
-    Reals price[L::kVectors], sum[L::kVectors] = {}, best[L::kVectors] = {}, rising[L::kVectors] = {},
-                              falling[L::kVectors] = {};
-    for (size_t v = 0; v < L::kVectors; ++v) L::load(some + v * L::kWidth, price[v]);
-    for (int64_t j = 0; j < terms_.rows; ++j) {
-      const double* const row = terms_.row(j).data() + first;
-      if (count < kLanes) std::copy_n(row, count, some);
-      for (size_t v = 0; v < L::kVectors; ++v) {
-        Reals term;
-        L::load((count < kLanes ? some : row) + v * L::kWidth, term);
-        sum[v] += term;
-        const Reals up = rising[v] + sum[v], down = falling[v] - sum[v];
-        best[v] = (up < down ? down : up) - price[v];
-        const Reals less = best[v] - sum[v], more = best[v] + sum[v];
-        rising[v] = rising[v] < less ? less : rising[v];
-        falling[v] = falling[v] < more ? more : falling[v];
-      }
-    }
-    for (size_t v = 0; v < L::kVectors; ++v) L::store(best[v] + price[v] * runs_, some + v * L::kWidth);
-    std::copy_n(some, count, bounds.begin() + static_cast<std::ptrdiff_t>(first));
-  }
-
-  MatrixView terms_;
-  double runs_;
-};
 
 }  // namespace
 
@@ -136,12 +85,14 @@ std::vector<double> largest_runs(MatrixView terms, int64_t runs) {
     for (size_t c = 0; c < columns; ++c) least[c] += std::abs(terms(j, c));
   }
   const std::vector<double> all = least;
-  const PricedRuns priced(terms, runs);
   const auto bound_at = [&](const std::vector<double>& logarithms) {
     std::vector<double> prices(columns);
     for (size_t c = 0; c < columns; ++c) prices[c] = all[c] * std::exp(logarithms[c]);
-    std::vector<double> bounds = priced.bound(prices);
-    for (size_t c = 0; c < columns; ++c) least[c] = std::min(least[c], bounds[c]);
+    std::vector<double> bounds = priced_runs(terms, prices);
+    for (size_t c = 0; c < columns; ++c) {
+      bounds[c] += prices[c] * static_cast<double>(runs);  // weak duality: a bound whatever the price
+      least[c] = std::min(least[c], bounds[c]);
+    }
     return bounds;
   };
   std::vector<double> low(columns, kLeastPrice), high(columns, 0.0), left(columns, kGolden * kLeastPrice),
