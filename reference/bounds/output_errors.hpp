@@ -49,8 +49,8 @@ struct OutputErrors {
   std::vector<double> by_weights;  ///< [head_dim]
   std::vector<double> lost;        ///< [head_dim]
   std::vector<double> own;         ///< [head_dim]
-  std::vector<double> parts;       ///< [head_dim]: AttentionErrors::parts; none where partials are not rounded
-  double weights_floor = 0;        ///< phi_w (1 + y)
+  std::vector<double> parts;  ///< [head_dim]: AttentionErrors::parts; none where partials are not rounded
+  double weights_floor = 0;   ///< phi_w (1 + y)
 };
 
 }  // namespace kvbound::reference::rounding

@@ -41,8 +41,10 @@ std::string extent_text(const DiffReport& report) {
 
 Json dump_json(const DiffReport& report) {
   const DumpInfo& dump = report.dump;
-  Json json{{"path", report.dump_path},         {"policy", canonical(dump.policy)},
-            {"budget", to_string(dump.budget)}, {"entries", dump.entries},
+  Json json{{"path", report.dump_path},
+            {"policy", canonical(dump.policy)},
+            {"budget", to_string(dump.budget)},
+            {"entries", dump.entries},
             {"backend", dump.backend}};
   json.update(to_json(dump.declared));
   json.update({{"layers", dump.layers}, {"steps", dump.steps}, {"tensors", dump.tensors}});
