@@ -14,8 +14,8 @@
 #include <kvbound/sim/check/compression.hpp>
 #include <kvbound/sim/check/topk.hpp>
 #include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/json_output.hpp>
 #include <kvbound/sim/report/check_report.hpp>
-#include <kvbound/traces/output_file.hpp>
 
 #include "agreement_verdict.hpp"
 #include "commands.hpp"
@@ -198,14 +198,7 @@ int check_command(const Arguments& arguments) {
   const std::vector<std::string> given = line.positionals("OPERATION or FILE", 2, 2);
   const Operation& operation = operation_named(given[0]);
   CheckFile file(given[1], header_options(line).header_limit, given_options(line, operation.name));
-  std::optional<traces::OutputFile> json;
-  if (const auto path = line.text("json")) {
-    OutputPaths outputs;
-    outputs.add_input(file.path());
-    outputs.add("json", *path);
-    json.emplace(*path);
-  }
-
+  std::optional<traces::OutputFile> json = json_file(line, {file.path()});
   const CheckReport report = [&] {
     try {
       return checked(operation, file, quiet);
@@ -214,12 +207,7 @@ int check_command(const Arguments& arguments) {
     }
   }();
   std::cout << text_report(report, terminal_style());
-  if (json) {
-    json->write(json_report(report));
-    json->prepare();
-    flush_standard_output();
-    json->commit();
-  }
+  if (json) write(*json, json_report(report));
   return exit_code(report.summaries(), ChanceVerdict(report.tensors), file.path(),
                    {line.has("strict"), quiet});
 }

@@ -10,11 +10,11 @@
 #include <kvbound/sim/diff/claims/dump_file.hpp>
 #include <kvbound/sim/diff/rows.hpp>
 #include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/json_output.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/report/against_report.hpp>
 #include <kvbound/sim/report/diff_report.hpp>
 #include <kvbound/sim/report/table.hpp>
-#include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "agreement_verdict.hpp"
@@ -136,23 +136,11 @@ int exit_code(const DiffReport& report, const Ending& ending) {
   return exit_code(report.summaries(), report.by_chance(), report.dump_path, ending);
 }
 
-// The file that --json names, which must not be the trace or a dump; nullopt if there is no such option.
-std::optional<traces::OutputFile> json_file(const CommandLine& line, const traces::Trace& trace,
-                                            const std::vector<std::string>& dumps) {
-  const auto path = line.text("json");
-  if (!path) return std::nullopt;
-  OutputPaths outputs;
-  for (const std::string& input : trace.paths()) outputs.add_input(input);
-  for (const std::string& dump : dumps) outputs.add_input(dump);
-  outputs.add("json", *path);
-  return std::optional<traces::OutputFile>(std::in_place, *path);
-}
-
-void write(std::optional<traces::OutputFile>& json, const std::string& document) {
-  json->write(document);
-  json->prepare();
-  flush_standard_output();
-  json->commit();
+// The files that a comparison reads.
+std::vector<std::string> inputs_of(const traces::Trace& trace, std::initializer_list<std::string> dumps) {
+  std::vector<std::string> inputs = trace.paths();
+  inputs.insert(inputs.end(), dumps);
+  return inputs;
 }
 
 DiffReport empty_report(const traces::Trace& trace, const std::string& sha256, const DumpFile& dump) {
@@ -165,11 +153,11 @@ int diff_with_trace(const CommandLine& line, bool quiet) {
   refuse_options(line, {"identical"}, "is for two dumps, with --against TRACE");
   const traces::Trace trace(paths[0], header_options(line));
   const DumpFile dump(paths[1], trace.info(), header_options(line).header_limit);
-  std::optional<traces::OutputFile> json = json_file(line, trace, {dump.path()});
+  std::optional<traces::OutputFile> json = json_file(line, inputs_of(trace, {dump.path()}));
   DiffReport report = empty_report(trace, trace_hash(trace, quiet), dump);
   judge_layers(trace, dump, quiet, report);
   std::cout << text_report(report, terminal_style());
-  if (json) write(json, json_report(report));
+  if (json) write(*json, json_report(report));
   return exit_code(report, {line.has("strict"), quiet});
 }
 
@@ -225,13 +213,13 @@ int diff_against(const CommandLine& line, bool quiet) {
   const DumpFile a(paths[0], trace.info(), header_options(line).header_limit),
       b(paths[1], trace.info(), header_options(line).header_limit);
   require_same_run(a, b);
-  std::optional<traces::OutputFile> json = json_file(line, trace, {a.path(), b.path()});
+  std::optional<traces::OutputFile> json = json_file(line, inputs_of(trace, {a.path(), b.path()}));
   const std::string sha256 = trace_hash(trace, quiet);
   AgainstReport report{
       empty_report(trace, sha256, a), empty_report(trace, sha256, b), {}, line.has("identical")};
   compare_layers(trace, a, b, quiet, report);
   std::cout << text_report(report, terminal_style());
-  if (json) write(json, json_report(report));
+  if (json) write(*json, json_report(report));
   return exit_code(report, {line.has("strict"), quiet});
 }
 

@@ -9,9 +9,9 @@
 #include <fmt/format.h>
 
 #include <kvbound/sim/diff/floor/random_shape.hpp>
+#include <kvbound/sim/options/json_output.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/report/floor_report.hpp>
-#include <kvbound/traces/output_file.hpp>
 
 #include "progress.hpp"
 
@@ -149,21 +149,12 @@ bool print_floors(const CommandLine& line) {
     return false;
   }
   line.positionals("TRACE or DUMP", 0, 0);
-  std::optional<traces::OutputFile> json;
-  if (const auto path = line.text("json")) {
-    OutputPaths outputs;
-    if (!is_shape(*input)) outputs.add_input(*input);
-    outputs.add("json", *path);
-    json.emplace(*path);
-  }
+  std::vector<std::string> inputs;
+  if (!is_shape(*input)) inputs.push_back(*input);
+  std::optional<traces::OutputFile> json = json_file(line, inputs);
   const FloorReport report = is_shape(*input) ? floors_of_shape(line, *input) : floors_of_trace(line, *input);
   std::cout << text_report(report, terminal_style());
-  if (json) {
-    json->write(json_report(report));
-    json->prepare();
-    flush_standard_output();
-    json->commit();
-  }
+  if (json) write(*json, json_report(report));
   return true;
 }
 
