@@ -47,8 +47,8 @@ struct SoftmaxErrors {
 
 /// exponents  in: the errors of the logits; out: T, the error of each exponential as a logarithm
 SoftmaxErrors softmax_errors(VectorView logits, std::span<double> exponents, const Arithmetic& arithmetic);
-/// The exact softmax weight of a logit.
 
+/// The exact softmax weight of a logit.
 double weight_of(double logit, const SoftmaxErrors& softmax);
 
 /// The relative error of one weight from the errors of all logits; 0 for a single token.
