@@ -48,7 +48,7 @@ class CertainFindings {
   bool always_find(const BoundedOutput& faulty) const;
   /// Whether right outputs times a factor are.
   bool always_find_factor(double factor) const;
-  /// The smallest x such that both 1 - x and 1 + x are; nullopt if not even x = 1 is.
+  /// The smallest x such that both 1 - x and 1 + x are; nullopt if not even x = 1 is. See factor_floor.
   std::optional<double> factor_floor() const;
   /// How far rounding can take a right implementation's logit scale from 1; infinite if there is no bound.
   double logit_scale_band() const { return logit_scale_.band(); }
@@ -83,7 +83,8 @@ bool always_finds_element(double expected, double bound, double faulty, double f
 bool always_find_factor(VectorView expected, VectorView bounds, double factor, Dtype storage);
 
 /// The smallest x such that factors 1 - x and 1 + x of all numbers are always found, by the element that shows it best; nullopt
-/// if not even x = 1 is.
+/// if not even x = 1 is. A factor that takes a number across a power of two doubles what its storage may round, so that somewhat
+/// larger ones may be hidden there.
 ///
 /// expected, bounds  [elements]: of a right implementation, without storage
 std::optional<double> factor_floor(VectorView expected, VectorView bounds, Dtype storage);
