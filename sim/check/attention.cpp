@@ -14,6 +14,7 @@
 #include <kvbound/sim/diff/judge/output_rows.hpp>
 
 #include "check_arithmetic.hpp"
+#include "input_digest.hpp"
 #include "kv_tensors.hpp"
 
 namespace kvbound::sim {
@@ -50,11 +51,23 @@ class AttentionCheck {
     CheckResult result{{compare("out", out_, expected_, bounds_)}, arithmetic_.declared};
     rows_->complete(expected_, result.tensors.back());
     if (lse_) result.tensors.push_back(compare("lse", *lse_, lse_expected_, lse_bounds_));
+    result.cases = cases(result.tensors);
     return result;
   }
 
  private:
   static constexpr int64_t kMostTokens = int64_t{1} << 40;
+
+  // Once, at the end: takes the claims.
+  CheckCases cases(const std::vector<TensorAgreement>& tensors) {
+    CheckCases cases{"sequence", std::move(inputs_)};
+    const std::vector<int64_t> extents{offsets_.back(), query_heads_};
+    std::vector<int64_t> begins;
+    for (const int64_t query : offsets_) begins.push_back(query * query_heads_);
+    if (lse_) cases.rows.push_back(checked_rows(std::move(*lse_), tensors[1], extents, begins));
+    cases.rows.insert(cases.rows.begin(), checked_rows(std::move(out_), tensors[0], extents, begins));
+    return cases;
+  }
 
   const TensorEntry* find_queries() {
     const int64_t batch = cache_.sequences();
@@ -114,6 +127,8 @@ class AttentionCheck {
     Matrix rows(queries * query_heads_, cache_.head_dim());
     file_.tensors().read(*queries_, offsets_[b] * query_heads_ * rows.cols(),
                          std::span(rows.data(), rows.numbers().size()));
+    inputs_.push_back(
+        InputDigest().add(settings()).add(rows.numbers()).add(keys.numbers()).add(values.numbers()).text());
     const reference::Arithmetic arithmetic =
         arithmetic_.with_rounding_of({keys.numbers(), values.numbers(), rows.numbers()});
     const int64_t kv_heads = cache_.kv_heads(), group = query_heads_ / kv_heads;
@@ -125,6 +140,11 @@ class AttentionCheck {
                   keys.view().slice(g).middle_rows(seen.first, seen.count),
                   values.view().slice(g).middle_rows(seen.first, seen.count), arithmetic);
     });
+  }
+
+  std::string settings() const {
+    return fmt::format("{} {} {} {} {} {}", scale_, causal_, window_left_, lse_unit_, query_heads_,
+                       cache_.kv_heads());
   }
 
   // The error of a log-sum-exp, in natural units, which may be that of rounded weights, whose largest is 1. To either base a kernel
@@ -168,6 +188,7 @@ class AttentionCheck {
   int64_t window_left_ = -1;
   CheckArithmetic arithmetic_;
   std::vector<double> expected_, bounds_, lse_expected_, lse_bounds_;
+  std::vector<std::string> inputs_;  // [sequences]: digests
 };
 
 }  // namespace

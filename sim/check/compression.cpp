@@ -19,6 +19,7 @@
 #include <kvbound/sim/options/policy.hpp>
 
 #include "check_arithmetic.hpp"
+#include "input_digest.hpp"
 #include "kv_tensors.hpp"
 
 namespace kvbound::sim {
@@ -97,15 +98,30 @@ class CompressedLayer {
   int64_t tokens() const { return layer_.prompt_tokens; }
   int64_t entries() const { return entries_; }
 
-  CheckResult judge(const LayerClaims& claims) const {
+  CheckResult judge(LayerClaims claims) const {
     const DeclaredArithmetic& declared = arithmetic_.declared;
     const Dtype merged = declared.accumulate == Dtype::f64 ? Dtype::f64 : declared.storage;
     const TestedImplementation implementation{policy_, entries_, 0, declared.arithmetic(), arithmetic_.inputs,
                                               merged};
-    return {agreement(layer_, implementation, claims), declared};
+    CheckResult result{{}, declared};
+    CheckedLayer& layer = result.cases.emplace(CheckCases{"layer", {inputs()}}).layer.emplace();
+    layer = {layer_.shape, {std::move(claims), {}, 0, declared.accumulate}};
+    layer.claims.judged = judge_layer(layer_, implementation, layer.claims.claims);
+    result.tensors = layer.claims.judged.tensors;
+    return result;
   }
 
  private:
+  std::string inputs() const {
+    InputDigest digest;
+    digest.add(
+        fmt::format("{} {} {} {}", canonical(policy_), entries_, layer_.scale, layer_.shape.query_heads));
+    for (const VectorView numbers : {layer_.queries.numbers(), layer_.keys.numbers(), layer_.values.numbers(),
+                                     layer_.output_projection.numbers()})
+      digest.add(numbers);
+    return digest.text();
+  }
+
   void read_cache(const KvTensors& cache, bool has_values) {
     layer_.keys = only_sequence(file_, cache, &KvTensors::keys);
     layer_.prompt_tokens = cache.tokens(0);
@@ -162,7 +178,7 @@ CheckResult check_scores(CheckFile& file) {
   if (rules_of(layer.policy().selection).records_stage_two && file.has("stage_two_score")) {
     claims.stage_two_score = file.claim(file.real("stage_two_score", shape));
   }
-  return layer.judge(claims);
+  return layer.judge(std::move(claims));
 }
 
 CheckResult check_norms(CheckFile& file) {
@@ -182,7 +198,16 @@ CheckResult check_norms(CheckFile& file) {
   const Matrix bounds = reference::projected_value_norm_errors(
       shape, values, projection, norm, expected,
       arithmetic.with_rounding_of({values.numbers(), projection.numbers()}));
-  return {{compare("norms", file.claim(claimed), expected.numbers(), bounds.numbers())}, arithmetic.declared};
+  RealClaim claim = file.claim(claimed);
+  CheckResult result{{compare("norms", claim, expected.numbers(), bounds.numbers())}, arithmetic.declared};
+  InputDigest inputs;
+  inputs.add(fmt::format("{} {}", norm_name, shape.query_heads))
+      .add(values.numbers())
+      .add(projection.numbers());
+  result.cases = {"layer", {inputs.text()}};
+  result.cases->rows.push_back(
+      checked_rows(std::move(claim), result.tensors[0], {shape.query_heads}, {0, shape.query_heads}));
+  return result;
 }
 
 CheckResult check_merge(CheckFile& file) {
@@ -202,7 +227,7 @@ CheckResult check_merge(CheckFile& file) {
   claims.votes = claim("votes", {{"kept rows", rows}});
   claims.merged_key = claim("merged_key", {{"kept rows", rows}, "head_dim"});
   claims.merged_value = claim("merged_value", {{"kept rows", rows}, "head_dim"});
-  return layer.judge(claims);
+  return layer.judge(std::move(claims));
 }
 
 }  // namespace kvbound::sim

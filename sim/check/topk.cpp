@@ -11,6 +11,8 @@
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/sim/diff/judge/near_tie.hpp>
 
+#include "input_digest.hpp"
+
 namespace kvbound::sim {
 namespace {
 
@@ -23,6 +25,7 @@ struct SelectedRow {
   int64_t ties = 0;      // settled otherwise than by the smaller index
   bool decides = false;  // whether another selection could have been found wrong
   bool descends = true;
+  std::string inputs = {};  // a digest
   std::optional<Offender> worst = {};
 };
 
@@ -96,6 +99,7 @@ class TopkCheck {
         std::span(indices_).subspan(static_cast<size_t>(row * k_), static_cast<size_t>(k_));
     const std::vector<double> scores = numbers(scores_, row, length), errors = errors_of(row, length);
     SelectedRow verdict;
+    verdict.inputs = InputDigest().add(fmt::format("{}", wanted)).add(VectorView(scores)).text();
     std::vector<int64_t> selected;
     if (!take(row, slots, length, selected, verdict)) return verdict;
     verdict.selected = std::ssize(selected);
@@ -205,7 +209,21 @@ class TopkCheck {
                                      {"wrong entries in the worst row", most},
                                      {"ties settled otherwise", *indices.near_tie_swaps},
                                      {"rows in descending order", rows_ - unordered}};
-    return {{indices}, std::nullopt, figures};
+    return {{indices}, std::nullopt, figures, cases(verdicts)};
+  }
+
+  CheckCases cases(const std::vector<SelectedRow>& verdicts) const {
+    CheckCases cases{"row", {}};
+    std::vector<int64_t> begins(verdicts.size() + 1);
+    std::iota(begins.begin(), begins.end(), 0);
+    JudgedRows rows{{{rows_, k_}, indices_}, RowLayout::uniform({rows_}, rows_ * k_), {}, {}};
+    for (const SelectedRow& verdict : verdicts) {
+      cases.inputs.push_back(verdict.inputs);
+      rows.wrong.push_back(verdict.wrong > 0);
+      rows.undecided.push_back(!verdict.decides);
+    }
+    cases.rows.push_back({"indices", std::move(rows), std::move(begins)});
+    return cases;
   }
 
   CheckFile& file_;

@@ -7,6 +7,8 @@
 
 #include <kvbound/sim/options/command_line.hpp>
 
+#include "replay_verdict.hpp"
+
 namespace kvbound::sim {
 
 int exit_code(const std::vector<TensorSummary>& tensors, const ChanceVerdict& chance, const std::string& path,
@@ -40,6 +42,19 @@ int exit_code(const std::vector<TensorSummary>& tensors, const ChanceVerdict& ch
     }
   }
   return kInternal;  // not reached
+}
+
+int exit_code(const ComparedRows& compared, int alone, const Ending& ending) {
+  int code = alone;
+  if (compared.rows() == 0) {
+    if (!ending.quiet) std::cerr << "kvbound: A and B have no row in common\n";
+    code = worse(code, kInconclusive);
+  }
+  const int64_t differing = compared.rows() - compared.count(RowVerdict::identical);
+  if (!compared.identical || differing == 0) return code;
+  std::cerr << fmt::format("kvbound: {} of {} rows are not identical, the first {}\n", differing,
+                           compared.rows(), *compared.first_differing());
+  return kMismatch;
 }
 
 }  // namespace kvbound::sim

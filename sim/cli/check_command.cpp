@@ -4,22 +4,26 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/check/against.hpp>
 #include <kvbound/sim/check/attention.hpp>
 #include <kvbound/sim/check/compact.hpp>
 #include <kvbound/sim/check/compression.hpp>
 #include <kvbound/sim/check/topk.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/json_output.hpp>
+#include <kvbound/sim/report/check_against_report.hpp>
 #include <kvbound/sim/report/check_report.hpp>
 
 #include "agreement_verdict.hpp"
 #include "commands.hpp"
 #include "progress.hpp"
+#include "replay_verdict.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -43,9 +47,17 @@ Examples:
   kvbound check attention decode.safetensors --weights BF16 --splits 8
   kvbound check topk topk.npz --score-error 1e-3
   kvbound check scores window.safetensors --policy snapkv:window=32
+  kvbound check attention version-1.npz --against version-2.npz
+  kvbound check attention batch-32.npz --against alone.npz --identical
+
+With --against, A and B are two kernels' results: each is judged as above, by the arithmetic that its own file declares, and
+those of the same inputs (a sequence of attention, a row of topk, the whole file of norms, scores and merge) are compared row
+by row, as `diff --against` does it. So a sequence of a batch is held against the same sequence alone, wherever it stands.
 
 Exit code 0 if every number is right, 1 if one is not (with --strict, also if an output is unlikely), 2 for a wrong option,
 3 for a file that does not hold what the operation needs, 4 if it cannot be read, 5 if there was nothing to judge.
+Exit code with --against: 0 if no row is wrong, 1 if one is, or with --identical if one is not identical, 5 if one of the
+files alone would end so, or they have no inputs in common.
 )";
 
 // An option that may also stand in the file.
@@ -108,10 +120,14 @@ constexpr std::array kOperations{
 
 CommandLine check_command_line() {
   CommandLine line(
-      "check OPERATION FILE [options]: a kernel's inputs and results, without a trace, against the reference",
+      "check OPERATION (FILE | A --against B) [options]: a kernel's inputs and results, without a trace, against the reference",
       kCheckDetails);
   for (const CheckOption& option : kOptions) line.add(option.name, option.value, option.meaning);
-  line.add("json", "FILE", "also write all figures as JSON (schema: sim/schemas/check.schema.json)");
+  line.add("against", "B", "compare A with another kernel's results of the same inputs");
+  line.add_flag("identical", "with --against: every row of the same inputs must be the same to the last bit");
+  line.add("json", "FILE",
+           "also write all figures as JSON (schema: sim/schemas/check.schema.json; with --against: "
+           "check_against.schema.json)");
   line.add_flag("strict", "results that are unlikely by rounding end with exit code 1, too");
   add_common_options(line);
   return line;
@@ -167,25 +183,61 @@ std::set<std::string> known_in_file(std::string_view operation) {
   throw error;
 }
 
-CheckReport checked(const Operation& operation, CheckFile& file, bool quiet) {
-  CheckResult result;
-  {
-    Progress progress("checking " + file.path(), !quiet);
-    try {
-      result = operation.run(file, [&](int64_t done, int64_t all) { progress.update(done, all); });
-    } catch (const NonFinite& error) {
-      throw TraceError(file.path(), -1, "",
-                       fmt::format("its numbers are too large for double precision: {}", error.what()));
-    }
+CheckResult result_of(const Operation& operation, CheckFile& file, const CommandLine& line) {
+  Progress progress("checking " + file.path(), !line.has("quiet"));
+  try {
+    return operation.run(file, [&](int64_t done, int64_t all) { progress.update(done, all); });
+  } catch (const TraceError& error) {
+    refuse_option(error, line);
+  } catch (const NonFinite& error) {
+    throw TraceError(file.path(), -1, "",
+                     fmt::format("its numbers are too large for double precision: {}", error.what()));
   }
+}
+
+CheckReport report_of(const Operation& operation, const CheckFile& file, const CheckResult& result) {
   CheckReport report{std::string(operation.name),
                      file.path(),
                      {},
                      result.declared,
                      result.figures,
                      file.not_read(known_in_file(operation.name))};
-  for (TensorAgreement& tensor : result.tensors) report.tensors.push_back({-1, std::move(tensor)});
+  for (const TensorAgreement& tensor : result.tensors) report.tensors.push_back({-1, tensor});
   return report;
+}
+
+int exit_code(const CheckReport& report, const Ending& ending) {
+  return exit_code(report.summaries(), ChanceVerdict(report.tensors), report.path, ending);
+}
+
+int check_alone(const Operation& operation, CheckFile& file, const CommandLine& line, const Ending& ending) {
+  refuse_options(line, {"identical"}, "is for two files, with --against B");
+  std::optional<traces::OutputFile> json = json_file(line, {file.path()});
+  const CheckReport report = report_of(operation, file, result_of(operation, file, line));
+  std::cout << text_report(report, terminal_style());
+  if (json) write(*json, json_report(report));
+  return exit_code(report, ending);
+}
+
+int check_against(const Operation& operation, CheckFile& file, const CommandLine& line,
+                  const Ending& ending) {
+  CheckFile other(line.required("against"), header_options(line).header_limit,
+                  given_options(line, operation.name));
+  std::optional<traces::OutputFile> json = json_file(line, {file.path(), other.path()});
+  const CheckResult a = result_of(operation, file, line);
+  if (!a.cases)
+    throw UsageError(fmt::format("--against is not of {}, whose results are exact", operation.name));
+  const CheckResult b = result_of(operation, other, line);
+  CheckComparison comparison = compare_results(a, b);
+  const CheckAgainstReport report{report_of(operation, file, a),
+                                  report_of(operation, other, b),
+                                  a.cases->name,
+                                  std::move(comparison.cases),
+                                  {{{-1, std::move(comparison.rows)}}, line.has("identical")}};
+  std::cout << text_report(report, terminal_style());
+  if (json) write(*json, json_report(report));
+  const int of_a = exit_code(report.a, ending);
+  return exit_code(report.compared, worse(of_a, exit_code(report.b, ending)), ending);
 }
 
 }  // namespace
@@ -194,22 +246,12 @@ int check_command(const Arguments& arguments) {
   CommandLine line = check_command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
-  const bool quiet = line.has("quiet");
   const std::vector<std::string> given = line.positionals("OPERATION or FILE", 2, 2);
   const Operation& operation = operation_named(given[0]);
   CheckFile file(given[1], header_options(line).header_limit, given_options(line, operation.name));
-  std::optional<traces::OutputFile> json = json_file(line, {file.path()});
-  const CheckReport report = [&] {
-    try {
-      return checked(operation, file, quiet);
-    } catch (const TraceError& error) {
-      refuse_option(error, line);
-    }
-  }();
-  std::cout << text_report(report, terminal_style());
-  if (json) write(*json, json_report(report));
-  return exit_code(report.summaries(), ChanceVerdict(report.tensors), file.path(),
-                   {line.has("strict"), quiet});
+  const Ending ending{line.has("strict"), line.has("quiet")};
+  return line.has("against") ? check_against(operation, file, line, ending)
+                             : check_alone(operation, file, line, ending);
 }
 
 }  // namespace kvbound::sim

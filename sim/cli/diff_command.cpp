@@ -8,7 +8,7 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
 #include <kvbound/sim/diff/claims/dump_file.hpp>
-#include <kvbound/sim/diff/rows.hpp>
+#include <kvbound/sim/diff/dump_rows.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/json_output.hpp>
 #include <kvbound/sim/options/policy.hpp>
@@ -187,24 +187,14 @@ void compare_layers(const traces::Trace& trace, const DumpFile& a, const DumpFil
     std::optional<JudgedClaims> own, other;
     if (of_a.contains(l)) own = judge(layer, a, report.a);
     if (of_b.contains(l)) other = judge(layer, b, report.b);
-    if (own && other) report.layers.push_back({l, compare_rows(layer.shape, *own, *other)});
+    if (own && other) report.compared.layers.push_back({l, compare_layer_rows(layer.shape, *own, *other)});
     progress.update(++done, std::ssize(all));
   }
 }
 
-// The exit code; what keeps the dumps from agreeing is explained on standard error.
 int exit_code(const AgainstReport& report, const Ending& ending) {
   const int of_a = exit_code(report.a, ending);
-  int code = worse(of_a, exit_code(report.b, ending));
-  if (report.rows() == 0) {
-    if (!ending.quiet) std::cerr << "kvbound: A and B have no row in common\n";
-    code = worse(code, kInconclusive);
-  }
-  const int64_t differing = report.rows() - report.count(RowVerdict::identical);
-  if (!report.identical || differing == 0) return code;
-  std::cerr << fmt::format("kvbound: {} of {} rows are not identical, the first {}\n", differing,
-                           report.rows(), *report.first_differing());
-  return kMismatch;
+  return exit_code(report.compared, worse(of_a, exit_code(report.b, ending)), ending);
 }
 
 int diff_against(const CommandLine& line, bool quiet) {
@@ -216,7 +206,7 @@ int diff_against(const CommandLine& line, bool quiet) {
   std::optional<traces::OutputFile> json = json_file(line, inputs_of(trace, {a.path(), b.path()}));
   const std::string sha256 = trace_hash(trace, quiet);
   AgainstReport report{
-      empty_report(trace, sha256, a), empty_report(trace, sha256, b), {}, line.has("identical")};
+      empty_report(trace, sha256, a), empty_report(trace, sha256, b), {{}, line.has("identical")}};
   compare_layers(trace, a, b, quiet, report);
   std::cout << text_report(report, terminal_style());
   if (json) write(*json, json_report(report));

@@ -1,18 +1,20 @@
-// Two implementations' results of one layer against each other, row by row, given what the reference says of each.
+// Two implementations' results of one tensor against each other, row by row, given what the reference says of each.
 //
-// A row is what one KV head or query head has in a tensor, at a step if the tensor has steps: the numbers that a kernel computes
-// together, so that one order of additions makes all of them.
+// A row is what a kernel computes together, so that one order of additions makes all of its numbers.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include <kvbound/reference/core/session.hpp>
-
-#include "agreement.hpp"
+#include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/reference/core/view.hpp>
+#include <kvbound/sim/diff/claims/claims.hpp>
+#include <kvbound/sim/diff/claims/comparison.hpp>
 
 namespace kvbound::sim {
 
@@ -33,17 +35,66 @@ inline constexpr std::array kRowVerdicts{
 /// "identical", "reordered", "other cache", "undecided", "wrong: A", "wrong: B", "both wrong"
 const char* word(RowVerdict verdict);
 
-/// A dump's claims of one layer, judged.
-struct JudgedClaims {
-  LayerClaims claims;
-  JudgedLayer judged;
-  int64_t steps = 0;              ///< decode steps that the claims are of
-  Dtype accumulate = Dtype::f64;  ///< the type in which products and sums were formed
+/// A claimed tensor's numbers. Integers are widened: those that a double does not hold are no positions.
+class RowNumbers {
+ public:
+  /// claim  must outlive the object
+  explicit RowNumbers(const RealClaim& claim)
+      : shape_(claim.shape), numbers_(claim.numbers), storage_(claim.storage) {}
+  explicit RowNumbers(RealClaim&& claim)
+      : shape_(std::move(claim.shape)),
+        own_(std::move(claim.numbers)),
+        numbers_(own_),
+        storage_(claim.storage) {}
+  RowNumbers(std::vector<int64_t> shape, const std::vector<int64_t>& integers)
+      : shape_(std::move(shape)), own_(integers.begin(), integers.end()), numbers_(own_) {}
+  RowNumbers(RowNumbers&&) = default;
+  RowNumbers& operator=(RowNumbers&&) = default;
+
+  const std::vector<int64_t>& shape() const { return shape_; }
+  VectorView numbers() const { return numbers_; }
+  bool integral() const { return storage_ == Dtype::i64; }
+  Dtype storage() const { return storage_; }
+
+ private:
+  std::vector<int64_t> shape_;
+  std::vector<double> own_ = {};
+  VectorView numbers_;
+  Dtype storage_ = Dtype::i64;
 };
+
+/// Where a tensor's rows begin and end.
+struct RowLayout {
+  std::vector<int64_t> extents;      ///< the rows' index space; empty for tensors of one row
+  std::vector<int64_t> begins = {};  ///< [rows + 1]: their first elements
+
+  /// Rows of equal length.
+  static RowLayout uniform(std::vector<int64_t> extents, int64_t elements);
+
+  int64_t rows() const { return std::ssize(begins) - 1; }
+  int64_t row_of(int64_t element) const;
+};
+
+/// One implementation's numbers of a tensor, in rows, and what the reference says of each row.
+struct JudgedRows {
+  RowNumbers numbers;
+  RowLayout layout;
+  std::vector<bool> wrong, undecided;  ///< [rows]
+
+  VectorView row(int64_t row) const {
+    return numbers.numbers().subspan(layout.begins[row], layout.begins[row + 1] - layout.begins[row]);
+  }
+};
+
+/// The rows of a tensor as it was judged.
+///
+/// needs_evidence  whether rows are undecided for which zeros would not be found
+JudgedRows judged_rows(RowNumbers numbers, RowLayout layout, const TensorAgreement& found,
+                       bool needs_evidence = true);
 
 /// A row that is not identical.
 struct DifferingRow {
-  int64_t row = 0;  ///< in C order
+  int64_t row = 0, row_b = 0;  ///< of A and of B, in C order
   RowVerdict verdict = RowVerdict::reordered;
   /// Of reordered real numbers: the largest distance of two elements, in units in the last place of the larger one (of the type
   /// Distances::unit), and in those of the row's largest number, beside which numbers near zero do not count.
@@ -65,32 +116,31 @@ struct Distances {
   double row_ulps = 0;  ///< DifferingRow::row_ulps
 };
 
-/// How the rows that both dumps have of one tensor compare.
+/// How rows of one tensor compare.
 struct TensorRows {
-  std::string tensor;  ///< its name without the layer
-  /// The rows' index space: the tensor's leading dimensions as in dumps; of kept entries and merged ones [KV head], of rebuilt
-  /// caches [rebuild, KV head]; empty for tensors of one row.
-  std::vector<int64_t> extents;
+  std::string tensor;
+  std::vector<int64_t> extents, extents_b = {};          ///< of A's and B's rows
   std::array<int64_t, kRowVerdicts.size()> counts = {};  ///< by RowVerdict
-  std::vector<DifferingRow> differing;                   ///< ascending
-  std::optional<Distances> distances;                    ///< none if no rows of real numbers are reordered
+  std::vector<DifferingRow> differing = {};              ///< in the order of the pairs
+  std::optional<Distances> distances = {};               ///< none if no rows of real numbers are reordered
 
   int64_t count(RowVerdict verdict) const { return counts[static_cast<size_t>(verdict)]; }
   int64_t rows() const;
 };
 
-/// A KV head whose caches differ between the implementations.
-struct ApartHead {
-  int64_t kv_head = 0;
-  int64_t first_step = 0;  ///< the first whose queries attended to different entries
+/// What is compared with what.
+struct RowPairs {
+  std::vector<std::pair<int64_t, int64_t>> rows;        ///< one of A and one of B
+  std::function<bool(int64_t)> is_of_other_cache = {};  ///< whether a row of A is; empty: none is
+  bool to_the_shorter =
+      false;  ///< whether the longer of two rows ends later, and both are compared up to there
 };
 
-struct LayerRows {
-  std::vector<TensorRows> tensors;  ///< those that both have, in the order of dump_tensors()
-  std::vector<ApartHead> apart;     ///< ascending
-};
+/// accumulate  the coarser of the types in which the numbers were added
+TensorRows compare_rows(const std::string& tensor, const JudgedRows& a, const JudgedRows& b,
+                        const RowPairs& pairs, Dtype accumulate);
 
-/// Compares what A and B claim of one layer by one policy and budget, over the steps that both have.
-LayerRows compare_rows(const LayerShape& shape, const JudgedClaims& a, const JudgedClaims& b);
+/// The coarser of two real types.
+Dtype coarser(Dtype a, Dtype b);
 
 }  // namespace kvbound::sim

@@ -49,7 +49,7 @@ std::string json_report(const CheckReport& report) {
   document["operation"] = report.operation;
   document["path"] = report.path;
   document["declared"] = report.declared ? to_json(*report.declared) : Json();
-  document["verdict"] = word(verdict(report.summaries()));
+  document["verdict"] = word(report.verdict());
   document["unlikely"] = to_json(ChanceVerdict(report.tensors));
   for (Json& found : document["unlikely"]["found"]) {
     found.erase("layer");

@@ -21,6 +21,7 @@ struct CheckReport {
   std::vector<std::string> not_read;  ///< names in the file that the check has no use for
 
   std::vector<TensorSummary> summaries() const;
+  Verdict verdict() const { return sim::verdict(summaries()); }
 };
 
 std::string text_report(const CheckReport& report, const TextStyle& style);

@@ -89,7 +89,7 @@ class Schemas(SchemaTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("replay", "recall", "predict", "inspect", "diff", "against", "floor", "check", "prove", "bench", "bench_peer", "evaluate"):
+        for name in ("replay", "recall", "predict", "inspect", "diff", "against", "floor", "check", "check_against", "prove", "bench", "bench_peer", "evaluate"):
             self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
 
     def test_the_replay_schema_describes_replays_of_both_samples(self):
@@ -169,6 +169,26 @@ class Schemas(SchemaTest):
         wrong = topk()
         wrong.changed(indices=wrong.array("indices") * 0).write(self.folder / "kernel.safetensors")
         self.require_valid(schema, self.document("check", "topk", "kernel.safetensors", code=MISMATCH))
+
+    def test_the_check_against_schema_describes_two_kernels_and_nothing_else(self):
+        schema = validator("sim/schemas/check_against.schema.json")
+        against = "check", "attention", "a.safetensors", "--against", "b.safetensors"
+        right = decode("BF16", weights="BF16", tile="any")
+        out = right.array("out")
+        right.write(self.folder / "a.safetensors")
+        right.changed(out=out + 1e-9 * np.arange(out.size).reshape(out.shape)).write(self.folder / "b.safetensors")
+        document = self.document(*against, "--splits", "2")
+        self.require_valid(schema, document)
+        self.require_tight(schema, document, ("value_a", "value_b"))
+        out[1, 2] *= np.inf
+        right.changed(out=out).write(self.folder / "b.safetensors")
+        self.require_valid(schema, self.document(*against, code=MISMATCH))
+        other = right.array("q")
+        other[0, 0, 0] += 1
+        right.changed(q=other).write(self.folder / "b.safetensors")
+        self.require_valid(schema, self.document(*against, code=MISMATCH))
+        topk().write(self.folder / "a.safetensors")
+        self.require_valid(schema, self.document("check", "topk", "a.safetensors", "--against", "a.safetensors"))
 
     def test_the_recall_schema_describes_both_samples_and_nothing_else(self):
         schema = validator("sim/schemas/recall.schema.json")

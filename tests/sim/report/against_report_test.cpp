@@ -21,15 +21,15 @@ DiffReport agreeing(const std::string& path) {
 
 // Two dumps that agree, whose rows [2, 2] of layer 3 have these verdicts.
 AgainstReport report_of(const std::vector<RowVerdict>& verdicts) {
-  AgainstReport report{agreeing("one"), agreeing("other"), {}, false};
+  AgainstReport report{agreeing("one"), agreeing("other"), {}};
   TensorRows rows;
   rows.tensor = "output";
   rows.extents = {2, 2};
   for (const RowVerdict verdict : verdicts) {
-    if (verdict != RowVerdict::identical) rows.differing.push_back({rows.rows(), verdict});
+    if (verdict != RowVerdict::identical) rows.differing.push_back({rows.rows(), rows.rows(), verdict});
     ++rows.counts[static_cast<size_t>(verdict)];
   }
-  report.layers.push_back({3, {{rows}, {}}});
+  report.compared.layers.push_back({3, {{rows}, {}}});
   return report;
 }
 
@@ -65,22 +65,22 @@ TEST(AgainstReport, IsNoEvidenceWhereOneDumpIsNoneOrNoRowIsInBoth) {
 
 TEST(AgainstReport, DiffersWhereIdenticalRowsAreRequiredAndOneIsNot) {
   AgainstReport report = report_of({identical, identical, other_cache, reordered});
-  report.identical = true;
+  report.compared.identical = true;
   EXPECT_EQ(report.verdict(), Verdict::differs);
-  EXPECT_EQ(report.first_differing(), "layers.3.output[1, 0]: other cache");
+  EXPECT_EQ(report.compared.first_differing(), "layers.3.output[1, 0]: other cache");
   report.a.tensors[0].agreement.undecided = 1;
   EXPECT_EQ(report.verdict(), Verdict::differs) << "its bits are decided";
   AgainstReport same = report_of({identical});
-  same.identical = true;
+  same.compared.identical = true;
   EXPECT_EQ(same.verdict(), Verdict::agrees);
-  EXPECT_FALSE(same.first_differing());
+  EXPECT_FALSE(same.compared.first_differing());
 }
 
 TEST(AgainstReport, BeginsWithASentence) {
   AgainstReport report = report_of({identical, reordered, reordered, undecided});
   EXPECT_EQ(first_line(report),
             "A one and B other: 1 of 4 rows identical, 2 reordered, 1 undecided, none wrong");
-  report.layers[0].rows.tensors[0].distances = Distances{Dtype::f32, {{0, 1, 0}, 1, 2, 2.5}, 0.5};
+  report.compared.layers[0].rows.tensors[0].distances = Distances{Dtype::f32, {{0, 1, 0}, 1, 2, 2.5}, 0.5};
   EXPECT_EQ(
       first_line(report),
       "A one and B other: 1 of 4 rows identical, 2 reordered (at most 2.5 ulps apart, 0.5 of the row's largest "

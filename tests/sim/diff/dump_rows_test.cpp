@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <kvbound/reference/core/infinity.hpp>
-#include <kvbound/sim/diff/rows.hpp>
+#include <kvbound/sim/diff/dump_rows.hpp>
 
-namespace kvbound::sim::rows_test {
+namespace kvbound::sim::dump_rows_test {
 namespace {
 
 using Numbers = std::vector<double>;
@@ -41,7 +41,7 @@ JudgedClaims with_output(const Numbers& heads, Dtype storage = Dtype::f32) {
 TensorAgreement& found(JudgedClaims& side) { return side.judged.tensors.front(); }
 
 TensorRows compared(const JudgedClaims& a, const JudgedClaims& b) {
-  const LayerRows rows = compare_rows(kShape, a, b);
+  const LayerRows rows = compare_layer_rows(kShape, a, b);
   if (rows.tensors.size() != 1) throw std::runtime_error(std::to_string(rows.tensors.size()) + " tensors");
   return rows.tensors.front();
 }
@@ -133,7 +133,7 @@ TEST(Rows, OfDifferentCachesAreNotCalledReordered) {
   }
   b.judged.choices.steps[0].evicted = {7, 8};
   found(b).outside_at = {12};
-  const LayerRows rows = compare_rows(kShape, a, b);
+  const LayerRows rows = compare_layer_rows(kShape, a, b);
   EXPECT_EQ(verdicts(rows.tensors.front()), (Verdicts{reordered, reordered, reordered, identical, reordered,
                                                       reordered, wrong_b, other_cache}));
   ASSERT_EQ(rows.apart.size(), 1U);
@@ -144,7 +144,7 @@ TEST(Rows, OfDifferentCachesAreNotCalledReordered) {
 TEST(Rows, AreComparedOverTheStepsThatBothHave) {
   const JudgedClaims a = with_output({1, 2, 3, 4}), b = with_output({1, 2, 3, 5, 1, 2, 3, 4});
   for (const TensorRows& rows : {compared(a, b), compared(b, a)}) {
-    EXPECT_EQ(rows.extents, (Positions{1, 4}));
+    EXPECT_EQ(rows.rows(), 4);
     EXPECT_EQ(verdicts(rows), (Verdicts{identical, identical, identical, reordered}));
   }
 }
@@ -153,7 +153,7 @@ TEST(Rows, AreNoneWithoutStepsOrACommonTensor) {
   EXPECT_EQ(compared(with_output({}), with_output({1, 2, 3, 4})).rows(), 0);
   JudgedClaims a = with_output({1, 2, 3, 4}), b = a;
   b.claims.output.reset();
-  EXPECT_TRUE(compare_rows(kShape, a, b).tensors.empty());
+  EXPECT_TRUE(compare_layer_rows(kShape, a, b).tensors.empty());
 }
 
 TEST(Distances, AreInUlpsOfTheLargerElementAndOfTheRowsLargest) {
@@ -394,4 +394,4 @@ TEST(Rows, OfTheFullCacheAreNeverOfAnother) {
 }
 
 }  // namespace
-}  // namespace kvbound::sim::rows_test
+}  // namespace kvbound::sim::dump_rows_test

@@ -1,0 +1,25 @@
+// A digest of what a kernel computed from, which tells whether two kernels computed from the same.
+#pragma once
+
+#include <string>
+
+#include <kvbound/reference/core/view.hpp>
+#include <kvbound/traces/sha256.hpp>
+
+namespace kvbound::sim {
+
+class InputDigest {
+ public:
+  /// What is not a tensor, as text: lengths, settings.
+  InputDigest& add(const std::string& settings);
+  /// Numbers in double precision, to the last bit: the type that they are stored in does not count.
+  InputDigest& add(VectorView numbers);
+
+  /// 64 hexadecimal digits. Call it once.
+  std::string text() { return hash_.hexadecimal(); }
+
+ private:
+  traces::Sha256 hash_;
+};
+
+}  // namespace kvbound::sim
