@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -131,6 +132,13 @@ class Documentation(CommandLineTest):
             text = re.sub(r"(cmake|ctest|git|apt-get|pip \w+|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
             mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
             self.assertEqual(mentioned - known, set(), f"{document} mentions options that no command has")
+
+    def test_fenced_blocks_begin_and_end_on_lines_of_their_own(self):
+        for document in documents():
+            fences = re.findall(r"^.*```.*$", document.read_text("utf-8"), re.MULTILINE)
+            self.assertEqual([fence for fence in fences if not re.fullmatch(r" *```\w*", fence)], [], document)
+            self.assertEqual([fence for fence in fences[1::2] if fence.strip() != "```"], [], document)
+            self.assertEqual(len(fences) % 2, 0, document)
 
     def test_lines_of_prose_are_short(self):
         lines = [(path, *line) for path in documents() for line in prose(path)]
@@ -303,10 +311,19 @@ class CommandsOfDocuments(CommandLineTest):
         self.passes("replay", trace, "--policy", "snapkv:window=4", "--budget", "50%", "--json", "replay.json")
         self.passes("recall", trace, "--k", "4", "--recent", "4", "--json", "recall.json")
 
-    def write_kernel_file(self):
+    def write_kernel_files(self):
         """What documented calls of `check` read: the example's."""
         script = next(block for block in code_blocks(ROOT / "sim" / "check" / "README.md") if "np.savez" in block)
         subprocess.run([sys.executable, "-c", script], cwd=self.folder, check=True)
+        for name in ("version-1", "version-2", "batch-32", "alone"):
+            shutil.copy(self.folder / "decode.npz", self.folder / f"{name}.npz")
+
+    def write_dumps(self, sample):
+        """What documented calls of `diff` read."""
+        subprocess.run([sys.executable, ROOT / "traces" / "scripts" / "write_dump.py", sample, self.folder / "dump.safetensors"],
+                       check=True)
+        for name in ("A", "B", *(f"{name}.safetensors" for name in ("version-1", "version-2", "batch-1", "batch-32"))):
+            shutil.copy(self.folder / "dump.safetensors", self.folder / name)
 
     def run_documented(self, wanted):
         """Runs the documented commands of which `wanted` is true; returns how many."""
@@ -316,12 +333,11 @@ class CommandsOfDocuments(CommandLineTest):
         self.write_plan()
         self.write_flashinfer_dumps()
         self.write_results()
-        self.write_kernel_file()
+        self.write_kernel_files()
         for name in ("torch.json", "torch-fp32.json"):
             write_peer(self.folder / name)  # what documented calls of `bench` read
         sample = SAMPLES / "pocket-gqa.safetensors"
-        subprocess.run([sys.executable, ROOT / "traces" / "scripts" / "write_dump.py", sample, self.folder / "dump.safetensors"],
-                       check=True)
+        self.write_dumps(sample)
         ran = 0
         for document in documents():
             for words in filter(wanted, commands(document)):
