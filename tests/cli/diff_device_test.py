@@ -197,7 +197,7 @@ class WrongNumbers(DeviceTest):
         found = self.differing(case, wrong)
         self.assertEqual({name: (item["outside"], item["worst"]["index"]) for name, item in found.items()},
                          {item["tensor"]: (1, item["worst"]["index"]) for item in items})
-        self.agrees(case.path, self.every_tensor(case, lambda *item: faults.move_by_bounds(*item, 0.5), items))
+        self.agrees(case.path, self.every_tensor(case, lambda *item: faults.move_by_bounds(*item, 0.5), items), may_be_unlikely=True)
 
     @on_every_policy("votes")
     def test_a_merged_number_off_by_twice_its_bound_is_found_first_and_by_half_is_not(self, case):
@@ -215,7 +215,7 @@ class WrongNumbers(DeviceTest):
                 found = self.differing(case, wrong)[tensor]
                 self.assertEqual((found["outside"], found["worst"]["index"]), (1, index))
                 self.differs(case.path, wrong, tensor)
-                self.agrees(case.path, right)
+                self.agrees(case.path, right, may_be_unlikely=True)
 
     @on_every_policy("votes")
     def test_a_factor_and_the_wrong_sign_of_merged_numbers_are_found(self, case):
