@@ -112,6 +112,16 @@ TEST(Compact, IsNoEvidenceWhereAllRowsAreAlike) {
   EXPECT_EQ(judged(given).judged, 3);
 }
 
+TEST(Compact, IsEvidenceOfASingleRowUnlessZerosWouldPass) {
+  test::KernelFile given = file({1, 1}, {5});
+  given.reals["before"] = {{1, 1, 1}, {5}};
+  given.integers["kept"] = {{1}, {0}};
+  given.integers["kept_offsets"] = {{2}, {0, 1}};
+  EXPECT_EQ(judged(given).judged, 1);
+  given.reals["before"].second = given.reals["after"].second = {0};
+  EXPECT_EQ(judged(given).judged, 0);
+}
+
 TEST(Compact, PoisonIsANumberOfTheTensorsType) {
   test::KernelFile given = paged();
   for (double& number : given.reals["after"].second) number = number == -7 ? 0.1 : number;
