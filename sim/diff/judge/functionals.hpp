@@ -38,7 +38,6 @@ class OutputFunctionalsJudge {
   struct Row {
     bool judged = false, differs = false;
     Moved gain, scale, difference;
-    ChanceRow gain_by_chance, scale_by_chance;
   };
 
   std::vector<int64_t> index_of(size_t row) const;
@@ -47,6 +46,7 @@ class OutputFunctionalsJudge {
   const RealClaim& claim_;
   int64_t head_dim_;
   std::vector<Row> rows_;
+  std::vector<ChanceRow> gain_by_chance_, scale_by_chance_;  // [rows]
 };
 
 }  // namespace kvbound::sim
