@@ -160,7 +160,6 @@ std::vector<double> weight_errors(const QuerySoftmax& softmax, const SharedRound
       is_long(arithmetic, tokens) ? gamma(3, arithmetic) : component_error(tokens, arithmetic);
   const double common = growth(shared.divisor + shared.weights),
                with_adding = growth(shared.divisor + adding);  // weights as scores: not rounded for a product
-  const double floor = arithmetic.weights_floor * (1 + with_adding);
   std::vector<double> errors;
   for (size_t j = 0; j < softmax.logits.size(); ++j) {
     const double weight = weight_of(softmax.logits[j], softmax.errors), exponent = softmax.exponents[j];
@@ -169,7 +168,7 @@ std::vector<double> weight_errors(const QuerySoftmax& softmax, const SharedRound
     errors.push_back(weight_error(weight, share + (1 + share) * common, arithmetic));
     const double by_sum = weight_error(weight, share + (1 + share) * with_adding, arithmetic);
     // Both weights are in 0..1.
-    themselves[j] = std::max(by_sum, std::min(by_log_sum, 1.0)) + lost_weight(floor, tokens, weight + by_sum);
+    themselves[j] = std::max(by_sum, std::min(by_log_sum, 1.0));
   }
   return errors;
 }

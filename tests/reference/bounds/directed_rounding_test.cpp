@@ -182,7 +182,7 @@ TEST(DirectedRounding, OfWeightsBelowTheirTypesRangeMovesTheSumThatDivides) {
   const double attained = 1 / (1 + others) - 1 / (1 + 2 * others);
   const AttentionErrors errors = attention_errors(filled(1, 1, 1), keys, values, 1, {}, arithmetic);
   expect_tight(attained, errors.output(0, 0), 1.1);
-  expect_tight(attained, errors.weights(0, 0), 1.1);
+  EXPECT_LT(errors.weights(0, 0), 1e-9) << "a weight that is a score is not rounded";
 }
 
 // Values opposite to that of the leading weight are met by weights that were 0: their products and the sum move alike.
