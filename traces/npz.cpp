@@ -246,8 +246,8 @@ class NpzFile::Archive {
   // The current member's contents, at most `most` bytes of it.
   std::vector<char> read(const NpyArray& array, int64_t most) const {
     constexpr int64_t kAtOnce = int64_t{1} << 20;
-    if (unzOpenCurrentFile(handle_) != UNZ_OK)
-      array.refuse("is damaged, or compressed by another method than NumPy's");
+    require_readable(array);
+    if (unzOpenCurrentFile(handle_) != UNZ_OK) array.refuse("is damaged");
     std::vector<char> bytes;
     int count = 1;
     while (count > 0 && std::ssize(bytes) < most) {
@@ -263,6 +263,24 @@ class NpzFile::Archive {
 
  private:
   [[noreturn]] void damaged() const { throw TraceError(path_, -1, "", "has a damaged directory of members"); }
+  // The current member as NumPy writes it: neither encrypted nor compressed otherwise, whatever the library could do.
+  void require_readable(const NpyArray& array) const {
+    constexpr unsigned long kEncrypted = 1;  // of the flags
+    const unz_file_info64 member = info();
+    if ((member.flag & kEncrypted) != 0) array.refuse("is encrypted; expected a member without a password");
+    switch (member.compression_method) {
+      case 0:
+      case Z_DEFLATED:
+        return;
+      case 12:
+        array.refuse("is compressed by bzip2; expected deflate, or none, as NumPy writes it");
+      case 14:
+        array.refuse("is compressed by LZMA; expected deflate, or none, as NumPy writes it");
+      default:
+        array.refuse("is compressed by ZIP's method " + std::to_string(member.compression_method) +
+                     "; expected deflate, or none, as NumPy writes it");
+    }
+  }
   unz_file_info64 info() const {
     unz_file_info64 info{};
     if (unzGetCurrentFileInfo64(handle_, &info, nullptr, 0, nullptr, 0, nullptr, 0) != UNZ_OK) damaged();

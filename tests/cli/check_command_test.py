@@ -297,6 +297,25 @@ class TopK(CheckTest):
         best = np.sort(scores[3])[-7:].max()
         self.assertAlmostEqual(report["tensors"][0]["worst"]["error"], best - scores[3].min(), 6)
 
+    def test_members_that_numpy_does_not_write_are_refused(self):
+        np.savez(self.folder / "good.npz", **self.arrays())
+        with zipfile.ZipFile(self.folder / "good.npz") as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        for method, name in ((zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "LZMA")):
+            with zipfile.ZipFile(self.folder / "other.npz", "w", method) as archive:
+                for member, content in members.items():
+                    archive.writestr(member, content)
+            self.refuses(INVALID, rf"other\.npz: q: is compressed by {name}; expected deflate, or none", "check", "attention", "other.npz")
+        whole = bytearray((self.folder / "good.npz").read_bytes())
+        first, listed = whole.index(b"PK\3\4"), whole.index(b"PK\1\2")
+        for changes, pattern in (({first + 6: 1, listed + 8: 1}, "is encrypted; expected a member without a password"),
+                                 ({first + 8: 93, listed + 10: 93}, "is compressed by ZIP's method 93; expected deflate, or none")):
+            changed = bytearray(whole)
+            for place, value in changes.items():
+                changed[place] = value
+            (self.folder / "changed.npz").write_bytes(changed)
+            self.refuses(INVALID, rf"changed\.npz: q: {pattern}", "check", "attention", "changed.npz")
+
     def test_ties_may_be_settled_in_any_way(self):
         scores = np.round(np.random.default_rng(3).standard_normal((4, 300)), 1)
         right = np.argsort(-scores, kind="stable")[:, :50]
