@@ -34,7 +34,8 @@ auto parsed(const MetadataFields& options, const char* name, const char* otherwi
   try {
     return parse(options.has(name) ? options.text(name) : otherwise);
   } catch (const InvalidPolicy& error) {
-    options.fail(name, error.what());
+    const std::string problem = error.what(), subject = std::string(name) + " ";
+    options.fail(name, problem.starts_with(subject) ? problem.substr(subject.size()) : problem);
   }
 }
 

@@ -10,6 +10,21 @@
 #include "replay_verdict.hpp"
 
 namespace kvbound::sim {
+namespace {
+
+// Why results that do not differ are no evidence.
+std::string inconclusive(const std::vector<TensorSummary>& tensors) {
+  const auto is_empty = [](const TensorSummary& summary) { return summary.total.elements == 0; };
+  const auto says_zero = [&](const TensorSummary& summary) {
+    return is_empty(summary) || (summary.total.all_zero && summary.total.undecided == 0);
+  };
+  if (std::ranges::all_of(tensors, is_empty)) return "there is nothing to judge: no tensor has an element";
+  if (std::ranges::all_of(tensors, says_zero)) return "all numbers are 0, as they should be";
+  const std::string unjudged = text_of_unjudged(tensors);
+  return "no bound is small enough, or a choice is undecided" + (unjudged.empty() ? "" : ": " + unjudged);
+}
+
+}  // namespace
 
 int exit_code(const std::vector<TensorSummary>& tensors, const ChanceVerdict& chance, const std::string& path,
               const Ending& ending) {
@@ -31,15 +46,10 @@ int exit_code(const std::vector<TensorSummary>& tensors, const ChanceVerdict& ch
                                                          others == 1 ? "" : "s", others == 1 ? "s" : ""));
       return kMismatch;
     }
-    case Verdict::no_evidence: {
-      const std::string unjudged = text_of_unjudged(tensors);
-      if (!ending.quiet) {
-        std::cerr << fmt::format(
-            "kvbound: {}: inconclusive: no bound is small enough, or a choice is undecided{}\n",
-            one_line(path), unjudged.empty() ? "" : ": " + unjudged);
-      }
+    case Verdict::no_evidence:
+      if (!ending.quiet)
+        std::cerr << fmt::format("kvbound: {}: inconclusive: {}\n", one_line(path), inconclusive(tensors));
       return kInconclusive;
-    }
   }
   return kInternal;  // not reached
 }

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include <fmt/format.h>
+
 #include <kvbound/traces/number_in.hpp>
 
 namespace kvbound::sim {
@@ -41,6 +43,12 @@ inline std::string shortest(double number) {
     scientific = scientific.substr(0, exponent + 1) + (negative ? "-" : "") + digits;
   }
   return scientific.size() < fixed.size() ? scientific : fixed;
+}
+
+/// A number of ordinary size with so many digits behind the point, a larger one with three in all: 0.985, 1.02e+300.
+inline std::string with_places(double number, int places) {
+  constexpr double kMost = 1e6;
+  return std::abs(number) < kMost ? fmt::format("{:.{}f}", number, places) : fmt::format("{:.3g}", number);
 }
 
 }  // namespace kvbound::sim

@@ -43,8 +43,8 @@ std::pair<double, double> range_of(const FunctionalAgreement& functional, const 
 // "gain 0.500 (0.96 to 1.04 by rounding)"
 std::string text_of(const FunctionalAgreement& functional, const FunctionalValue& estimate) {
   const auto [least, most] = range_of(functional, estimate);
-  return fmt::format("{} {:.3f} ({:.3f} to {:.3f} by rounding)", functional.name, estimate.value, least,
-                     most);
+  return fmt::format("{} {} ({} to {} by rounding)", functional.name, with_places(estimate.value, 3),
+                     with_places(least, 3), with_places(most, 3));
 }
 
 // The first functional that some row is outside of; null if there is none.
@@ -151,7 +151,7 @@ bool is_unjudged(const TensorAgreement& total) {
 
 // "0.5000 +- 0.04": of the row that rounding explains least
 std::string gain_text(const FunctionalAgreement& gain) {
-  return fmt::format("{:.4f} +- {:.2g}", gain.worst.value, gain.worst.band);
+  return fmt::format("{} +- {:.2g}", with_places(gain.worst.value, 4), gain.worst.band);
 }
 
 // The element or row that is farthest off.

@@ -77,11 +77,10 @@ std::string text_of(const UnlikelyOutput& unlikely) {
   const ChanceTest& test = *unlikely.test;
   const bool is_sum = std::ranges::find(test.at, ChanceTest::kAll) != test.at.end();
   const int digits = std::clamp(static_cast<int>(std::ceil(-std::log10(unlikely.band))), 3, 12);
-  std::string text =
-      fmt::format("{}{}: {} {:.{}f}{} is unlikely by rounding ({:.{}f} to {:.{}f}; probability below 1e{})",
-                  name_of(*unlikely.tensor), index_text(test), test.functional, test.value, digits,
-                  is_sum ? " of all rows" : "", 1 - unlikely.band, digits, 1 + unlikely.band, digits,
-                  unlikely.probability);
+  std::string text = fmt::format(
+      "{}{}: {} {}{} is unlikely by rounding ({} to {}; probability below 1e{})", name_of(*unlikely.tensor),
+      index_text(test), test.functional, with_places(test.value, digits), is_sum ? " of all rows" : "",
+      with_places(1 - unlikely.band, digits), with_places(1 + unlikely.band, digits), unlikely.probability);
   if (!unlikely.explained_by.empty()) text += fmt::format("; {} would explain it", unlikely.explained_by);
   if (unlikely.others > 0) {
     text += unlikely.others == 1 ? "; so is 1 more layer"

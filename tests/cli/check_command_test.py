@@ -112,6 +112,27 @@ class Attention(CheckTest):
         report, _ = self.check("attention", rough, "--weights", "BF16", "--splits", "1")
         self.assertEqual((report["declared"]["weights"], report["declared"]["splits"]), ("BF16", 1))
 
+    def test_huge_outputs_are_reported_in_short_lines(self):
+        case = decode("F64", out="F64")
+        huge = case.changed(out=1e300 * case.array("out"))
+        _, stderr = self.check("attention", huge, code=MISMATCH, name="huge.safetensors")
+        self.assertRegex(stderr, r"gain 1e\+300 \(")
+        self.assertLess(len(stderr), 300)
+        table = self.passes("check", "attention", "huge.safetensors", code=MISMATCH)
+        self.assertLess(max(map(len, table.splitlines())), 250)
+
+    def test_what_leaves_nothing_to_judge_is_said(self):
+        case = decode()
+        empty = KernelFile({"q": ("F32", np.zeros((0, 4, 16))), "k": ("F32", np.zeros((0, 9, 2, 16))), "v": ("F32", np.zeros((0, 9, 2, 16))),
+                            "out": ("F32", np.zeros((0, 4, 16)))})
+        _, stderr = self.check("attention", empty, code=INCONCLUSIVE)
+        self.assertIn("inconclusive: there is nothing to judge: no tensor has an element", stderr)
+        unattended = KernelFile({**{name: case.tensors[name] for name in ("q", "k", "v")}, "out": ("F32", 0 * case.array("out")),
+                                 "lengths": ("I64", np.zeros(3))})
+        report, stderr = self.check("attention", unattended, code=INCONCLUSIVE)
+        self.assertIn("inconclusive: all numbers are 0, as they should be", stderr)
+        self.assertEqual(report["tensors"][0]["worst"]["ulps"], 0)
+
     def test_wider_inputs_of_a_narrow_kernel(self):
         q, k, v = (np.random.default_rng(seed).standard_normal(shape) for seed, shape in
                    ((1, (1, 2, 16)), (2, (1, 90, 1, 16)), (3, (1, 90, 1, 16))))
@@ -296,6 +317,12 @@ class TopK(CheckTest):
         self.assertEqual((report["figures"]["rows wrong"], report["figures"]["wrong entries in the worst row"]), (1, 7))
         best = np.sort(scores[3])[-7:].max()
         self.assertAlmostEqual(report["tensors"][0]["worst"]["error"], best - scores[3].min(), 6)
+
+    def test_no_entries_or_rows_are_nothing_to_judge(self):
+        for rows, k in ((3, 0), (0, 4)):
+            case = KernelFile({"scores": ("F32", np.zeros((rows, 10))), "indices": ("I64", np.zeros((rows, k)))})
+            _, stderr = self.check("topk", case, code=INCONCLUSIVE)
+            self.assertIn("inconclusive: there is nothing to judge: no tensor has an element", stderr)
 
     def test_members_that_numpy_does_not_write_are_refused(self):
         np.savez(self.folder / "good.npz", **self.arrays())
@@ -482,6 +509,9 @@ class Compression(CheckTest):
         plain = self.layer("snapkv:window=8")
         self.check("scores", KernelFile({name: plain.tensors[name] for name in ("q", "k", "score")}, accumulate="F64"),
                    "--policy", "snapkv:window=8")
+        self.refused("scores", plain, r"--policy 'foo': no host 'foo'", "--policy", "foo", code=USAGE)
+        self.refused("scores", plain, r"--budget 'foo': expected a count", "--budget", "foo", code=USAGE)
+        self.refused("scores", KernelFile(plain.tensors, policy="foo"), r"__metadata__\.policy: 'foo': no host 'foo'")
         self.refused("scores", KernelFile({name: plain.tensors[name] for name in ("q", "k", "score")}), r"(w_o|v): this tensor is missing",
                      "--policy", "snapkv:window=8+critical")
 

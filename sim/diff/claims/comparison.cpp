@@ -56,7 +56,7 @@ double Offender::share() const {
   return std::isnan(ratio) ? kInfinity : ratio;
 }
 
-double Offender::ulps() const { return error / (2 * half_spacing(storage, expected)); }
+double Offender::ulps() const { return error == 0 ? 0 : error / (2 * half_spacing(storage, expected)); }
 
 std::span<const UndeclaredRounding> undeclared_roundings() {
   static constexpr UndeclaredRounding kRoundings[] = {

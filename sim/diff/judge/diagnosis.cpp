@@ -10,6 +10,7 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/sim/diff/claims/comparison.hpp>
+#include <kvbound/sim/options/number.hpp>
 
 #include "entry_ranges.hpp"
 
@@ -187,7 +188,7 @@ std::optional<std::string> factor_fault(const Rows& rows) {
                        padded.entries == 1 ? "y" : "ies", padded.entries == 1 ? "is" : "are");
   }
   if (!is_factor) return std::nullopt;
-  return fmt::format("outputs are {:.3f} of what they should be", factor);
+  return fmt::format("outputs are {} of what they should be", with_places(factor, 3));
 }
 
 std::optional<std::string> logits_fault(const Rows& rows) {
@@ -205,7 +206,7 @@ std::optional<std::string> logits_fault(const Rows& rows) {
   for (const RowAttention& row : rows) logarithms += std::log(row.nearest_factor());
   const double factor = std::exp(logarithms / static_cast<double>(rows.size()));
   if (!is(factor)) return std::nullopt;
-  return fmt::format("logits are scaled by {:.3f}", factor);
+  return fmt::format("logits are scaled by {}", with_places(factor, 3));
 }
 
 std::string text_of(const EntryRange& range, int64_t tokens, bool from_end) {
