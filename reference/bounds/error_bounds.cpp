@@ -350,6 +350,14 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
   return result;
 }
 
+double stated_log_sum_exp_error(double error, double log_sum_exp, int64_t tokens,
+                                const Arithmetic& arithmetic) {
+  const double unit = arithmetic.unit + 0x1p-53;
+  const double rounded =
+      std::log1p(arithmetic.weights) + static_cast<double>(tokens) * arithmetic.weights_floor;
+  return (error + 2 * rounded) * (1 + 3 * unit) + 3 * unit * std::abs(log_sum_exp);
+}
+
 Matrix window_log_sum_exp_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic) {
   require_window(layer, window);
   Matrix errors(layer.shape.query_heads, window);

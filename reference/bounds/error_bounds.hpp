@@ -116,6 +116,14 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
 /// Bounds for reference::window_attention.   returns [query_heads, n]
 Matrix window_attention_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic);
 
+/// The bound of a log-sum-exp that a kernel hands out, in natural units: of the sum of its weights before or after they are rounded,
+/// to any base, from any other.
+///
+/// error        AttentionErrors::log_sum_exp
+/// log_sum_exp  the reference's
+double stated_log_sum_exp_error(double error, double log_sum_exp, int64_t tokens,
+                                const Arithmetic& arithmetic);
+
 /// Bounds for the log-sum-exp of every window query.   returns [query_heads, window]
 Matrix window_log_sum_exp_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic);
 

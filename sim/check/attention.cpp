@@ -147,15 +147,6 @@ class AttentionCheck {
                        cache_.kv_heads());
   }
 
-  // The error of a log-sum-exp, in natural units, which may be that of rounded weights, whose largest is 1. To either base a kernel
-  // may have come from the other one, by a rounded constant, in a rounded product; the third rounding is the reference's own.
-  static double lse_error(double error, double lse, int64_t tokens, const reference::Arithmetic& arithmetic) {
-    const double unit = arithmetic.unit + 0x1p-53;
-    const double rounded =
-        std::log1p(arithmetic.weights) + static_cast<double>(tokens) * arithmetic.weights_floor;
-    return (error + 2 * rounded) * (1 + 3 * unit) + 3 * unit * std::abs(lse);
-  }
-
   // first  row of `out` and `lse`, of the group's first head
   void judge_group(int64_t first, MatrixView queries, MatrixView keys, MatrixView values,
                    const reference::Arithmetic& arithmetic) {
@@ -169,8 +160,10 @@ class AttentionCheck {
     for (int64_t h = 0; lse_ && h < queries.rows; ++h) {
       const double lse = expected.log_sum_exp[h];
       lse_expected_[first + h] = lse_unit_ * lse;
-      lse_bounds_[first + h] =
-          keys.rows == 0 ? 0 : lse_unit_ * lse_error(errors.log_sum_exp[h], lse, keys.rows, arithmetic);
+      lse_bounds_[first + h] = keys.rows == 0
+                                   ? 0
+                                   : lse_unit_ * reference::stated_log_sum_exp_error(
+                                                     errors.log_sum_exp[h], lse, keys.rows, arithmetic);
     }
   }
 

@@ -129,6 +129,23 @@ class LegalAttention {
     return weights;
   }
 
+  /// Adds the logarithms of the entries' votes to logits. The way is not folded.
+  void add_votes(VectorView votes, Row& logits) {
+    for (size_t j = 0; j < logits.size(); ++j)
+      logits[j] = kept(logits[j] + log_of(static_cast<Real>(votes[j])));
+  }
+
+  /// The logarithm of the sum of the exponentials of these logits, to base e or 2, from either. The way divides last.
+  Real log_sum_exp(const Row& logits, bool to_base_2) {
+    constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.6931471805599453;
+    const std::vector<Part> parts = parts_of(logits, MatrixView(nullptr, std::ssize(logits), 0));
+    const Part all = parts.size() == 1 ? parts.front() : weighted(parts);
+    const Real log_sum = kept((parts.size() == 1 ? all.most * factor_ : all.most) + log_of(all.sum));
+    const bool is_base_2 = way_.exponent != Exponent::base_e;
+    if (is_base_2 == to_base_2) return log_sum;
+    return kept(log_sum * static_cast<Real>(to_base_2 ? kLog2E : kLn2));
+  }
+
   /// sum_c a_c b_c
   Real dot(VectorView a, VectorView b) {
     Factors factors;
@@ -324,6 +341,7 @@ class LegalAttention {
     const bool outputs_are_means = declared_.partials.has_value();
     const Real most = *std::ranges::max_element(places);
     Part all;
+    all.most = way_.merges_by_log_sum ? most : most * factor_;  // in the units of exponentials
     all.output.resize(parts.front().output.size());
     for (size_t s = 0; s < parts.size(); ++s) {
       Real share = 0, whole = 0;  // what multiplies the part's output, and what the part counts

@@ -1,4 +1,4 @@
-// No legal evaluation is called wrong: attention, scores and norms computed as implementations may compute them in the arithmetic
+// No legal evaluation is called wrong: attention, with votes and without, its log-sum-exp, scores and norms computed as implementations may compute them in the arithmetic
 // that they declare, of ordinary and of adversarial inputs, judged as a dump's are.
 //
 // The long part prints a table of how many evaluations it judged, how many of them it called wrong, and how close they came:
@@ -9,8 +9,10 @@
 #include <cmath>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <limits>
 #include <map>
+#include <numbers>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -19,10 +21,13 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/diff/judge/output_rows.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/report/table.hpp>
 
@@ -205,6 +210,32 @@ class Evaluation {
   Evaluation(const traces::Layer& layer, const DeclaredArithmetic& declared, Random& random)
       : layer_(layer), declared_(declared), random_(random), window_(layer.window_queries) {}
 
+  // What attention over a merged cache claims, whose entries have votes, and the log-sum-exp to either base; the output like
+  // prompt_output.
+  RealClaim voted_output(VectorView votes, Dtype storage) {
+    Row all;
+    for_each_row([&](int64_t i, int64_t h) {
+      Way way = draw_way(declared_, visible(i), random_);
+      if (way.exponent == test::Exponent::folded) way.exponent = test::Exponent::base_2;
+      LegalAttention<Real> attention(declared_, way, random_);
+      Row logits = attention.logits(query(h, i), keys(i), layer_.scale);
+      attention.add_votes(votes, logits);
+      const Row row = attention.output(logits, values(i));
+      all.insert(all.end(), row.begin(), row.end());
+    });
+    return claim({window_, kQueryHeads, layer_.shape.head_dim}, all, storage);
+  }
+  RealClaim log_sum_exp(bool to_base_2, Dtype storage) {
+    Row all;
+    for_each_row([&](int64_t i, int64_t h) {
+      Way way = draw_way(declared_, visible(i), random_);
+      way.normalises_first = false;
+      LegalAttention<Real> attention(declared_, way, random_);
+      all.push_back(attention.log_sum_exp(attention.logits(query(h, i), keys(i), layer_.scale), to_base_2));
+    });
+    return claim({window_, kQueryHeads}, all, storage);
+  }
+
   LayerClaims claims(const Policy& policy, Dtype storage) {
     LayerClaims claims;
     claims.prompt_output = prompt_output(storage);
@@ -240,14 +271,17 @@ class Evaluation {
   }
   Row output(const Way& way, int64_t h, int64_t i) { return output(way, query(h, i), keys(i), values(i)); }
 
+  void for_each_row(const std::function<void(int64_t, int64_t)>& visit) const {
+    for (int64_t i = 0; i < window_; ++i) {
+      for (int64_t h = 0; h < kQueryHeads; ++h) visit(i, h);
+    }
+  }
   RealClaim prompt_output(Dtype storage) {
     Row all;
-    for (int64_t i = 0; i < window_; ++i) {
-      for (int64_t h = 0; h < kQueryHeads; ++h) {
-        const Row row = output(draw_way(declared_, visible(i), random_), h, i);
-        all.insert(all.end(), row.begin(), row.end());
-      }
-    }
+    for_each_row([&](int64_t i, int64_t h) {
+      const Row row = output(draw_way(declared_, visible(i), random_), h, i);
+      all.insert(all.end(), row.begin(), row.end());
+    });
     return claim({window_, kQueryHeads, layer_.shape.head_dim}, all, storage);
   }
 
@@ -398,6 +432,59 @@ std::string text_of(const TensorAgreement& found) {
   return text;
 }
 
+// What an implementation computes of one layer.
+struct Computed {
+  LayerClaims claims;
+  std::vector<double> votes;  // [prompt_tokens]
+  RealClaim voted_output, log_sum_exp;
+  bool is_base_2 = false;  // of the log-sum-exp
+
+  template <class Real>
+  static Computed by(Evaluation<Real> evaluation, const traces::Layer& layer, const Policy& policy,
+                     Dtype storage, Random& random) {
+    Computed computed{evaluation.claims(policy, storage), {}, {}, {}};
+    for (int64_t j = 0; j < layer.prompt_tokens; ++j)
+      computed.votes.push_back(1 + static_cast<double>(random.index(random.index(2) == 0 ? 1 : 1000)));
+    computed.voted_output = evaluation.voted_output(computed.votes, storage);
+    computed.is_base_2 = random.index(2) == 0;
+    computed.log_sum_exp = evaluation.log_sum_exp(computed.is_base_2, storage);
+    return computed;
+  }
+};
+
+// Judges attention with votes, as at a decode step over a merged cache, and log-sum-exps, as `check attention` does.
+std::vector<TensorAgreement> judge_attention(const traces::Layer& layer, const Computed& computed,
+                                             const reference::Arithmetic& arithmetic) {
+  std::vector<double> outputs, output_bounds, sums, sum_bounds;
+  const double unit = computed.is_base_2 ? std::numbers::log2e : 1;
+  OutputRows rows(computed.voted_output, layer.scale);
+  const MatrixView all_keys = layer.keys.slice(0), all_values = layer.values.slice(0);
+  for (int64_t i = 0; i < layer.window_queries; ++i) {
+    const int64_t visible = layer.prompt_tokens - layer.window_queries + i + 1;
+    const MatrixView queries = layer.queries.view().row_of_slices(i), keys = all_keys.middle_rows(0, visible),
+                     values = all_values.middle_rows(0, visible);
+    const VectorView votes = VectorView(computed.votes).first(visible);
+    const auto voted = reference::attention(queries, keys, values, layer.scale, votes);
+    const auto errors = reference::attention_errors(queries, keys, values, layer.scale, votes, arithmetic);
+    outputs.insert(outputs.end(), voted.output.numbers().begin(), voted.output.numbers().end());
+    output_bounds.insert(output_bounds.end(), errors.output.numbers().begin(), errors.output.numbers().end());
+    rows.add(i * kQueryHeads, queries, keys, values, votes, errors, arithmetic);
+    const auto plain = reference::attention(queries, keys, values, layer.scale);
+    const auto plain_errors = reference::attention_errors(queries, keys, values, layer.scale, {}, arithmetic);
+    for (int64_t h = 0; h < kQueryHeads; ++h) {
+      const double sum = plain.log_sum_exp[h];
+      sums.push_back(unit * sum);
+      sum_bounds.push_back(
+          unit * reference::stated_log_sum_exp_error(plain_errors.log_sum_exp[h], sum, visible, arithmetic));
+    }
+  }
+  std::vector<TensorAgreement> found{
+      compare("output with votes", computed.voted_output, outputs, output_bounds),
+      compare("log-sum-exp", computed.log_sum_exp, sums, sum_bounds)};
+  rows.complete(outputs, found.front());
+  return found;
+}
+
 // Judges what an implementation computes of one layer by what it declares; returns what was called wrong.
 std::string judge(const DeclaredArithmetic& computed, const DeclaredArithmetic& declared, uint64_t seed,
                   Tallies& tallies) {
@@ -409,13 +496,18 @@ std::string judge(const DeclaredArithmetic& computed, const DeclaredArithmetic& 
   const Policy policy = parse_policy(fmt::format("snapkv:window={}:pool=1{}", given.window_queries, second));
   constexpr std::array kStored{kF64, kF32, kF16, kBf16};
   const Dtype storage = declared.accumulate == kF64 ? kF64 : kStored[random.index(4)];
-  const LayerClaims claims = computed.accumulate == kF64
-                                 ? Evaluation<double>(stored, computed, random).claims(policy, storage)
-                                 : Evaluation<float>(stored, computed, random).claims(policy, storage);
+  const Computed result =
+      computed.accumulate == kF64
+          ? Computed::by(Evaluation<double>(stored, computed, random), stored, policy, storage, random)
+          : Computed::by(Evaluation<float>(stored, computed, random), stored, policy, storage, random);
   const TestedImplementation implementation{policy, given.prompt_tokens, 0, declared.arithmetic(),
                                             declared.input_storage()};
+  std::vector<TensorAgreement> all = agreement(given, implementation, result.claims);
+  std::ranges::move(
+      judge_attention(given, result, with_input_rounding(implementation, given).arithmetic.attention),
+      std::back_inserter(all));
   std::string wrong;
-  for (const TensorAgreement& found : agreement(given, implementation, claims)) {
+  for (const TensorAgreement& found : all) {
     const bool is_change = found.tensor == "score" && rules_of(policy.score).change;
     tallies[is_change ? second + 1 : found.tensor].add(found, given.window_queries);
     if (!found.agrees())
@@ -430,7 +522,7 @@ std::vector<Tallies> judge_all(int64_t evaluations) {
   std::vector<std::string> wrong(kTypes.size());
   reference::parallel_for(std::ssize(kTypes), [&](int64_t type) {
     const auto enough = [&] {
-      return all[type].size() == kPolicies.size() + 2 &&
+      return all[type].size() == kPolicies.size() + 4 &&
              std::ranges::all_of(all[type],
                                  [&](const auto& entry) { return entry.second.evaluations >= evaluations; });
     };
@@ -450,9 +542,10 @@ std::string table_of(const std::vector<Tallies>& found) {
   for (const auto& [operation, unused] : found.front()) {
     for (size_t type = 0; type < kTypes.size(); ++type) {
       const Tally& tally = found[type].at(operation);
+      const bool is_whole = operation == "prompt_output" || operation == "output with votes";
       rows.push_back({operation, kTypes[type].name, std::to_string(tally.evaluations),
                       std::to_string(tally.false_alarms), cell(tally.share),
-                      cell(operation == "prompt_output" ? std::optional(tally.whole_share) : std::nullopt)});
+                      cell(is_whole ? std::optional(tally.whole_share) : std::nullopt)});
     }
   }
   return table(rows, {.left_columns = 2});
@@ -477,6 +570,7 @@ TEST(LegalEvaluations, OfAnotherTypeAreCalledWrong) {
     constexpr int64_t kLayers = 100;
     for (uint64_t seed = 0; seed < kLayers; ++seed) judge(computed, declared, seed, found);
     EXPECT_GT(found["prompt_output"].false_alarms, kLayers / 3);
+    EXPECT_GT(found["output with votes"].false_alarms, kLayers / 3);
   }
 }
 
