@@ -33,6 +33,9 @@ struct Arithmetic {
   double weights = 0;  ///< further relative rounding of attention weights before they multiply values
   /// Absolute rounding of those weights, as a share of the largest one, below the normal range of their type.
   double weights_floor = 0;
+  /// Rounding of the attention weights that are a host's scores of a prompt, or that changes are formed from: relative, and absolute.
+  double score_weights = 0;
+  double score_weights_floor = 0;
   /// The same of the outputs of the cache's parts, before they are merged: relative, and absolute.
   double partials = 0;
   double partials_floor = 0;
@@ -113,9 +116,6 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
                                  VectorView votes, const Arithmetic& arithmetic,
                                  const CacheErrors& cache = {});
 
-/// Bounds for reference::window_attention.   returns [query_heads, n]
-Matrix window_attention_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic);
-
 /// The bound of a log-sum-exp that a kernel hands out, in natural units: of the sum of its weights before or after they are rounded,
 /// to any base, from any other.
 ///
@@ -123,6 +123,9 @@ Matrix window_attention_errors(const LayerView& layer, int64_t window, const Ari
 /// log_sum_exp  the reference's
 double stated_log_sum_exp_error(double error, double log_sum_exp, int64_t tokens,
                                 const Arithmetic& arithmetic);
+
+/// Bounds for reference::window_attention.   returns [query_heads, n]
+Matrix window_attention_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic);
 
 /// Bounds for the log-sum-exp of every window query.   returns [query_heads, window]
 Matrix window_log_sum_exp_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic);

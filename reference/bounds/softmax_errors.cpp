@@ -119,6 +119,11 @@ double weight_error(double weight, double share, const Arithmetic& arithmetic) {
   return weight * share + 2 * arithmetic.smallest + kLostWeight;
 }
 
+double score_weight_error(double weight, double share, const Arithmetic& arithmetic) {
+  const double error = weight_error(weight, share, arithmetic);
+  return error + arithmetic.score_weights * (weight + error) + arithmetic.score_weights_floor;
+}
+
 double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, double sum,
                          const Arithmetic& arithmetic) {
   const double log_tokens = std::log(static_cast<double>(tokens));

@@ -9,6 +9,13 @@
 
 namespace kvbound::sim {
 
+/// What an operation rounds, of all that a kernel may declare.
+enum class Rounds {
+  products,  ///< of stored inputs alone
+  scores,  ///< attention weights and, for some policies, outputs, too; no sum is declared by its parts and tiles
+  outputs  ///< all of it
+};
+
 struct CheckArithmetic {
   DeclaredArithmetic declared;
   Dtype inputs = Dtype::f64;  ///< the type that inputs are rounded to, if theirs is wider
@@ -21,7 +28,9 @@ struct CheckArithmetic {
 /// without `accumulate` products are formed in F64 if all inputs have that type, otherwise in F32.
 ///
 /// inputs  the input tensors' names, one of which is there at least
+/// rounds  what else is declared does not count
 /// throws  TraceError
-CheckArithmetic check_arithmetic(const CheckFile& file, std::initializer_list<const char*> inputs);
+CheckArithmetic check_arithmetic(const CheckFile& file, std::initializer_list<const char*> inputs,
+                                 Rounds rounds = Rounds::outputs);
 
 }  // namespace kvbound::sim

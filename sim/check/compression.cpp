@@ -67,7 +67,7 @@ Matrix projection_of(CheckFile& file, const LayerShape& shape) {
 // A layer at the end of its prompt, of what a file has of it.
 class CompressedLayer {
  public:
-  explicit CompressedLayer(CheckFile& file)
+  CompressedLayer(CheckFile& file, Rounds rounds)
       : file_(file), policy_(parsed(file.options(), "policy", "snapkv", parse_policy)) {
     file.refuse_unsupported();
     const bool merges = rules_of(policy_.merge).merges;
@@ -85,7 +85,7 @@ class CompressedLayer {
     const MetadataFields options = file.options();
     const auto head_dim = static_cast<double>(layer_.shape.head_dim);
     layer_.scale = options.has("sm_scale") ? options.positive("sm_scale") : 1 / std::sqrt(head_dim);
-    arithmetic_ = check_arithmetic(file, {"q", "k", "v", "w_o"});
+    arithmetic_ = check_arithmetic(file, {"q", "k", "v", "w_o"}, rounds);
     entries_ = parsed(options, "budget", "100%", parse_budget).entries(layer_.prompt_tokens);
     try {
       require_valid(policy_, entries_, layer_.prompt_tokens, layer_.window_queries);
@@ -102,8 +102,7 @@ class CompressedLayer {
   CheckResult judge(LayerClaims claims) const {
     const DeclaredArithmetic& declared = arithmetic_.declared;
     const Dtype merged = declared.accumulate == Dtype::f64 ? Dtype::f64 : declared.storage;
-    const TestedImplementation implementation{policy_, entries_, 0, declared.arithmetic(), arithmetic_.inputs,
-                                              merged};
+    const TestedImplementation implementation{policy_, entries_, 0, operations(), arithmetic_.inputs, merged};
     CheckResult result{{}, declared};
     CheckedLayer& layer = result.cases.emplace(CheckCases{"layer", {inputs()}}).layer.emplace();
     layer = {layer_.shape, {std::move(claims), {}, 0, declared.accumulate}};
@@ -121,6 +120,18 @@ class CompressedLayer {
                                      layer_.output_projection.numbers()})
       digest.add(numbers);
     return digest.text();
+  }
+
+  // The declared type of weights is also that of the weights that scores are sums of.
+  OperationArithmetic operations() const {
+    OperationArithmetic operations(arithmetic_.declared.arithmetic());
+    if (!arithmetic_.declared.weights) return operations;
+    const RealFormat format = *real_format(*arithmetic_.declared.weights);
+    for (reference::Arithmetic* scores : {&operations.window_attention, &operations.change_scores}) {
+      scores->score_weights = format.unit_roundoff();
+      scores->score_weights_floor = format.smallest_subnormal() / 2;
+    }
+    return operations;
   }
 
   void read_cache(const KvTensors& cache, bool has_values) {
@@ -171,7 +182,7 @@ std::vector<std::vector<int64_t>> kept_of(CheckFile& file, LayerClaims& claims) 
 }  // namespace
 
 CheckResult check_scores(CheckFile& file) {
-  const CompressedLayer layer(file);
+  const CompressedLayer layer(file, Rounds::scores);
   const int64_t scored = rules_of(layer.policy().host, layer.tokens(), layer.entries()).scored;
   const Dimensions shape{"kv_heads", {"scored", scored}};
   LayerClaims claims;
@@ -194,7 +205,7 @@ CheckResult check_norms(CheckFile& file) {
   const Tensor values = only_sequence(file, cache, &KvTensors::values);
   file.real("norms", {"query_heads", {"tokens of v", cache.tokens(0)}});
   const Matrix projection = projection_of(file, shape);
-  const CheckArithmetic arithmetic = check_arithmetic(file, {"v", "w_o"});
+  const CheckArithmetic arithmetic = check_arithmetic(file, {"v", "w_o"}, Rounds::products);
   const Matrix expected = reference::projected_value_norms(shape, values, projection, norm);
   const Matrix bounds = reference::projected_value_norm_errors(
       shape, values, projection, norm, expected,
@@ -212,7 +223,7 @@ CheckResult check_norms(CheckFile& file) {
 }
 
 CheckResult check_merge(CheckFile& file) {
-  const CompressedLayer layer(file);
+  const CompressedLayer layer(file, Rounds::outputs);
   const bool merges = rules_of(layer.policy().merge).merges;
   LayerClaims claims;
   claims.kept = kept_of(file, claims);

@@ -68,7 +68,8 @@ struct CheckOption {
   const char* operations;
 };
 
-constexpr const char* kArithmetic = "attention norms scores merge";
+constexpr const char *kArithmetic = "attention norms scores merge", *kOfWeights = "attention scores merge",
+                     *kOfSums = "attention merge";
 constexpr std::array kOptions{
     CheckOption{"sm-scale", "X", "logits are X q . k; 1/sqrt(head_dim) by default", "attention scores merge"},
     CheckOption{"causal", "BOOL", "queries are the last of their sequence, and do not see later tokens",
@@ -80,13 +81,15 @@ constexpr std::array kOptions{
     CheckOption{"storage", "TYPE", "type that the kernel rounds inputs to, if theirs is wider", kArithmetic},
     CheckOption{"accumulate", "F64|F32", "type of products and sums; F32 by default, F64 if all inputs are",
                 kArithmetic},
-    CheckOption{"weights", "TYPE", "type that attention weights are rounded to before they multiply values",
-                kArithmetic},
+    CheckOption{
+        "weights", "TYPE",
+        "type that attention weights are rounded to before they multiply values, or are added to scores",
+        kOfWeights},
     CheckOption{"partials", "TYPE",
-                "type that outputs of parts of the cache are rounded to before they are merged", kArithmetic},
-    CheckOption{"splits", "N", "most parts of the cache with an output each", kArithmetic},
+                "type that outputs of parts of the cache are rounded to before they are merged", kOfWeights},
+    CheckOption{"splits", "N", "most parts of the cache with an output each", kOfSums},
     CheckOption{"tile", "N|any", "terms of a sum over tokens that are added before their sum is handed on",
-                kArithmetic},
+                kOfSums},
     CheckOption{"products", "TF32", "factors are rounded or truncated to TF32 before they are multiplied",
                 kArithmetic},
     CheckOption{"score-error", "X", "how far the scores that the kernel saw may be from those in the file",

@@ -297,33 +297,6 @@ class Npz(CheckTest):
         (self.folder / "flipped.npz").write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1:])
         self.refuses(INVALID, r"is damaged: its checksum is another one", "check", "attention", "flipped.npz")
 
-
-class TopK(CheckTest):
-    def test_right_selections_agree_in_any_order_and_type(self):
-        for dtype in REAL:
-            case = topk(dtype=dtype)
-            report, _ = self.check("topk", case, "--order", "descending")
-            self.assertEqual(report["figures"]["rows in descending order"], 5)
-            shuffled = case.changed(indices=np.random.default_rng(2).permuted(case.array("indices"), axis=1))
-            report, _ = self.check("topk", shuffled)
-            self.assertEqual((report["figures"]["rows wrong"], report["figures"]["rows in descending order"]), (0, 0))
-            self.finds("topk", shuffled, r"indices\[\d, \d+\]: score \S+ stands before", "--order", "descending")
-
-    def test_how_many_entries_are_wrong_and_by_how_much(self):
-        case = topk()
-        scores, indices = case.array("scores"), case.array("indices")
-        indices[3, :7] = np.argsort(scores[3])[:7]
-        report = self.finds("topk", case.changed(indices=indices), r"indices\[3, 0\]: is \d+ rather than \d+, by score: .*; 7 of 20 entries are wrong")
-        self.assertEqual((report["figures"]["rows wrong"], report["figures"]["wrong entries in the worst row"]), (1, 7))
-        best = np.sort(scores[3])[-7:].max()
-        self.assertAlmostEqual(report["tensors"][0]["worst"]["error"], best - scores[3].min(), 6)
-
-    def test_no_entries_or_rows_are_nothing_to_judge(self):
-        for rows, k in ((3, 0), (0, 4)):
-            case = KernelFile({"scores": ("F32", np.zeros((rows, 10))), "indices": ("I64", np.zeros((rows, k)))})
-            _, stderr = self.check("topk", case, code=INCONCLUSIVE)
-            self.assertIn("inconclusive: there is nothing to judge: no tensor has an element", stderr)
-
     def test_members_that_numpy_does_not_write_are_refused(self):
         np.savez(self.folder / "good.npz", **self.arrays())
         with zipfile.ZipFile(self.folder / "good.npz") as archive:
@@ -342,6 +315,33 @@ class TopK(CheckTest):
                 changed[place] = value
             (self.folder / "changed.npz").write_bytes(changed)
             self.refuses(INVALID, rf"changed\.npz: q: {pattern}", "check", "attention", "changed.npz")
+
+
+class TopK(CheckTest):
+    def test_no_entries_or_rows_are_nothing_to_judge(self):
+        for rows, k in ((3, 0), (0, 4)):
+            case = KernelFile({"scores": ("F32", np.zeros((rows, 10))), "indices": ("I64", np.zeros((rows, k)))})
+            _, stderr = self.check("topk", case, code=INCONCLUSIVE)
+            self.assertIn("inconclusive: there is nothing to judge: no tensor has an element", stderr)
+
+    def test_right_selections_agree_in_any_order_and_type(self):
+        for dtype in REAL:
+            case = topk(dtype=dtype)
+            report, _ = self.check("topk", case, "--order", "descending")
+            self.assertEqual(report["figures"]["rows in descending order"], 5)
+            shuffled = case.changed(indices=np.random.default_rng(2).permuted(case.array("indices"), axis=1))
+            report, _ = self.check("topk", shuffled)
+            self.assertEqual((report["figures"]["rows wrong"], report["figures"]["rows in descending order"]), (0, 0))
+            self.finds("topk", shuffled, r"indices\[\d, \d+\]: score \S+ stands before", "--order", "descending")
+
+    def test_how_many_entries_are_wrong_and_by_how_much(self):
+        case = topk()
+        scores, indices = case.array("scores"), case.array("indices")
+        indices[3, :7] = np.argsort(scores[3])[:7]
+        report = self.finds("topk", case.changed(indices=indices), r"indices\[3, 0\]: is \d+ rather than \d+, by score: .*; 7 of 20 entries are wrong")
+        self.assertEqual((report["figures"]["rows wrong"], report["figures"]["wrong entries in the worst row"]), (1, 7))
+        best = np.sort(scores[3])[-7:].max()
+        self.assertAlmostEqual(report["tensors"][0]["worst"]["error"], best - scores[3].min(), 6)
 
     def test_ties_may_be_settled_in_any_way(self):
         scores = np.round(np.random.default_rng(3).standard_normal((4, 300)), 1)
@@ -514,6 +514,35 @@ class Compression(CheckTest):
         self.refused("scores", KernelFile(plain.tensors, policy="foo"), r"__metadata__\.policy: 'foo': no host 'foo'")
         self.refused("scores", KernelFile({name: plain.tensors[name] for name in ("q", "k", "score")}), r"(w_o|v): this tensor is missing",
                      "--policy", "snapkv:window=8+critical")
+
+    def test_scores_of_16_bit_weights_have_to_be_declared(self):
+        for policy in ("snapkv:window=8:pool=1", "h2o:window=8"):
+            case = self.layer(policy)
+            q, k = case.array("q")[4:], case.array("k")
+            score = np.zeros_like(case.array("score"))
+            scored = score.shape[1]
+            for h in range(4):
+                logits = np.einsum("ic,jc->ij", q[:, h], k[:, h // 2]) / 4
+                logits[np.arange(120)[None, :] > np.arange(112, 120)[:, None]] = -np.inf
+                weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+                weights = rounded(weights / weights.sum(axis=1, keepdims=True), "BF16")
+                score[h // 2] += weights.sum(axis=0)[:scored] / 2 / (8 if policy.startswith("snapkv") else 1)
+            rough = case.changed(score=score)
+            with self.subTest(policy):
+                self.finds("scores", rough, r"score\[")
+                report, _ = self.check("scores", rough, "--weights", "BF16")
+                self.assertEqual(report["declared"]["weights"], "BF16")
+                score[1, 5] *= 1.01
+                self.finds("scores", rough.changed(score=score), r"score\[1, 5\] is ", "--weights", "BF16")
+
+    def test_arithmetic_that_an_operation_does_not_have_is_refused_or_does_not_count(self):
+        case = self.layer("snapkv:window=8+critical")
+        norms = {"v": case.tensors["v"], "w_o": case.tensors["w_o"], "norms": ("F64", case.array("projected_value_norms"))}
+        self.refused("norms", KernelFile(norms), "--weights is of attention scores merge, not of norms", "--weights", "BF16", code=USAGE)
+        self.refused("scores", case, "--tile is of attention merge, not of scores", "--tile", "64", code=USAGE)
+        report, _ = self.check("norms", KernelFile(norms, accumulate="F64", weights="BF16", tile=64))
+        self.assertEqual((report["declared"]["weights"], report["declared"]["tile"]), (None, None))
+        self.assertEqual(report["not_read"], ["tile", "weights"])
 
     def test_norms(self):
         case = self.layer("snapkv:window=8+critical")

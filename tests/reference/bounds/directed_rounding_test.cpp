@@ -337,6 +337,32 @@ TEST(DirectedRounding, OfAWindowsMeanCountsItsQueries) {
   expect_tight(attained, window_attention_errors(layer.view, window, arithmetic)(0, 0), 1.3);
 }
 
+TEST(DirectedRounding, OfAStatedLogSumExpCountsRoundedWeightsAndAnotherBase) {
+  const int64_t tokens = 100;
+  Arithmetic arithmetic = nothing_rounds();
+  arithmetic.weights = 0x1p-9;
+  arithmetic.weights_floor = 0x1p-15;
+  const double others =
+      (tokens - 1) * arithmetic.weights_floor;  // of a weight of 1 and others of nearly 0, all rounded up
+  expect_tight(std::log1p(arithmetic.weights + others), stated_log_sum_exp_error(0, 0, tokens, arithmetic),
+               2.1);
+  arithmetic = only("unit");
+  const Directed round(arithmetic);
+  const double sum = 5;
+  expect_tight(round(round(1.0) * sum) - sum, stated_log_sum_exp_error(0, sum, tokens, arithmetic), 1.6);
+}
+
+TEST(DirectedRounding, OfAWindowsWeightsCountsTheirOwnType) {
+  const int64_t window = 4;
+  Arithmetic arithmetic = nothing_rounds();
+  arithmetic.score_weights = 0x1p-9;
+  arithmetic.score_weights_floor = 0x1p-15;
+  const FlatLayer layer(window, window, 0);
+  const double exact = window_attention(layer.view, window)(0, 0);
+  expect_tight(exact * arithmetic.score_weights + arithmetic.score_weights_floor,
+               window_attention_errors(layer.view, window, arithmetic)(0, 0), 1.01);
+}
+
 TEST(DirectedRounding, OfAWindowsWeightsCountsTheTokens) {
   const int64_t tokens = 2000;
   const Arithmetic arithmetic = only("unit");

@@ -63,6 +63,14 @@ double squared_length(const Directed& round, const Scored& given) {
   return round.sum(squares);
 }
 
+TEST(DirectedScores, CountTheTypeThatWeightsAreRoundedTo) {
+  const Scored given{filled(1, 1, 0), filled(4, 1, 1), filled(4, 1, 3), {}, Space::head};
+  Arithmetic arithmetic = nothing_rounds();
+  arithmetic.score_weights = 0x1p-9;
+  const double exact = given.score(Change::value, 0), moved = 1 + arithmetic.score_weights;
+  expect_tight(exact * (moved * moved - 1), given.bound(Change::value, 0, arithmetic), 1.01);
+}
+
 TEST(DirectedScores, CountBothProductsOfASquaredLength) {
   for (const Space space : {Space::head, Space::projected}) {
     for (const auto& [dimensions, model_dim] : {std::pair(1000, 4), {4, 1000}}) {
