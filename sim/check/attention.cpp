@@ -135,10 +135,22 @@ class AttentionCheck {
     reference::parallel_for(queries * kv_heads, [&](int64_t i) {
       const int64_t query = i / kv_heads, g = i % kv_heads;
       const Visible seen = visible(b, query);
+      const auto of_head = [&](TensorView all, int64_t head) {
+        return all.slice(head).middle_rows(seen.first, seen.count);
+      };
       judge_group((offsets_[b] + query) * query_heads_ + g * group,
-                  rows.view().middle_rows(query * query_heads_ + g * group, group),
-                  keys.view().slice(g).middle_rows(seen.first, seen.count),
-                  values.view().slice(g).middle_rows(seen.first, seen.count), arithmetic);
+                  rows.view().middle_rows(query * query_heads_ + g * group, group), of_head(keys.view(), g),
+                  of_head(values.view(), g), arithmetic, [&](VectorView one) {
+                    Matrix outputs(kv_heads, cache_.value_dim());
+                    for (int64_t other = 0; other < kv_heads; ++other) {
+                      const Matrix of_other = reference::attention(MatrixView(one.data(), 1, std::ssize(one)),
+                                                                   of_head(keys.view(), other),
+                                                                   of_head(values.view(), other), scale_)
+                                                  .output;
+                      std::ranges::copy(of_other.row(0), outputs.row(other).begin());
+                    }
+                    return outputs;
+                  });
     });
   }
 
@@ -147,16 +159,17 @@ class AttentionCheck {
                        cache_.kv_heads());
   }
 
-  // first  row of `out` and `lse`, of the group's first head
+  // first        row of `out` and `lse`, of the group's first head
+  // of_kv_heads  DifferingRows::add
   void judge_group(int64_t first, MatrixView queries, MatrixView keys, MatrixView values,
-                   const reference::Arithmetic& arithmetic) {
+                   const reference::Arithmetic& arithmetic, const OfKvHeads& of_kv_heads) {
     const reference::AttentionOutput expected = reference::attention(queries, keys, values, scale_);
     const reference::AttentionErrors errors =
         reference::attention_errors(queries, keys, values, scale_, {}, arithmetic);
     const int64_t value_dim = cache_.value_dim();
     std::ranges::copy(expected.output.numbers(), expected_.begin() + first * value_dim);
     std::ranges::copy(errors.output.numbers(), bounds_.begin() + first * value_dim);
-    if (keys.rows > 0) rows_->add(first, queries, keys, values, {}, errors, arithmetic);
+    if (keys.rows > 0) rows_->add(first, queries, keys, values, {}, errors, arithmetic, of_kv_heads);
     for (int64_t h = 0; lse_ && h < queries.rows; ++h) {
       const double lse = expected.log_sum_exp[h];
       lse_expected_[first + h] = lse_unit_ * lse;

@@ -112,6 +112,15 @@ class Attention(CheckTest):
         report, _ = self.check("attention", rough, "--weights", "BF16", "--splits", "1")
         self.assertEqual((report["declared"]["weights"], report["declared"]["splits"]), ("BF16", 1))
 
+    def test_other_kv_heads_are_named(self):
+        case = decode("F16", batch=2)
+        q, k, v = (case.array(name) for name in "qkv")
+        def reading(kv_heads):
+            return case.changed(out=np.stack([softmax_attention(q[b:b + 1], k[b][:, kv_heads], v[b][:, kv_heads])[0][0] for b in range(2)]))
+        report = self.finds("attention", reading([0, 1, 0, 1]), r"out\[.*query heads read KV head h mod 2; expected h div 2 \(that explains all 4 rows")
+        self.assertEqual(report["tensors"][0]["diagnosis"]["rows"], 4)
+        self.finds("attention", reading([0, 0, 1, 0]), r"out\[.*query head 3 reads KV head 0; expected 1")
+
     def test_huge_outputs_are_reported_in_short_lines(self):
         case = decode("F64", out="F64")
         huge = case.changed(out=1e300 * case.array("out"))

@@ -5,8 +5,10 @@
 #include <map>
 #include <numbers>
 #include <numeric>
+#include <ranges>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/sim/diff/claims/comparison.hpp>
@@ -107,28 +109,56 @@ bool explains(const Rows& rows, const std::function<Output(const RowAttention&)>
   return std::ranges::all_of(rows, [&](const RowAttention& row) { return row.fits(output(row)); });
 }
 
-std::optional<std::string> heads_fault(const Rows& rows) {
-  std::map<int64_t, int64_t> holds;  // the head whose output another has
+// For each query head of the rows the one candidate, of so many, that explains all of its rows: fits(row, candidate). Empty if a
+// head has none.
+std::map<int64_t, int64_t> sources(const Rows& rows, int64_t candidates,
+                                   const std::function<bool(const DifferingOutput&, int64_t)>& fits) {
+  std::map<int64_t, int64_t> of_heads;
   for (const RowAttention& row : rows) {
-    const MatrixView outputs = row.row().outputs;
     const int64_t head = row.row().head;
-    const auto fits = [&](int64_t h) { return h != head && row.row().fits(outputs.row(h)); };
-    if (holds.contains(head)) {
-      if (!fits(holds[head])) return std::nullopt;
+    if (of_heads.contains(head)) {
+      if (!fits(row.row(), of_heads[head])) return {};
       continue;
     }
     int64_t found = 0;
-    while (found < outputs.rows && !fits(found)) ++found;
-    if (found == outputs.rows) return std::nullopt;
-    holds[head] = found;
+    while (found < candidates && !fits(row.row(), found)) ++found;
+    if (found == candidates) return {};
+    of_heads[head] = found;
   }
-  std::string heads, others;
-  for (const auto& [head, other] : holds) {
-    heads += fmt::format("{}{}", heads.empty() ? "" : ", ", head);
-    others += fmt::format("{}{}", others.empty() ? "" : ", ", other);
-  }
-  return holds.size() == 1 ? fmt::format("query head {} holds the output of {}", heads, others)
-                           : fmt::format("query heads {} hold the outputs of {}", heads, others);
+  return of_heads;
+}
+
+std::optional<std::string> heads_fault(const Rows& rows) {
+  const auto holds =
+      sources(rows, rows.front().row().outputs.rows, [](const DifferingOutput& row, int64_t other) {
+        return other != row.head && row.fits(row.outputs.row(other));
+      });
+  if (holds.empty()) return std::nullopt;
+  const bool is_one = holds.size() == 1;
+  return fmt::format("query head{} {} hold{} the output{} of {}", is_one ? "" : "s",
+                     fmt::join(std::views::keys(holds), ", "), is_one ? "s" : "", is_one ? "" : "s",
+                     fmt::join(std::views::values(holds), ", "));
+}
+
+// Queries that attend to the entries of another KV head.
+std::optional<std::string> kv_heads_fault(const Rows& rows) {
+  const int64_t kv_heads = rows.front().row().of_kv_heads.rows;
+  if (kv_heads < 2) return std::nullopt;
+  const int64_t group = rows.front().row().outputs.rows / kv_heads;
+  const auto fits = [&](const DifferingOutput& row, int64_t other) {
+    return other != row.head / group && row.fits(row.of_kv_heads.row(other));
+  };
+  const auto reads = sources(rows, kv_heads, fits);
+  if (reads.empty()) return std::nullopt;
+  const bool is_tiled = reads.size() > 1 && std::ranges::all_of(rows, [&](const RowAttention& row) {
+                          return fits(row.row(), row.row().head % kv_heads);
+                        });
+  if (is_tiled) return fmt::format("query heads read KV head h mod {}; expected h div {}", kv_heads, group);
+  const bool is_one = reads.size() == 1;
+  const auto own = std::views::transform(std::views::keys(reads), [&](int64_t head) { return head / group; });
+  return fmt::format("query head{} {} read{} KV head{} {}; expected {}", is_one ? "" : "s",
+                     fmt::join(std::views::keys(reads), ", "), is_one ? "s" : "", is_one ? "" : "s",
+                     fmt::join(std::views::values(reads), ", "), fmt::join(own, ", "));
 }
 
 // How far the claimed outputs are from those with a fault, as a sum of squares.
@@ -285,7 +315,7 @@ std::optional<std::string> diagnosis(const std::vector<DifferingOutput>& differi
   if (std::ranges::any_of(differing, [](const DifferingOutput& row) { return row.keys.rows == 0; }))
     return std::nullopt;
   const Rows rows(differing.begin(), differing.end());
-  for (const auto& fault : {heads_fault, factor_fault, logits_fault, entries_fault}) {
+  for (const auto& fault : {heads_fault, kv_heads_fault, factor_fault, logits_fault, entries_fault}) {
     if (const std::optional<std::string> found = fault(rows)) return found;
   }
   return std::nullopt;

@@ -23,6 +23,8 @@ struct DifferingOutput {
   int64_t head = 0;    ///< its query head
   MatrixView
       outputs;  ///< [heads, head_dim]: the right outputs of all query heads for the same token; no rows: not known
+  /// [KV heads, head_dim]: the query's outputs over the entries of each KV head; no rows: not known. Needs `outputs`.
+  MatrixView of_kv_heads = {};
   /// Whether the claimed output is within the bounds of an implementation whose output is this one, [head_dim].
   std::function<bool(VectorView)> fits;
 };
@@ -40,6 +42,8 @@ std::function<bool(VectorView)> fit_of(const reference::AttentionErrors& errors,
 ///
 ///     rows are zero; rows are not finite
 ///     query heads 1, 2 hold the outputs of 4, 1
+///     query heads read KV head h mod 2; expected h div 4
+///     query heads 1, 2 read KV heads 3, 2; expected 0, 0
 ///     outputs are 0.500 of what they should be
 ///     exponentials are to base 2; logits are not scaled, or scaled twice; logits are scaled by 1.030
 ///     64 entries with logit 0 are in the denominator

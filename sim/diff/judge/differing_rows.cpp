@@ -22,11 +22,17 @@ Matrix copy_of(MatrixView from) {
 
 void DifferingRows::add(int64_t row, int64_t query, MatrixView queries, MatrixView keys, MatrixView values,
                         VectorView votes, const reference::AttentionErrors& errors,
-                        const reference::Arithmetic& arithmetic) {
+                        const reference::Arithmetic& arithmetic, const OfKvHeads& of_kv_heads) {
   const std::lock_guard lock(mutex_);
   if (row >= end_) return;
-  rows_[row] = {query,  copy_of(queries), copy_of(keys), copy_of(values), {votes.begin(), votes.end()},
-                errors, arithmetic};
+  rows_[row] = {query,
+                copy_of(queries),
+                copy_of(keys),
+                copy_of(values),
+                {votes.begin(), votes.end()},
+                errors,
+                arithmetic,
+                of_kv_heads ? of_kv_heads(queries.row(query)) : Matrix()};
   // The longest beginning of all rows that fits, in whatever order they come.
   int64_t count = 0, numbers = 0;
   auto last = rows_.begin();
@@ -47,7 +53,7 @@ std::optional<ExplainedRows> DifferingRows::diagnosis(VectorView expected) const
     const MatrixView outputs(expected.data() + at / heads * heads * head_dim, heads, head_dim);
     functionals.emplace_back(row.errors, row.query, row.values, row.votes, row.arithmetic);
     differing.push_back({row.queries.row(row.query), row.keys, row.values, row.votes, scale_, claimed,
-                         at % heads, outputs,
+                         at % heads, outputs, row.of_kv_heads,
                          fit_of(row.errors, row.query, functionals.back(), claimed, claim_.storage)});
   }
   std::optional<std::string> fault = sim::diagnosis(differing);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -14,6 +15,9 @@
 
 namespace kvbound::sim {
 
+/// The outputs of one query over the entries of every KV head, [KV heads, head_dim].
+using OfKvHeads = std::function<Matrix(VectorView query)>;
+
 class DifferingRows {
  public:
   /// claim  [..., heads, head_dim]; must outlive the object
@@ -24,9 +28,10 @@ class DifferingRows {
   ///
   /// query       of `queries` and `errors`
   /// arithmetic  that of the errors
+  /// of_kv_heads for the row's token, where they are known; called before add() returns, if at all
   void add(int64_t row, int64_t query, MatrixView queries, MatrixView keys, MatrixView values,
            VectorView votes, const reference::AttentionErrors& errors,
-           const reference::Arithmetic& arithmetic);
+           const reference::Arithmetic& arithmetic, const OfKvHeads& of_kv_heads = {});
 
   /// What explains all rows that were kept; nullopt if nothing does, or there are none.
   ///
@@ -40,6 +45,7 @@ class DifferingRows {
     std::vector<double> votes;
     reference::AttentionErrors errors;
     reference::Arithmetic arithmetic;
+    Matrix of_kv_heads;
   };
 
   const RealClaim& claim_;

@@ -5,11 +5,12 @@
 namespace kvbound::sim {
 
 void OutputRows::add(int64_t first, MatrixView queries, MatrixView keys, MatrixView values, VectorView votes,
-                     const reference::AttentionErrors& errors, const reference::Arithmetic& arithmetic) {
+                     const reference::AttentionErrors& errors, const reference::Arithmetic& arithmetic,
+                     const OfKvHeads& of_kv_heads) {
   for (int64_t h = 0; h < queries.rows; ++h) {
     functionals_.add(first + h, reference::OutputFunctionals(errors, h, values, votes, arithmetic));
     if (!functionals_.differs(first + h)) continue;
-    differing_.add(first + h, h, queries, keys, values, votes, errors, arithmetic);
+    differing_.add(first + h, h, queries, keys, values, votes, errors, arithmetic, of_kv_heads);
   }
 }
 

@@ -20,9 +20,11 @@ class OutputRows {
 
   /// The rows of one KV head's queries, from `first` on; of different rows on any threads.
   ///
-  /// errors  of attention_errors, for this arithmetic
+  /// errors       of attention_errors, for this arithmetic
+  /// of_kv_heads  DifferingRows::add
   void add(int64_t first, MatrixView queries, MatrixView keys, MatrixView values, VectorView votes,
-           const reference::AttentionErrors& errors, const reference::Arithmetic& arithmetic);
+           const reference::AttentionErrors& errors, const reference::Arithmetic& arithmetic,
+           const OfKvHeads& of_kv_heads = {});
 
   /// Adds to the agreement of its elements what is known of its rows.
   ///

@@ -60,6 +60,7 @@ struct Case {
                       claimed.row(h),
                       h,
                       right,
+                      of_kv_heads.empty() ? MatrixView() : of_kv_heads[h],
                       fit_of(errors, h, functionals.back(), claimed.row(h), Dtype::f32)});
     }
     return diagnosis(rows).value_or("");
@@ -71,6 +72,7 @@ struct Case {
   reference::Arithmetic arithmetic;
   reference::AttentionErrors errors;
   Matrix right, claimed;
+  std::vector<Matrix> of_kv_heads = {};  // [heads]: DifferingOutput::of_kv_heads, where they are known
 };
 
 class Diagnosis : public testing::TestWithParam<int64_t> {
@@ -121,6 +123,25 @@ TEST_P(Diagnosis, NamesSwappedHeads) {
   EXPECT_EQ(given.found({1}), "query head 1 holds the output of 3");
 }
 
+// Two query heads on each of two KV heads; all of them read the other one.
+TEST_P(Diagnosis, NamesTheKvHeadsThatAreRead) {
+  const Case other(tokens, 8);
+  given.claimed = Case::output(given.queries, other.keys, other.values, Case::kScale);
+  given.of_kv_heads.assign(kHeads, Matrix(2, kDim));
+  for (int64_t h = 0; h < 4; ++h) {
+    const int64_t own = h / 2;
+    std::ranges::copy(given.right.row(h), given.of_kv_heads[h].row(own).begin());
+    std::ranges::copy(given.claimed.row(h), given.of_kv_heads[h].row(1 - own).begin());
+  }
+  EXPECT_EQ(given.found({1, 2}), "query heads read KV head h mod 2; expected h div 2");
+  EXPECT_EQ(given.found({1}), "query head 1 reads KV head 1; expected 0");
+  EXPECT_EQ(given.found({0, 1}), "query heads 0, 1 read KV heads 1, 1; expected 0, 0");
+  for (double& number : given.claimed.row(2)) number *= 0.5;
+  EXPECT_EQ(given.found({1, 2}), "");
+  given.of_kv_heads.clear();
+  EXPECT_EQ(given.found({1}), "");
+}
+
 TEST_P(Diagnosis, NamesMissingEntries) {
   EXPECT_EQ(of_entries(128, 192, 0), "entries 128-191 are missing");
   EXPECT_EQ(of_entries(tokens - 1, tokens, 0), "the last entry is missing");
@@ -148,6 +169,7 @@ TEST_P(Diagnosis, NamesTheLastEntryOfCachesThatGrow) {
                     one.claimed.row(1),
                     1,
                     one.right,
+                    {},
                     fit_of(one.errors, 1, functionals.back(), one.claimed.row(1), Dtype::f32)});
   }
   EXPECT_EQ(diagnosis(rows), "the last entry is missing");
