@@ -21,7 +21,7 @@ from support.tiny_model import TinyModel
 ROOT = kvbound_cli.REPOSITORY
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
-READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "sim/check/README.md", "sim/evaluate/README.md", "sim/report/README.md", "sim/sweep/README.md",
+READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "sim/check/README.md", "sim/diff/README.md", "sim/evaluate/README.md", "sim/report/README.md", "sim/sweep/README.md",
            "proofs/README.md",
            "traces/README.md", "cuda/README.md")
 MOST_WORDS = 1500  # words in the root README, tables and code included
