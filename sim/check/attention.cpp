@@ -173,10 +173,9 @@ class AttentionCheck {
     for (int64_t h = 0; lse_ && h < queries.rows; ++h) {
       const double lse = expected.log_sum_exp[h];
       lse_expected_[first + h] = lse_unit_ * lse;
-      lse_bounds_[first + h] = keys.rows == 0
-                                   ? 0
-                                   : lse_unit_ * reference::stated_log_sum_exp_error(
-                                                     errors.log_sum_exp[h], lse, keys.rows, arithmetic);
+      if (keys.rows == 0) continue;  // -infinity
+      lse_bounds_[first + h] =
+          lse_unit_ * reference::stated_log_sum_exp_error(errors.log_sum_exp[h], lse, keys.rows, arithmetic);
     }
   }
 
