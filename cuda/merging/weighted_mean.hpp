@@ -63,7 +63,7 @@ int64_t cluster_sums_workspace(int64_t kv_heads, int64_t rows, int64_t stride, i
 /// cache      [kv_heads, ..., head_dim]; rows of kept entries without members are left as they are
 /// status     set to 1 if a result does not fit the storage type or is NaN
 /// precision  fp32, then rounded to the storage type; clusters of more than 64 members are summed by parts of 128. Errors:
-///            weighted_mean_errors in reference/bounds/merge_cluster_errors.hpp
+///            UncertainWeights::mean_errors in reference/bounds/merge_rounding.hpp
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
 void weighted_means(DeviceTensor<const T> entries, const MergedEntries& merged, const ClusterWeights& weights,

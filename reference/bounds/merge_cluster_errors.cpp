@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <utility>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/infinity.hpp>
@@ -23,20 +25,72 @@ void widen(std::span<double> errors) {
   for (double& error : errors) error *= 1 + kOwnRounding;
 }
 
+using Directions = std::vector<std::vector<double>>;
+
+// sum_c |w_c| errors_c
+double by_elements(VectorView direction, VectorView errors) {
+  double sum = 0;
+  for (size_t c = 0; c < direction.size(); ++c) {
+    if (direction[c] != 0) sum += std::abs(direction[c]) * errors[c];  // an error may be infinite
+  }
+  return sum;
+}
+
+// The errors of a mean's elements, and in each direction those of the mean as a whole.
+struct WholeErrors {
+  std::vector<double> elements, along;
+
+  double saving(size_t direction, const Directions& directions) const {
+    const double most = by_elements(directions[direction], elements);
+    if (!(along[direction] < most && most < kInfinity)) return 0;
+    return std::max(0.0, most * (1 - kOwnRounding) - along[direction]);
+  }
+  std::vector<double> savings(const Directions& directions) const {
+    std::vector<double> all;
+    for (size_t i = 0; i < directions.size(); ++i) all.push_back(saving(i, directions));
+    return all;
+  }
+};
+
+// rows_along(i, j): a bound on the error of row j in direction i
+WholeErrors whole_errors(const UncertainWeights& weights, MatrixView rows, MatrixView row_errors,
+                         const Directions& directions,
+                         const std::function<double(size_t, int64_t)>& rows_along) {
+  WholeErrors result{weights.mean_errors(rows, row_errors), {}};
+  for (size_t i = 0; i < directions.size(); ++i) {
+    std::vector<double> own;
+    for (int64_t j = 0; j < rows.rows; ++j) own.push_back(rows_along(i, j));
+    result.along.push_back(std::min(weights.error_along(directions[i], rows, row_errors, own),
+                                    by_elements(directions[i], result.elements)));
+  }
+  return result;
+}
+
+// The same of rows of which nothing but their elements' errors is known.
+WholeErrors whole_errors(const UncertainWeights& weights, MatrixView rows, MatrixView row_errors,
+                         const Directions& directions) {
+  return whole_errors(weights, rows, row_errors, directions,
+                      [&](size_t i, int64_t j) { return by_elements(directions[i], row_errors.row(j)); });
+}
+
 // A cluster's means by one row of scores, and the errors of each.
 struct MeanErrors {
   ClusterMean mean;
-  std::vector<double> key, value;
+  WholeErrors whole_key, whole_value;
   double log_weight = 0, mean_log_score = 0, divergence = 0;
+
+  const std::vector<double>& key() const { return whole_key.elements; }
+  const std::vector<double>& value() const { return whole_value.elements; }
 };
 
 MeanErrors mean_errors(const ClusterMembers& members, VectorView scores, VectorView score_errors,
-                       const MemberErrors& errors, const Arithmetic& arithmetic) {
+                       const MemberErrors& errors, const MergeDirections& directions,
+                       const Arithmetic& arithmetic) {
   const ClusterRounding cluster(members, scores, score_errors, Evaluation::any_form, arithmetic);
   const double reach = max_abs(scores) + max_abs(score_errors);
   return {cluster.mean(),
-          cluster.weights().mean_errors(members.keys, errors.keys),
-          cluster.weights().mean_errors(members.values, errors.values),
+          whole_errors(cluster.weights(), members.keys, errors.keys, directions.key),
+          whole_errors(cluster.weights(), members.values, errors.values, directions.value),
           cluster.log_weight_error(),
           cluster.mean_log_score_error(reach),
           cluster.divergence_error()};
@@ -130,7 +184,7 @@ UncertainTargets correction_targets(const MergeErrorsCase& given, const MergingQ
     for (size_t c = 0; c < mean_key.size(); ++c) {
       const double key = mean.mean.key[c], apart = key - mean_key[c], size = std::abs(query[c]);
       target += query[c] * apart;
-      error += (size + query_errors[c]) * (mean.key[c] + mean_key_errors[c]) +
+      error += (size + query_errors[c]) * (mean.key()[c] + mean_key_errors[c]) +
                query_errors[c] * std::abs(apart) +
                gamma(columns + 8, arithmetic) * size * (std::abs(key) + std::abs(mean_key[c]));
     }
@@ -188,7 +242,7 @@ std::vector<double> mean_key_errors(const std::vector<MeanErrors>& means, std::s
   for (size_t c = 0; c < errors.size(); ++c) {
     for (const MeanErrors& mean : means) {
       mean_key[c] += mean.mean.key[c] / heads;
-      errors[c] += (mean.key[c] + gamma(heads + 2, arithmetic) * std::abs(mean.mean.key[c])) / heads;
+      errors[c] += (mean.key()[c] + gamma(heads + 2, arithmetic) * std::abs(mean.mean.key[c])) / heads;
     }
   }
   return errors;
@@ -213,9 +267,9 @@ std::vector<double> zip_key_errors(const MeanErrors& mean, const Arithmetic& ari
   const double off =
       (mean.divergence + share * mean.mean_log_score) / least + 4 * unit(arithmetic) * (1 + share);
   std::vector<double> errors;
-  for (size_t c = 0; c < mean.key.size(); ++c) {
+  for (size_t c = 0; c < mean.key().size(); ++c) {
     const double number = std::abs(mean.mean.key[c]);
-    errors.push_back((scale + off) * mean.key[c] + off * number + 2 * unit(arithmetic) * scale * number);
+    errors.push_back((scale + off) * mean.key()[c] + off * number + 2 * unit(arithmetic) * scale * number);
   }
   return errors;
 }
@@ -224,11 +278,20 @@ void add(VectorView more, std::vector<double>& errors) {
   for (size_t c = 0; c < errors.size(); ++c) errors[c] += more[c];
 }
 
+// Of mean_h k-_h in each direction.
+std::vector<double> mean_key_savings(const std::vector<MeanErrors>& means, const Directions& directions) {
+  std::vector<double> savings(directions.size());
+  for (const MeanErrors& mean : means) add(mean.whole_key.savings(directions), savings);
+  for (double& saving : savings) saving /= static_cast<double>(means.size());
+  return savings;
+}
+
 void derive_key_errors(const MergeErrorsCase& given, const std::vector<MeanErrors>& means,
-                       const UncertainScores& scores, const Arithmetic& arithmetic,
-                       MergedEntryErrors& result) {
-  std::vector<double> mean_key(means.front().key.size());
+                       const UncertainScores& scores, const Directions& directions,
+                       const Arithmetic& arithmetic, MergedEntryErrors& result) {
+  std::vector<double> mean_key(means.front().key().size());
   result.key = mean_key_errors(means, mean_key, arithmetic);
+  result.key_savings = mean_key_savings(means, directions);
   const MeanErrors& first = means.front();
   switch (given.rule.key) {
     case MergedKey::convex:
@@ -237,6 +300,7 @@ void derive_key_errors(const MergeErrorsCase& given, const std::vector<MeanError
       switch (zip_case(first, scores.scores.row(0), scores.errors.row(0))) {
         case ZipCase::scaled:
           result.key = zip_key_errors(first, arithmetic);
+          result.key_savings.clear();  // the mean key's errors are scaled, too
           return;
         case ZipCase::unknown:
           std::ranges::fill(result.key, kInfinity);
@@ -255,13 +319,17 @@ void derive_key_errors(const MergeErrorsCase& given, const std::vector<MeanError
   }
   correct_jointly(given, queries, means, mean_key, result.key, arithmetic, result);
   result.key = errors_of_all(result.possible_keys);
-  if (result.possible_keys.size() == 1) result.possible_keys.clear();
+  if (result.possible_keys.size() == 1) {
+    result.possible_keys.clear();
+  } else {
+    result.key_savings.clear();  // its directions are of one key
+  }
 }
 
 // Errors of sum_h c_h v-_h / sum_h c_h.
-std::vector<double> joint_value_errors(const MergeErrorsCase& given, const std::vector<MeanErrors>& means,
-                                       const Arithmetic& arithmetic) {
-  if (means.size() == 1) return means.front().value;
+WholeErrors joint_value_errors(const MergeErrorsCase& given, const std::vector<MeanErrors>& means,
+                               const Directions& directions, const Arithmetic& arithmetic) {
+  if (means.size() == 1) return means.front().whole_value;
   std::vector<double> logits, off;
   Matrix values, errors;
   for (size_t h = 0; h < means.size(); ++h) {
@@ -271,36 +339,43 @@ std::vector<double> joint_value_errors(const MergeErrorsCase& given, const std::
                   4 * unit(arithmetic) *
                       (std::abs(means[h].mean.log_weight) + std::abs(given.log_denominators[h])));
     values.append_row(means[h].mean.value);
-    errors.append_row(means[h].value);
+    errors.append_row(means[h].value());
   }
-  return weighted_mean_errors(logits, off, values, errors, arithmetic);
+  return whole_errors(UncertainWeights(logits, off, Evaluation::any_form, arithmetic), values, errors,
+                      directions, [&](size_t i, int64_t h) { return means[h].whole_value.along[i]; });
 }
 
 // Errors of merged entries whose weights depend on keys alone.
 MergedEntryErrors by_keys(VectorView logits, VectorView off, const ClusterMembers& members,
-                          const MemberErrors& errors, const Arithmetic& arithmetic) {
-  return {weighted_mean_errors(logits, off, members.keys, errors.keys, arithmetic),
-          weighted_mean_errors(logits, off, members.values, errors.values, arithmetic),
-          {}};
+                          const MemberErrors& errors, const MergeDirections& directions,
+                          const Arithmetic& arithmetic) {
+  const UncertainWeights weights(logits, off, Evaluation::any_form, arithmetic);
+  WholeErrors keys = whole_errors(weights, members.keys, errors.keys, directions.key),
+              values = whole_errors(weights, members.values, errors.values, directions.value);
+  MergedEntryErrors result;
+  result.key_savings = keys.savings(directions.key);
+  result.value_savings = values.savings(directions.value);
+  result.key = std::move(keys.elements);
+  result.value = std::move(values.elements);
+  return result;
 }
 
 }  // namespace
 
-std::vector<double> weighted_mean_errors(VectorView logits, VectorView errors, MatrixView rows,
-                                         MatrixView row_errors, const Arithmetic& arithmetic) {
-  return UncertainWeights(logits, errors, Evaluation::any_form, arithmetic).mean_errors(rows, row_errors);
-}
-
 MergedEntryErrors merge_cluster_errors(const MergeErrorsCase& given, const ClusterMembers& members,
-                                       const MemberErrors& errors, const Arithmetic& arithmetic) {
+                                       const MemberErrors& errors, const Arithmetic& arithmetic,
+                                       const MergeDirections& directions) {
   const UncertainScores scores = merging_scores(given, members, errors, arithmetic);
   std::vector<MeanErrors> means;
   for (int64_t h = 0; h < scores.scores.rows(); ++h) {
-    means.push_back(mean_errors(members, scores.scores.row(h), scores.errors.row(h), errors, arithmetic));
+    means.push_back(
+        mean_errors(members, scores.scores.row(h), scores.errors.row(h), errors, directions, arithmetic));
   }
   MergedEntryErrors result;
-  derive_key_errors(given, means, scores, arithmetic, result);
-  result.value = joint_value_errors(given, means, arithmetic);
+  derive_key_errors(given, means, scores, directions.key, arithmetic, result);
+  WholeErrors value = joint_value_errors(given, means, directions.value, arithmetic);
+  result.value_savings = value.savings(directions.value);
+  result.value = std::move(value.elements);
   widen(result.key);
   widen(result.value);
   for (int64_t h = 0; h < members.log_scores.rows(); ++h) {
@@ -329,7 +404,7 @@ double cosine_error(VectorView key, VectorView key_errors, VectorView other, Vec
 }
 
 MergedEntryErrors similarity_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
-                                         const Arithmetic& arithmetic) {
+                                         const Arithmetic& arithmetic, const MergeDirections& directions) {
   const std::vector<double> weights = similarity_weights(members.keys);
   std::vector<double> logits, off;
   for (size_t j = 0; j < weights.size(); ++j) {
@@ -341,11 +416,11 @@ MergedEntryErrors similarity_mean_errors(const ClusterMembers& members, const Me
                                          errors.keys.row(0), arithmetic)) +
                   gamma(static_cast<double>(weights.size()) + 12, arithmetic));
   }
-  return by_keys(logits, off, members, errors, arithmetic);
+  return by_keys(logits, off, members, errors, directions, arithmetic);
 }
 
 MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
-                                       const Arithmetic& arithmetic) {
+                                       const Arithmetic& arithmetic, const MergeDirections& directions) {
   const int64_t count = members.keys.rows(), columns = members.keys.cols();
   const auto others = static_cast<double>(count - 1);
   std::vector<double> distances(count), off(static_cast<size_t>(count));
@@ -374,7 +449,7 @@ MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const Memb
                                                   gamma(4, arithmetic) * std::abs(logits[j])
                                             : kInfinity;
   }
-  return by_keys(logits, logit_errors, members, errors, arithmetic);
+  return by_keys(logits, logit_errors, members, errors, directions, arithmetic);
 }
 
 double score_ema_error(int64_t updates, double ema, double largest_score, const Arithmetic& arithmetic) {

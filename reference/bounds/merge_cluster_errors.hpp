@@ -26,6 +26,11 @@ struct PossibleKey {
   std::vector<double> key, errors;
 };
 
+/// Directions w in which the errors of a merged entry are bounded as wholes, [head_dim] each.
+struct MergeDirections {
+  std::vector<std::vector<double>> key = {}, value = {};
+};
+
 /// The errors of a merged entry.
 struct MergedEntryErrors {
   std::vector<double> key;         ///< [head_dim]; of all possible keys
@@ -35,13 +40,10 @@ struct MergedEntryErrors {
   std::vector<PossibleKey> possible_keys = {};
   /// Of the queries, for `joint` keys: the largest over the smallest singular value that is kept; else 0.
   double condition_number = 0;
+  /// [directions]: by how much a bound on |<w, error>| stays below sum_c |w_c| times component c's; 0 where no such bound is known.
+  /// It does so, too, if errors of their own are added to the components.
+  std::vector<double> key_savings = {}, value_savings = {};
 };
-
-/// Bounds for a mean of rows weighted by softmax(logits), where logits and rows have the given errors.
-///
-///     rows, row_errors  [members, columns];   logits, errors  [members], natural log
-std::vector<double> weighted_mean_errors(VectorView logits, VectorView errors, MatrixView rows,
-                                         MatrixView row_errors, const Arithmetic& arithmetic);
 
 /// The queries for which a cluster merges, and the errors of ln D_h.
 struct MergeErrorsCase {
@@ -54,13 +56,15 @@ struct MergeErrorsCase {
 
 /// Bounds for merge_cluster.
 MergedEntryErrors merge_cluster_errors(const MergeErrorsCase& given, const ClusterMembers& members,
-                                       const MemberErrors& errors, const Arithmetic& arithmetic);
+                                       const MemberErrors& errors, const Arithmetic& arithmetic,
+                                       const MergeDirections& directions = {});
 
 /// Bounds for the means weighted by similarity_weights and by gaussian_weights.
 MergedEntryErrors similarity_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
-                                         const Arithmetic& arithmetic);
+                                         const Arithmetic& arithmetic,
+                                         const MergeDirections& directions = {});
 MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
-                                       const Arithmetic& arithmetic);
+                                       const Arithmetic& arithmetic, const MergeDirections& directions = {});
 
 /// A bound for the cosine of two keys with the given errors; at most 2. product_depth and tensor sums are those of the keys'
 /// product; lengths are summed in any order, and not in tensor cores.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/core/infinity.hpp>
@@ -104,6 +105,32 @@ std::vector<double> UncertainWeights::mean_errors(MatrixView rows, MatrixView ro
     result[c] = (error + 2 * members * smallest_ * (1 + widest)) * (1 + kOwnRounding);
   }
   return result;
+}
+
+double UncertainWeights::error_along(VectorView direction, MatrixView rows, MatrixView row_errors,
+                                     VectorView rows_along) const {
+  if (!(softmax_.growth < 0.5)) return kInfinity;
+  std::vector<double> shares, along;
+  double mean = 0, off = 0, own = 0, lost = 0;
+  for (int64_t j = 0; j < rows.rows; ++j) {
+    const VectorView row = rows.row(j);
+    shares.push_back(weights_[j] * (1 + rounding::growth(exponents_[j])));
+    along.push_back(std::inner_product(direction.begin(), direction.end(), row.begin(), 0.0));
+    mean += weights_[j] * along.back();
+    off += shares.back() * rows_along[j];
+  }
+  for (int64_t c = 0; c < rows.cols; ++c) {
+    double size = 0, widest = 0;
+    for (int64_t j = 0; j < rows.rows; ++j) {
+      size += shares[j] * (std::abs(rows(j, c)) + (row_errors.rows == 0 ? 0 : row_errors(j, c)));
+      widest = std::max(widest, std::abs(rows(j, c)));
+    }
+    own += std::abs(direction[c]) * size;
+    lost += std::abs(direction[c]) * (1 + widest);
+  }
+  const double rounded = (rounded_ * own + off) / (1 - softmax_.growth);
+  return (moved_mean(along, mean) + rounded + 2 * static_cast<double>(rows.rows) * smallest_ * lost) *
+         (1 + kOwnRounding);
 }
 
 ClusterRounding::ClusterRounding(const ClusterMembers& members, VectorView scores, VectorView errors,

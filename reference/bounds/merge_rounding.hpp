@@ -49,6 +49,13 @@ class UncertainWeights {
   /// row_errors  [rows, columns]; no rows: the rows are exact
   /// returns     [columns]; at most the range of the rows, plus rounding
   std::vector<double> mean_errors(MatrixView rows, MatrixView row_errors) const;
+  /// A bound on |<w, error of the mean>| (functionals.md, "Merged entries"), the errors of the weights being those of all columns;
+  /// infinite where these are too large.
+  ///
+  /// direction   w [columns]
+  /// rows_along  [rows]: bounds on |<w, error of a row>|
+  double error_along(VectorView direction, MatrixView rows, MatrixView row_errors,
+                     VectorView rows_along) const;
 
  private:
   double rounded_;  // rounding of a mean's products and sums, as a share of the sum of its absolute terms

@@ -15,6 +15,7 @@
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/diff/judge/whole_rows.hpp>
 #include <kvbound/sim/options/budget.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
@@ -212,6 +213,7 @@ CheckResult check_norms(CheckFile& file) {
       arithmetic.with_rounding_of({values.numbers(), projection.numbers()}));
   RealClaim claim = file.claim(claimed);
   CheckResult result{{compare("norms", claim, expected.numbers(), bounds.numbers())}, arithmetic.declared};
+  judge_rows({claim, expected.numbers(), bounds.numbers()}, rows_of(claim), "norms", result.tensors[0]);
   InputDigest inputs;
   inputs.add(fmt::format("{} {}", norm_name, shape.query_heads))
       .add(values.numbers())

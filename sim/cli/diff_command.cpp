@@ -118,6 +118,8 @@ JudgedClaims judge(const traces::Layer& layer, const DumpFile& dump, DiffReport&
     TensorAgreement& kept = report.tensors.emplace_back(JudgedTensor{layer.index, found}).agreement;
     kept.outside_at = kept.undecided_at = {};  // of all layers these may be many
     kept.told = {};
+    for (FunctionalAgreement& functional : kept.functionals)
+      functional.outside_at = functional.judged_at = {};
   }
   return result;
 }

@@ -13,6 +13,7 @@
 #include <kvbound/sim/diff/judge/allocation.hpp>
 #include <kvbound/sim/diff/judge/kept_sets.hpp>
 #include <kvbound/sim/diff/judge/output_rows.hpp>
+#include <kvbound/sim/diff/judge/whole_rows.hpp>
 #include <kvbound/sim/diff/replay/layer_replay.hpp>
 #include <kvbound/sim/diff/replay/metric_errors.hpp>
 
@@ -72,6 +73,14 @@ class LayerJudge {
            const Matrix& errors) {
     if (claim) add(tensor, *claim, expected.numbers(), errors.numbers());
   }
+  // Judges the rows as wholes, too.
+  //
+  // numbers  what they hold, in the plural
+  void add_rows(const char* tensor, const char* numbers, const RealClaim& claim, const Matrix& expected,
+                const Matrix& errors) {
+    add(tensor, claim, expected.numbers(), errors.numbers());
+    judge_rows({claim, expected.numbers(), errors.numbers()}, rows_of(claim), numbers, results_.back());
+  }
 
   // Tensors of the prompt's end: scores, norms and the kept sets.
   void judge_prompt() {
@@ -82,13 +91,14 @@ class LayerJudge {
     const bool scores_wanted = claims_.score || claims_.stage_two_score || claims_.projected_value_norms ||
                                claims_.kept || ((evicts_ || merges_) && follows());
     if (scores_wanted) errors_ = PromptErrors(prompt_, implementation_, reference_);
-    if (claims_.score) add("score", claims_.score, reference_.score, errors_.score);
+    if (claims_.score) add_rows("score", "scores", *claims_.score, reference_.score, errors_.score);
     if (claims_.projected_value_norms) {
-      add("projected_value_norms", claims_.projected_value_norms, *reference_.projected_value_norms,
-          errors_.norms);
+      add_rows("projected_value_norms", "norms", *claims_.projected_value_norms,
+               *reference_.projected_value_norms, errors_.norms);
     }
     if (claims_.stage_two_score) {
-      add("stage_two_score", claims_.stage_two_score, *reference_.stage_two_score, errors_.stage_two_score);
+      add_rows("stage_two_score", "scores", *claims_.stage_two_score, *reference_.stage_two_score,
+               errors_.stage_two_score);
     }
     if (claims_.kept_offsets) {
       results_.push_back(compare("kept_offsets", *claims_.kept_offsets, offsets_of(kept_sizes())));

@@ -28,7 +28,8 @@ bool is_blind(const TensorAgreement& found, const RowLayout& layout, int64_t row
       begin + layout.begins[row + 1])
     return false;
   return std::ranges::none_of(found.functionals, [&](const FunctionalAgreement& functional) {
-    return !functional.judged_rows.empty() && functional.judged_rows[row];
+    const auto judged = std::ranges::lower_bound(functional.judged_at, layout.begins[row]);
+    return judged != functional.judged_at.end() && *judged < layout.begins[row + 1];
   });
 }
 
@@ -153,9 +154,7 @@ JudgedRows judged_rows(RowNumbers numbers, RowLayout layout, const TensorAgreeme
   };
   rows.wrong.resize(count);
   mark(found.outside_at, rows.wrong);
-  for (const FunctionalAgreement& functional : found.functionals) {
-    for (const int64_t row : functional.outside_at) rows.wrong[row] = true;
-  }
+  for (const FunctionalAgreement& functional : found.functionals) mark(functional.outside_at, rows.wrong);
   rows.undecided.assign(count, needs_evidence && says_nothing(found));
   for (int64_t row = 0; row < count; ++row) {
     if (needs_evidence && is_blind(found, rows.layout, row)) rows.undecided[row] = true;

@@ -47,9 +47,8 @@ struct FunctionalAgreement {
   FunctionalValue worst = {};          ///< of the row that is farthest beyond its band, or comes closest
   double worst_share = 0;              ///< how far, in bands
   std::vector<int64_t> worst_at = {};  ///< its index
-  std::vector<int64_t> outside_at =
-      {};  ///< ascending: the rows beyond their band, in C order of the tensor's rows
-  std::vector<bool> judged_rows = {};  ///< [the tensor's rows]: those that `judged` counts
+  /// Ascending: the first element, in C order of the tensor, of each row beyond its band, and of those that `judged` counts.
+  std::vector<int64_t> outside_at = {}, judged_at = {};
 };
 
 /// A rounding that a dump may have left undeclared, and what its unit roundoff is of.
@@ -104,15 +103,16 @@ struct TensorAgreement {
   /// bound; none if there are no such queries.
   std::optional<double> condition_number = {};
   std::optional<int64_t> near_tie_swaps;  ///< for selections: choices that differ by rounding alone
-  std::vector<FunctionalAgreement> functionals = {};  ///< of outputs
-  ChanceTests chances = {};                           ///< of outputs
+  std::vector<FunctionalAgreement> functionals =
+      {};                    ///< of tensors that are judged as wholes, too: the gain first
+  ChanceTests chances = {};  ///< of outputs
   /// Where something is outside or undecided: elements, counted in C order of the claimed tensor. Of a KV head's kept set
   /// one element stands for all; an empty set has none.
   std::vector<int64_t> outside_at = {}, undecided_at = {};
   /// Of numbers, [elements]: whether the bound tells the element from zero, or from the largest if it should be zero.
   std::vector<bool> told = {};
   std::optional<ExplainedRows> diagnosis =
-      {};  ///< of outputs that differ; none if no one fault explains them
+      {};  ///< of a tensor that differs and has functionals; none if no one fault explains it
 
   bool agrees() const;
   /// Whether some row as a whole can be told from zeros.

@@ -19,10 +19,8 @@ bool holds(Dtype recorded, Dtype stored) {
 
 // The row of a claimed tensor [rows, head_dim], if it is exact.
 std::optional<VectorView> exact_row(const RealClaim* claim, int64_t row, Dtype stored) {
-  if (!claim) return std::nullopt;
-  const int64_t columns = claim->shape.back();
-  const VectorView numbers = VectorView(claim->numbers).subspan(row * columns, columns);
-  return are_exact(numbers, claim->storage, stored) ? std::optional(numbers) : std::nullopt;
+  const std::optional<VectorView> numbers = claimed_row(claim, row);
+  return numbers && are_exact(*numbers, claim->storage, stored) ? numbers : std::nullopt;
 }
 
 }  // namespace
@@ -49,6 +47,12 @@ bool are_exact(VectorView numbers, Dtype recorded, Dtype stored) {
 bool are_exact_votes(double votes, Dtype recorded) {
   const double integers = std::ldexp(1, real_format(recorded)->fraction_bits + 1);
   return votes >= 1 && votes < integers && votes == std::floor(votes);
+}
+
+std::optional<VectorView> claimed_row(const RealClaim* claim, int64_t row) {
+  if (!claim) return std::nullopt;
+  const int64_t columns = claim->shape.back();
+  return VectorView(claim->numbers).subspan(row * columns, columns);
 }
 
 ExactEntry ExactRows::entry(int64_t row) const {

@@ -46,6 +46,9 @@ struct ExactEntry {
   bool is_any() const { return votes || key || value; }
 };
 
+/// The row of a claimed tensor [rows, head_dim]; nullopt without a claim.
+std::optional<VectorView> claimed_row(const RealClaim* claim, int64_t row);
+
 /// Claimed rows of which the exact ones are forced.
 class ExactRows {
  public:
@@ -56,6 +59,9 @@ class ExactRows {
   ExactRows(const MergedClaims& claims, Dtype stored) : claims_(claims), stored_(stored) {}
 
   ExactEntry entry(int64_t row) const;
+  /// The claimed key and value of an entry, exact or not; nullopt: not claimed.
+  std::optional<VectorView> key(int64_t row) const { return claimed_row(claims_.keys, row); }
+  std::optional<VectorView> value(int64_t row) const { return claimed_row(claims_.values, row); }
 
  private:
   MergedClaims claims_;

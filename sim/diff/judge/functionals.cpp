@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-
-#include <kvbound/reference/core/infinity.hpp>
+#include <utility>
 
 namespace kvbound::sim {
 
@@ -21,17 +20,17 @@ void OutputFunctionalsJudge::add(int64_t row, const reference::OutputFunctionals
     return;
   }
   const std::vector<double>& output = expected.output();
-  std::vector<double> difference;
-  for (int64_t c = 0; c < head_dim_; ++c) difference.push_back(claimed[c] - output[c]);
-  const double summing = static_cast<double>(head_dim_ + 2) * 0x1p-53;  // of this sum's roundings
+  std::vector<double> difference, stored;
+  for (int64_t c = 0; c < head_dim_; ++c) {
+    difference.push_back(claimed[c] - output[c]);
+    stored.push_back(half_spacing(claim_.storage, claimed[c]));
+  }
   const auto moved = [&](VectorView direction) {
-    Moved result{0, expected.error(direction), 0};
+    MovedRow result{0, expected.error(direction), 0};
     for (int64_t c = 0; c < head_dim_; ++c) {
       result.by += direction[c] * difference[c];
       result.size += direction[c] * direction[c];
-      // The rounding of the stored number, and of the sum.
-      result.bound += std::abs(direction[c]) * (half_spacing(claim_.storage, claimed[c]) +
-                                                summing * (std::abs(claimed[c]) + std::abs(output[c])));
+      result.bound += std::abs(direction[c]) * (stored[c] + adding_error(claimed[c], output[c], head_dim_));
     }
     return result;
   };
@@ -40,11 +39,10 @@ void OutputFunctionalsJudge::add(int64_t row, const reference::OutputFunctionals
   gain_by_chance_[row] = chance_row(expected, output, claimed, claim_.storage);
   scale_by_chance_[row] = chance_row(expected, scale, claimed, claim_.storage);
   rows_[row].difference.size = rows_[row].gain.size;
-  const auto is_outside = [](const Moved& of) { return of.bound < kInfinity && std::abs(of.by) > of.bound; };
   rows_[row].differs =
-      is_outside(rows_[row].gain) || is_outside(rows_[row].scale) || is_outside(rows_[row].difference);
+      rows_[row].gain.is_outside() || rows_[row].scale.is_outside() || rows_[row].difference.is_outside();
   for (int64_t c = 0; c < head_dim_; ++c) {
-    const double bound = expected.element_errors()[c] + half_spacing(claim_.storage, claimed[c]);
+    const double bound = expected.element_errors()[c] + stored[c];
     rows_[row].differs = rows_[row].differs || std::abs(difference[c]) > bound;
   }
 }
@@ -63,51 +61,17 @@ ChanceTests OutputFunctionalsJudge::chances() const {
   return tests;
 }
 
-std::vector<int64_t> OutputFunctionalsJudge::index_of(size_t row) const {
-  std::vector<int64_t> index(claim_.shape.size() - 1);
-  for (size_t d = index.size(); d-- > 0;) {
-    index[d] = static_cast<int64_t>(row) % claim_.shape[d];
-    row /= static_cast<size_t>(claim_.shape[d]);
-  }
-  return index;
-}
-
-FunctionalAgreement OutputFunctionalsJudge::agreement(const char* name, Moved Row::*functional) const {
-  const bool is_difference = functional == &Row::difference;
-  FunctionalAgreement result{name, !is_difference};
-  result.judged_rows.resize(rows_.size());
-  Moved all;
-  double largest = -1;
-  // A factor is 1 but for the bound; a difference is a share of the output's length.
-  const auto estimate = [&](const Moved& moved) -> FunctionalValue {
-    if (!(moved.size > 0)) return {is_difference ? 0.0 : 1.0, kInfinity};  // of zeros nothing is said
-    if (!is_difference) return {1 + moved.by / moved.size, moved.bound / moved.size};
-    const double length = std::sqrt(moved.by);
-    return length > 0 ? FunctionalValue{length / std::sqrt(moved.size),
-                                        moved.bound / (length * std::sqrt(moved.size))}
-                      : FunctionalValue{0, 0};
-  };
+FunctionalAgreement OutputFunctionalsJudge::agreement(const char* name, MovedRow Row::*functional) const {
+  std::vector<RowFunctional> judged;
   for (size_t row = 0; row < rows_.size(); ++row) {
     if (!rows_[row].judged) continue;
-    const Moved& moved = rows_[row].*functional;
-    ++result.rows;
-    if (!(moved.bound < kInfinity)) continue;  // there is no bound
-    const bool is_outside = std::abs(moved.by) > moved.bound;
-    result.outside += is_outside;
-    if (is_outside) result.outside_at.push_back(static_cast<int64_t>(row));
-    result.judged_rows[row] = rows_[row].gain.bound < rows_[row].gain.size;
-    result.judged += result.judged_rows[row];
-    all.by += moved.by;
-    all.bound += moved.bound;
-    all.size += moved.size;
-    const double share = moved.bound > 0 ? std::abs(moved.by) / moved.bound : moved.by != 0 ? kInfinity : 0;
-    if (!(share > largest)) continue;
-    largest = result.worst_share = share;
-    result.worst_at = index_of(row);
-    result.worst = estimate(moved);
+    const int64_t first = static_cast<int64_t>(row) * head_dim_;
+    std::vector<int64_t> index = index_of(first, claim_.shape);
+    index.pop_back();
+    judged.push_back(
+        {first, std::move(index), rows_[row].*functional, rows_[row].gain.bound < rows_[row].gain.size});
   }
-  result.all = estimate(all);
-  return result;
+  return agreement_of(name, functional != &Row::difference, judged);
 }
 
 }  // namespace kvbound::sim

@@ -8,6 +8,7 @@
 #include <kvbound/sim/diff/claims/comparison.hpp>
 
 #include "chances.hpp"
+#include "row_functionals.hpp"
 
 namespace kvbound::sim {
 
@@ -29,19 +30,12 @@ class OutputFunctionalsJudge {
   ChanceTests chances() const;
 
  private:
-  // <w, o^ - o>, its bound, and <w, w> or what else the functional is a share of.
-  struct Moved {
-    double by = 0;
-    double bound = 0;
-    double size = 0;
-  };
   struct Row {
     bool judged = false, differs = false;
-    Moved gain, scale, difference;
+    MovedRow gain, scale, difference;
   };
 
-  std::vector<int64_t> index_of(size_t row) const;
-  FunctionalAgreement agreement(const char* name, Moved Row::*functional) const;
+  FunctionalAgreement agreement(const char* name, MovedRow Row::*functional) const;
 
   const RealClaim& claim_;
   int64_t head_dim_;

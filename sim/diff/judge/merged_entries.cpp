@@ -6,6 +6,8 @@
 
 #include <kvbound/reference/core/infinity.hpp>
 
+#include "whole_rows.hpp"
+
 namespace kvbound::sim {
 
 namespace {
@@ -27,19 +29,36 @@ const reference::PossibleKey& nearest_of(const std::vector<reference::PossibleKe
                                    [&](const reference::PossibleKey& key) { return distance(key, claimed); });
 }
 
+// An entry is a row; of votes all are one.
+std::vector<WholeRow> rows_of(const RealClaim& claim, const Expected& expected) {
+  if (claim.shape.size() == 1) return {{0, std::ssize(claim.numbers)}};
+  std::vector<WholeRow> rows = sim::rows_of(claim);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i].savings = expected.savings[i];
+  return rows;
+}
+
+// Of an entry whose savings may not be known.
+std::vector<double> savings_of(const std::vector<std::vector<double>>& all, size_t entry) {
+  return entry < all.size() ? all[entry] : std::vector<double>();
+}
+
 }  // namespace
 
-void Expected::add(VectorView row, VectorView errors, bool sure) {
+void Expected::add(VectorView row, VectorView errors, bool sure, std::vector<double> of_row) {
   numbers.insert(numbers.end(), row.begin(), row.end());
   bounds.insert(bounds.end(), errors.begin(), errors.end());
   certain.insert(certain.end(), row.size(), sure);
+  savings.push_back(std::move(of_row));
 }
 
 void ExpectedEntries::add_errors(const MergedErrors& all, int64_t position) {
   const int64_t row = errors.keys.rows();
   errors.keys.append_row(all.stored_key(position, keys.row(row)));
   errors.values.append_row(all.stored_value(position, values.row(row)));
-  condition_numbers.push_back(all.entry(position).condition_number);
+  const EntryErrors own = all.entry(position);
+  condition_numbers.push_back(own.condition_number);
+  key_savings.push_back(own.key_savings);
+  value_savings.push_back(own.value_savings);
   std::vector<reference::PossibleKey> possible = all.stored_possible_keys(position);
   if (!possible.empty()) possible_keys[row] = std::move(possible);
 }
@@ -50,7 +69,8 @@ void MergedAgreement::add(const ExpectedEntries& entries) {
     const bool sure = entries.is_certain(i);
     if (claims_.votes) add_votes(entries, i);
     add_key(entries, i);
-    values_.add(entries.values.row(row), entries.errors.values.row(row), sure);
+    values_.add(entries.values.row(row), entries.errors.values.row(row), sure,
+                savings_of(entries.value_savings, i));
   }
 }
 
@@ -75,7 +95,7 @@ void MergedAgreement::add_key(const ExpectedEntries& entries, size_t entry) {
     condition_number_ = std::max(condition_number_, entries.condition_numbers[entry]);
   }
   if (possible == entries.possible_keys.end() || !claims_.keys) {
-    keys_.add(own, errors, sure);
+    keys_.add(own, errors, sure, savings_of(entries.key_savings, entry));
     return;
   }
   const VectorView claimed = VectorView(claims_.keys->numbers).subspan(rows_ * head_dim_, head_dim_);
@@ -101,15 +121,18 @@ void MergedAgreement::add_nothing() {
 }
 
 void MergedAgreement::append(const std::string& prefix, std::vector<TensorAgreement>& agreements) const {
-  const auto judge = [&](const char* tensor, const RealClaim* claim, const Expected& expected) {
+  const auto judge = [&](const char* tensor, const char* numbers, const RealClaim* claim,
+                         const Expected& expected) {
     if (!claim) return;
     agreements.push_back(
         compare_uncertain(prefix + tensor, *claim, expected.numbers, expected.bounds, expected.certain));
+    judge_rows({*claim, expected.numbers, expected.bounds, expected.certain}, rows_of(*claim, expected),
+               numbers, agreements.back());
   };
-  judge("votes", claims_.votes, votes_);
-  judge("merged_key", claims_.keys, keys_);
+  judge("votes", "votes", claims_.votes, votes_);
+  judge("merged_key", "keys", claims_.keys, keys_);
   if (claims_.keys && condition_number_ > 0) agreements.back().condition_number = condition_number_;
-  judge("merged_value", claims_.values, values_);
+  judge("merged_value", "values", claims_.values, values_);
 }
 
 }  // namespace kvbound::sim

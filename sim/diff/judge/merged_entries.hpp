@@ -17,8 +17,9 @@ namespace kvbound::sim {
 struct Expected {
   std::vector<double> numbers, bounds;
   std::vector<bool> certain;
+  std::vector<std::vector<double>> savings;  ///< [rows]: WholeRow::savings
 
-  void add(VectorView row, VectorView errors, bool sure);
+  void add(VectorView row, VectorView errors, bool sure, std::vector<double> of_row = {});
 };
 
 /// Entries of one KV head's cache after a merge, as the reference merges the tested implementation's own members.
@@ -31,6 +32,8 @@ struct ExpectedEntries {
   /// Of entries whose key may be one of several (EntryErrors::possible_keys), as stored.
   std::map<size_t, std::vector<reference::PossibleKey>> possible_keys = {};
   std::vector<double> condition_numbers = {};  ///< [entries]: EntryErrors::condition_number
+  /// [entries]: those of EntryErrors, of the claimed rows' judged_directions.
+  std::vector<std::vector<double>> key_savings = {}, value_savings = {};
 
   /// Adds the error bounds of an entry of the cache, whose key and value are in the next row.
   void add_errors(const MergedErrors& all, int64_t position);

@@ -173,6 +173,7 @@ struct MergedErrors::ClusterErrors {
   const MergingCache& cache;
   const reference::ClusterMembers& members;
   const reference::MemberErrors& errors;
+  const reference::MergeDirections& directions;
 
   reference::MergedEntryErrors operator()(const KeepKv& method) const {
     return by_predicted_scores({method.key, method.gqa, method.rank});
@@ -181,10 +182,10 @@ struct MergedErrors::ClusterErrors {
     return by_predicted_scores({MergedKey::convex, method.gqa, 0});
   }
   reference::MergedEntryErrors operator()(const D2o&) const {
-    return reference::similarity_mean_errors(members, errors, of.arithmetic_);
+    return reference::similarity_mean_errors(members, errors, of.arithmetic_, directions);
   }
   reference::MergedEntryErrors operator()(const KvMerger&) const {
-    return reference::gaussian_mean_errors(members, errors, of.arithmetic_);
+    return reference::gaussian_mean_errors(members, errors, of.arithmetic_, directions);
   }
   reference::MergedEntryErrors operator()(const NoMerge&) const { return none(); }
   reference::MergedEntryErrors operator()(const Cam&) const { return none(); }
@@ -193,7 +194,7 @@ struct MergedErrors::ClusterErrors {
   reference::MergedEntryErrors by_predicted_scores(const KeyRule& rule) const {
     const Denominators sums = of.denominators(cache);
     const reference::MergeErrorsCase given{rule, cache.queries, of.layer_.scale, sums.values, sums.errors};
-    return reference::merge_cluster_errors(given, members, errors, of.arithmetic_);
+    return reference::merge_cluster_errors(given, members, errors, of.arithmetic_, directions);
   }
   // For methods that form no clusters; never called.
   static reference::MergedEntryErrors none() {
@@ -204,7 +205,8 @@ struct MergedErrors::ClusterErrors {
 
 reference::MergedEntryErrors MergedErrors::merged(const MergingCache& cache,
                                                   const reference::ClusterMembers& members,
-                                                  const std::vector<int64_t>& positions) const {
+                                                  const std::vector<int64_t>& positions,
+                                                  const reference::MergeDirections& directions) const {
   reference::MemberErrors errors;
   for (size_t j = 0; j < positions.size(); ++j) {
     const auto row = static_cast<int64_t>(j);
@@ -212,15 +214,16 @@ reference::MergedEntryErrors MergedErrors::merged(const MergingCache& cache,
     errors.values.append_row(stored_value(positions[j], members.values.row(row)));
   }
   errors.log_scores = reference::columns_of(log_scores_, positions);
-  return std::visit(ClusterErrors{*this, cache, members, errors}, policy_.merge);
+  return std::visit(ClusterErrors{*this, cache, members, errors, directions}, policy_.merge);
 }
 
 void MergedErrors::put(int64_t position, reference::MergedEntryErrors errors) {
   for (size_t h = 0; h < errors.log_scores.size(); ++h) {
     log_scores_(h, position) = errors.log_scores[h];
   }
-  entries_[position] = {std::move(errors.key), std::move(errors.value), std::move(errors.possible_keys),
-                        errors.condition_number};
+  entries_[position] = {std::move(errors.key),           std::move(errors.value),
+                        std::move(errors.possible_keys), errors.condition_number,
+                        std::move(errors.key_savings),   std::move(errors.value_savings)};
 }
 
 void MergedErrors::store_key(int64_t position, VectorView key) {
@@ -243,11 +246,14 @@ void MergedErrors::set_exact_key(int64_t position) {
   if (found == entries_.end()) return;
   std::ranges::fill(found->second.key, 0.0);
   found->second.possible_keys.clear();
+  found->second.key_savings.clear();
 }
 
 void MergedErrors::set_exact_value(int64_t position) {
   const auto found = entries_.find(position);
-  if (found != entries_.end()) std::ranges::fill(found->second.value, 0.0);
+  if (found == entries_.end()) return;
+  std::ranges::fill(found->second.value, 0.0);
+  found->second.value_savings.clear();
 }
 
 void MergedErrors::add_storage(int64_t position, VectorView value) {

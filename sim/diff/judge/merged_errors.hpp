@@ -24,6 +24,8 @@ struct EntryErrors {
   /// Where rounding decides which singular values of the queries were dropped: the keys of all ranks.
   std::vector<reference::PossibleKey> possible_keys = {};
   double condition_number = 0;  ///< of the queries for which the entry merged; 0 where it does not matter
+  /// [directions]: MergedEntryErrors::key_savings and value_savings of the directions for which it merged; empty: none are known.
+  std::vector<double> key_savings = {}, value_savings = {};
 };
 
 /// Error bounds of all entries of a cache, likewise without storage.
@@ -79,9 +81,11 @@ class MergedErrors {
 
   /// Error bounds of the entry that one cluster merges into.
   ///
-  /// positions  [members]
+  /// positions   [members]
+  /// directions  in which they are bounded as wholes, too
   reference::MergedEntryErrors merged(const MergingCache& cache, const reference::ClusterMembers& members,
-                                      const std::vector<int64_t>& positions) const;
+                                      const std::vector<int64_t>& positions,
+                                      const reference::MergeDirections& directions = {}) const;
   void put(int64_t position, reference::MergedEntryErrors errors);
   /// Adds the rounding of a merged entry's key or value to the storage type, [head_dim].
   void store_key(int64_t position, VectorView key);

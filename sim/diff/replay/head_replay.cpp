@@ -13,11 +13,23 @@
 #include <kvbound/reference/merging/cam.hpp>
 #include <kvbound/reference/numerics/columns.hpp>
 #include <kvbound/sim/diff/judge/clusters.hpp>
+#include <kvbound/sim/diff/judge/whole_rows.hpp>
 
 namespace kvbound::sim {
 namespace {
 using Positions = std::vector<int64_t>;
+
+// Those in which a merged entry's claimed key and value are judged; nullopt: no row is claimed.
+reference::MergeDirections merge_directions(const ExactRows& claimed, const std::optional<int64_t>& row,
+                                            VectorView key, VectorView value) {
+  reference::MergeDirections directions;
+  if (!row) return directions;
+  if (const auto own = claimed.key(*row)) directions.key = judged_directions(key, *own);
+  if (const auto own = claimed.value(*row)) directions.value = judged_directions(value, *own);
+  return directions;
 }
+
+}  // namespace
 
 HeadReplay::HeadReplay(const ReplayedLayer& part, int64_t kv_head, const Positions& kept, bool explained)
     : part_(part),
@@ -67,9 +79,11 @@ ReplayedStep HeadReplay::step(int64_t t, const ClaimedStep& claimed, const Atten
 void HeadReplay::fill_prompt(const Positions& kept, bool explained) {
   const reference::MergeTargets targets = prompt_targets(kept, explained);
   errors_.accumulate_prompt(part_.prompt, part_.log_sum_exp_errors);
-  fill(part_.prompt, targets, part_.averages ? &(*part_.averages)[g_] : nullptr);
+  const ClaimedCache claimed{part_.exact_prompt,
+                             part_.first_rows.empty() ? std::nullopt : part_.first_rows[g_]};
+  fill(part_.prompt, targets, part_.averages ? &(*part_.averages)[g_] : nullptr, claimed);
   prompt_entries_ = expected_entries();
-  force(part_.exact_prompt, part_.first_rows);
+  force(claimed);
 }
 
 MatrixView HeadReplay::last_queries(const LayerView& view) const {
@@ -134,11 +148,11 @@ ExpectedEntries HeadReplay::expected_entries() const {
   return entries;
 }
 
-// Continues with the claimed numbers of the cache as it was filled, where the claimed rows are of its entries.
-void HeadReplay::force(const ExactRows& exact, const std::vector<std::optional<int64_t>>& first_rows) {
-  if (first_rows.empty() || !first_rows[g_]) return;
+// Continues with the claimed numbers of the cache as it was filled.
+void HeadReplay::force(const ClaimedCache& claimed) {
+  if (!claimed.first) return;
   for (size_t i = 0; i < merged_.positions.size(); ++i) {
-    force(merged_.positions[i], exact.entry(*first_rows[g_] + static_cast<int64_t>(i)));
+    force(merged_.positions[i], claimed.rows.entry(*claimed.first + static_cast<int64_t>(i)));
   }
 }
 
@@ -158,19 +172,20 @@ void HeadReplay::force(int64_t position, const ExactEntry& exact) {
 //
 // view  its last queries are those that merge
 void HeadReplay::fill(const LayerView& view, const reference::MergeTargets& targets,
-                      const reference::ScoreEma* known) {
+                      const reference::ScoreEma* known, const ClaimedCache& claimed) {
   errors_.forget_entries();
   stepper_.fill(view, targets.kept);
   merged_ = stepper_.merge(view, targets, known);
   if (merge_rules_.spread) {
     derive_spread_errors(*merge_rules_.spread, view);
   } else {
-    derive_cluster_errors(view, known);
+    derive_cluster_errors(view, known, claimed);
   }
 }
 
 // Derives error bounds of the entries merged from whole clusters of original entries.
-void HeadReplay::derive_cluster_errors(const LayerView& view, const reference::ScoreEma* known) {
+void HeadReplay::derive_cluster_errors(const LayerView& view, const reference::ScoreEma* known,
+                                       const ClaimedCache& claimed) {
   if (merged_.clusters.empty()) return;
   MergingCache all{last_queries(view), {}, {}, {}};
   if (merge_rules_.prediction) {
@@ -189,7 +204,11 @@ void HeadReplay::derive_cluster_errors(const LayerView& view, const reference::S
     members.values = reference::rows_of(layer_.values.slice(g_), positions);
     members.votes.assign(positions.size(), 1);
     members.log_scores = merged.log_scores;
-    found[merged.into] = errors_.merged(all, members, positions);
+    const auto entry = std::ranges::lower_bound(merged_.positions, merged.into) - merged_.positions.begin();
+    const auto row = claimed.first ? std::optional(*claimed.first + entry) : std::nullopt;
+    found[merged.into] = errors_.merged(
+        all, members, positions,
+        merge_directions(claimed.rows, row, merged_.keys.row(entry), merged_.values.row(entry)));
   }
   for (auto& [into, errors] : found) {
     const int64_t entry = cache().find(into);
@@ -258,12 +277,13 @@ void HeadReplay::rebuild(int64_t t) {
   } else {
     targets = reference::evict_first(keys, rebuilt.kept[g_], target);
   }
+  const ClaimedCache rows{part_.exact_rebuilds, certain_ ? rebuilt.first_rows[g_] : std::nullopt};
   errors_.restart(queries_, keys);
   members_.assign(targets.kept.size(), {0, certain_ ? 0 : keys.rows});
   if (certain_) count_members(targets);
-  fill(rebuilt.view, targets, nullptr);
+  fill(rebuilt.view, targets, nullptr, rows);
   rebuilt_entries_.push_back(expected_entries());
-  if (certain_) force(part_.exact_rebuilds, rebuilt.first_rows);
+  force(rows);
   if (rules_.evicts) begin_evicting(rebuilt.view, Matrix(group_size_, rebuilt.view.prompt_tokens()), {});
 }
 
@@ -303,7 +323,7 @@ void HeadReplay::choose_target(int64_t t, const ClaimedStep& claimed, ReplayedSt
   const int64_t entry = cache().find(result.evicted.teacher_forced);
   const bool was_certain = certain_;
   result.into = judge_into(t, entry, claimed.into);
-  evict(entry, result.into.teacher_forced, result.merged);
+  evict(t, entry, result.into.teacher_forced, result.merged);
   errors_.forget(result.evicted.teacher_forced);
   if (!was_certain || !certain_) {
     for (MemberRange& range : result.merged.members) range.most = layer_.keys.view().rows;
@@ -318,7 +338,7 @@ void HeadReplay::force_step(int64_t t, const ClaimedStep& claimed, ReplayedStep&
       claimed.evicted.value_or(result.evicted.teacher_forced) == result.evicted.teacher_forced &&
       claimed.into.value_or(into) == into;
   if (result.merged.members.empty() || !result.followed) return;
-  force(into, part_.exact_steps.entry(t * layer_.shape.kv_heads + g_));
+  force(into, part_.exact_steps.entry(step_row(t)));
   revalue(cache().find(into));
 }
 
@@ -345,24 +365,26 @@ reference::ClusterMembers HeadReplay::members_at(const Positions& positions) con
 }
 
 // Evicts and merges as chosen, and derives the error bounds of the merged numbers.
-void HeadReplay::evict(int64_t entry, int64_t into, ExpectedEntries& merged) {
+void HeadReplay::evict(int64_t t, int64_t entry, int64_t into, ExpectedEntries& merged) {
   if (into == kNotMerged) {
     stepper_.evict(entry, queries_, into);
   } else if (merge_rules_.spread) {
     spread(*merge_rules_.spread, entry, into);
   } else {
-    merge(entry, into, merged);
+    merge(t, entry, into, merged);
   }
 }
 
-void HeadReplay::merge(int64_t entry, int64_t into, ExpectedEntries& merged) {
+void HeadReplay::merge(int64_t t, int64_t entry, int64_t into, ExpectedEntries& merged) {
   const Positions positions{into, cache().positions[entry]};
   reference::ClusterMembers members = members_at(positions);
   const MergingCache before{queries_, stepper_.merging().predicted(), cache().votes, cache().positions};
   const reference::EvictedEntry evicted = stepper_.evict(entry, queries_, into);
   if (evicted.merge.clusters.empty()) return;
   members.log_scores = evicted.merge.clusters.front().log_scores;
-  errors_.put(into, errors_.merged(before, members, positions));
+  const reference::MergeDirections directions = merge_directions(
+      part_.exact_steps, step_row(t), evicted.merge.keys.row(0), evicted.merge.values.row(0));
+  errors_.put(into, errors_.merged(before, members, positions, directions));
   errors_.store_key(into, evicted.merge.keys.row(0));
   errors_.store_value(into, evicted.merge.values.row(0));
   revalue(cache().find(into));

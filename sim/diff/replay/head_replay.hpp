@@ -117,11 +117,18 @@ class HeadReplay {
   void fill_prompt(const std::vector<int64_t>& kept, bool explained);
   reference::MergeTargets prompt_targets(const std::vector<int64_t>& kept, bool explained);
   reference::MergeTargets recorded_targets(const std::vector<int64_t>& kept);
-  void fill(const LayerView& view, const reference::MergeTargets& targets, const reference::ScoreEma* known);
-  void derive_cluster_errors(const LayerView& view, const reference::ScoreEma* known);
+  // The claims on a cache as it is filled, and the first row of its entries; nullopt: no rows are of them.
+  struct ClaimedCache {
+    const ExactRows& rows;
+    std::optional<int64_t> first;
+  };
+  void fill(const LayerView& view, const reference::MergeTargets& targets, const reference::ScoreEma* known,
+            const ClaimedCache& claimed);
+  void derive_cluster_errors(const LayerView& view, const reference::ScoreEma* known,
+                             const ClaimedCache& claimed);
   void count_members(const reference::MergeTargets& targets);
   ExpectedEntries expected_entries() const;
-  void force(const ExactRows& exact, const std::vector<std::optional<int64_t>>& first_rows);
+  void force(const ClaimedCache& claimed);
   void force(int64_t position, const ExactEntry& exact);
   void force_step(int64_t t, const ClaimedStep& claimed, ReplayedStep& result);
   void derive_spread_errors(const Cam& cam, const LayerView& view);
@@ -131,8 +138,9 @@ class HeadReplay {
   void choose(int64_t t, const ClaimedStep& claimed, ReplayedStep& result);
   void choose_target(int64_t t, const ClaimedStep& claimed, ReplayedStep& result);
   Choice judge_into(int64_t t, int64_t leaving, const std::optional<int64_t>& claimed);
-  void evict(int64_t entry, int64_t into, ExpectedEntries& merged);
-  void merge(int64_t entry, int64_t into, ExpectedEntries& merged);
+  void evict(int64_t t, int64_t entry, int64_t into, ExpectedEntries& merged);
+  void merge(int64_t t, int64_t entry, int64_t into, ExpectedEntries& merged);
+  int64_t step_row(int64_t t) const { return t * layer_.shape.kv_heads + g_; }
   void spread(const Cam& cam, int64_t entry, int64_t into);
   void revalue(int64_t entry);
   const reference::HeadCache& cache() const { return stepper_.cache(); }

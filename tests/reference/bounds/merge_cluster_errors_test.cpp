@@ -450,7 +450,7 @@ TEST(MergeClusterErrors, OfTheBaselinesCountEveryErrorOfAMember) {
                             {});
             };
             attack.bounds = [&errors](const Case& each) {
-              const MergedEntryErrors own = errors(each.members, each.errors, each.arithmetic);
+              const MergedEntryErrors own = errors(each.members, each.errors, each.arithmetic, {});
               return all_of(own.key, own.value, {});
             };
             attack.off = [of_keys](Case& of) {

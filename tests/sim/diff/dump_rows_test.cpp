@@ -81,7 +81,7 @@ TEST(Rows, AreWrongWhereOneOrBothAreOutsideWhateverTheirBits) {
 TEST(Rows, AreWrongWhereOneIsOutsideAsAWhole) {
   JudgedClaims a = with_output({1, 2, 3, 4}), b = a;
   found(b).functionals = {FunctionalAgreement{"gain"}, FunctionalAgreement{"difference"}};
-  found(b).functionals[1].outside_at = {3};
+  found(b).functionals[1].outside_at = {6};
   EXPECT_EQ(verdicts(a, b), (Verdicts{identical, identical, identical, wrong_b}));
 }
 
@@ -111,7 +111,7 @@ TEST(Rows, AreUndecidedWhereNoBoundOfTheRowTellsAnything) {
   found(b).told = {false, true, false, false, true, true, false, false};
   EXPECT_EQ(verdicts(a, b), (Verdicts{reordered, undecided, reordered, undecided}));
   found(b).functionals = {FunctionalAgreement{"gain"}};
-  found(b).functionals[0].judged_rows = {false, false, false, true};
+  found(b).functionals[0].judged_at = {6};
   EXPECT_EQ(verdicts(b, a), (Verdicts{reordered, undecided, reordered, reordered})) << "a gain is judged";
 }
 

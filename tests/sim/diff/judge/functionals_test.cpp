@@ -85,7 +85,8 @@ TEST(OutputFunctionals, JudgeEachRowByItself) {
   const std::vector<FunctionalAgreement> found = Case().judge(claim);
   EXPECT_EQ(found[0].outside, 1);
   EXPECT_EQ(found[0].worst_at, (std::vector<int64_t>{0, 1}));
-  EXPECT_EQ(found[0].outside_at, std::vector<int64_t>{1});
+  EXPECT_EQ(found[0].outside_at, std::vector<int64_t>{kDim}) << "the row's first element";
+  EXPECT_EQ(found[0].judged_at, (std::vector<int64_t>{0, kDim}));
   EXPECT_NEAR(found[0].worst.value, 0.5, 1e-9);
   EXPECT_GT(found[0].all.value, 0.55) << "of both rows together";
   claim.numbers[kDim] = std::numeric_limits<double>::quiet_NaN();
