@@ -78,6 +78,34 @@ void require_within(const std::vector<double>& mine, const std::vector<double>& 
   for (size_t c = 0; c < mine.size(); ++c) RC_ASSERT(std::abs(mine[c] - theirs[c]) <= bounds[c]);
 }
 
+// A direction at random, and those of the gain and of the difference.
+std::vector<std::vector<double>> directions_of(const std::vector<double>& mine,
+                                               const std::vector<double>& theirs, Random& random) {
+  std::vector<std::vector<double>> directions{{}, mine, {}};
+  for (size_t c = 0; c < mine.size(); ++c) {
+    directions[0].push_back(random.uniform(-1, 1));
+    directions[2].push_back(theirs[c] - mine[c]);
+  }
+  return directions;
+}
+
+// <w, theirs - mine> is within the elements' bounds less what they save as a whole.
+void require_within_as_a_whole(const std::vector<double>& mine, const std::vector<double>& theirs,
+                               const std::vector<double>& bounds,
+                               const std::vector<std::vector<double>>& directions,
+                               const std::vector<double>& savings) {
+  for (size_t i = 0; i < savings.size(); ++i) {
+    double by = 0, bound = -savings[i], size = 0;
+    for (size_t c = 0; c < mine.size(); ++c) {
+      by += directions[i][c] * (theirs[c] - mine[c]);
+      bound += std::abs(directions[i][c]) * bounds[c];
+      size += std::abs(directions[i][c]) * (std::abs(mine[c]) + std::abs(theirs[c]));
+    }
+    RC_ASSERT(savings[i] >= 0);
+    RC_ASSERT(std::abs(by) <= bound + 1e-15 * size);
+  }
+}
+
 constexpr double kShares[] = {0, 1e-13, 1e-7, 1e-3};
 
 void require_bounded(const KeyRule& rule) {
@@ -86,10 +114,16 @@ void require_bounded(const KeyRule& rule) {
       merge_cluster(MergeQueries(rule, given.queries, kScale, given.denominators), given.members);
   const MergedEntry theirs =
       merge_cluster(MergeQueries(rule, given.their_queries, kScale, given.their_denominators), given.theirs);
+  Random random(static_cast<uint64_t>(*integer(0, 1 << 30)));
+  const MergeDirections directions{directions_of(mine.key, theirs.key, random),
+                                   directions_of(mine.value, theirs.value, random)};
   const MergedEntryErrors errors =
       merge_cluster_errors({rule, given.queries, kScale, given.denominators, given.denominator_errors},
-                           given.members, given.errors, given.arithmetic);
+                           given.members, given.errors, given.arithmetic, directions);
   RC_CLASSIFY(!std::isfinite(errors.key.front()), "no bound on the key");
+  require_within_as_a_whole(mine.key, theirs.key, errors.key, directions.key, errors.key_savings);
+  require_within_as_a_whole(mine.value, theirs.value, errors.value, directions.value, errors.value_savings);
+  RC_ASSERT(errors.value_savings.size() == 3u);
   require_within(mine.key, theirs.key, errors.key);
   require_within(mine.value, theirs.value, errors.value);
   require_within(mine.log_scores, theirs.log_scores, errors.log_scores);
@@ -111,15 +145,25 @@ RC_GTEST_PROP(MergeClusterErrors, BoundWhatErrorsOfMembersDoToConvexKeys, ()) {
 
 RC_GTEST_PROP(MergeClusterErrors, BoundWhatErrorsOfMembersDoToTheBaselines, ()) {
   const Case given = any_case(kShares[*integer(0, 3)]);
-  const auto require = [&](const auto& weights, const MergedEntryErrors& errors) {
+  Random random(static_cast<uint64_t>(*integer(0, 1 << 30)));
+  const auto require = [&](const auto& weights, const auto& errors_of_means) {
     const std::vector<double> mine = weights(given.members.keys), theirs = weights(given.theirs.keys);
-    require_within(weighted_mean(mine, given.members.keys), weighted_mean(theirs, given.theirs.keys),
-                   errors.key);
-    require_within(weighted_mean(mine, given.members.values), weighted_mean(theirs, given.theirs.values),
-                   errors.value);
+    const std::vector<double> key = weighted_mean(mine, given.members.keys),
+                              their_key = weighted_mean(theirs, given.theirs.keys),
+                              value = weighted_mean(mine, given.members.values),
+                              their_value = weighted_mean(theirs, given.theirs.values);
+    const MergeDirections directions{directions_of(key, their_key, random),
+                                     directions_of(value, their_value, random)};
+    const MergedEntryErrors errors =
+        errors_of_means(given.members, given.errors, given.arithmetic, directions);
+    require_within(key, their_key, errors.key);
+    require_within(value, their_value, errors.value);
+    require_within_as_a_whole(key, their_key, errors.key, directions.key, errors.key_savings);
+    require_within_as_a_whole(value, their_value, errors.value, directions.value, errors.value_savings);
+    RC_ASSERT(errors.key_savings.size() == 3u);
   };
-  require(similarity_weights, similarity_mean_errors(given.members, given.errors, given.arithmetic));
-  require(gaussian_weights, gaussian_mean_errors(given.members, given.errors, given.arithmetic));
+  require(similarity_weights, similarity_mean_errors);
+  require(gaussian_weights, gaussian_mean_errors);
 }
 
 RC_GTEST_PROP(CosineError, BoundsWhatErrorsOfKeysDoToTheirCosine, ()) {

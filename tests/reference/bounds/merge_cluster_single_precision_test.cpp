@@ -168,6 +168,19 @@ class Tally {
       if (error > 0 && bounds[c] < kInfinity) ratios_.push_back(bounds[c] / error);
     }
   }
+  // The same of the row as a whole, in the directions of the gain and of the difference.
+  void hold_whole(const Row& actual, const std::vector<double>& expected, const std::vector<double>& bounds,
+                  const std::vector<std::vector<double>>& directions, const std::vector<double>& savings,
+                  uint64_t seed) {
+    for (size_t i = 0; i < savings.size(); ++i) {
+      double by = 0, bound = -savings[i];
+      for (size_t c = 0; c < expected.size(); ++c) {
+        by += directions[i][c] * (static_cast<double>(actual[c]) - expected[c]);
+        bound += std::abs(directions[i][c]) * bounds[c];
+      }
+      ASSERT_LE(std::abs(by), bound) << "seed " << seed << ", direction " << i;
+    }
+  }
   void expect(const std::string& what, double median) {
     ASSERT_GT(ratios_.size(), 100u) << "or nothing was compared";
     std::ranges::sort(ratios_);
@@ -183,6 +196,14 @@ class Tally {
   std::vector<double> ratios_;
   int64_t numbers_ = 0, infinite_ = 0;
 };
+
+// Those of the gain and of the difference.
+std::vector<std::vector<double>> directions_of(const Row& actual, const std::vector<double>& expected) {
+  std::vector<std::vector<double>> directions{expected, {}};
+  for (size_t c = 0; c < expected.size(); ++c)
+    directions[1].push_back(static_cast<double>(actual[c]) - expected[c]);
+  return directions;
+}
 
 constexpr uint64_t kSingleCases = 400;
 
@@ -210,10 +231,15 @@ TEST(MergeClusterErrors, HoldInSinglePrecisionAndSaySomething) {
       const Case given = single_precision_case(seed, each.heads);
       const MergedEntry exact =
           merge_cluster(MergeQueries(each.rule, given.queries, kScale, given.denominators), given.members);
+      const SingleEntry merged = merge_in_single(each.rule, given);
+      const MergeDirections directions{directions_of(merged.key, exact.key),
+                                       directions_of(merged.value, exact.value)};
       const MergedEntryErrors errors = merge_cluster_errors(
           {each.rule, given.queries, kScale, given.denominators, given.denominator_errors}, given.members,
-          given.errors, given.arithmetic);
-      const SingleEntry merged = merge_in_single(each.rule, given);
+          given.errors, given.arithmetic, directions);
+      keys.hold_whole(merged.key, exact.key, errors.key, directions.key, errors.key_savings, seed);
+      values.hold_whole(merged.value, exact.value, errors.value, directions.value, errors.value_savings,
+                        seed);
       keys.hold(merged.key, exact.key, errors.key, seed);
       values.hold(merged.value, exact.value, errors.value, seed);
       log_scores.hold(merged.log_scores, exact.log_scores, errors.log_scores, seed);
