@@ -227,6 +227,38 @@ TEST(HeadReplay, JudgesEvictionsByChangesWhereMergedNumbersAreClaimed) {
   }
 }
 
+// Of claimed rows, after the prompt and at steps: the errors of weights move all components of a mean together.
+TEST(HeadReplay, BoundsMergedEntriesAsWholesWhereTheyAreClaimed) {
+  const ReplayCase given(test::trace_layer({{4, 2, 16, 9}, kTokens, 8, kSteps, 8}),
+                         parse_policy("h2o:window=2:recent=2+keepkv:threshold=none:key=convex:gqa=mean"),
+                         kBudget, kSteps, test::single_precision_inputs());
+  LayerClaims claims = claims_of(given.own);
+  for (RealClaim* claim : {&*claims.merged_value, &*claims.step_merged_value})
+    for (double& number : claim->numbers) number *= 1.5;
+  ReplayedLayer part = given.part;
+  part.first_rows = {0, kBudget};
+  part.exact_prompt = ExactRows(prompt_claims(claims), Dtype::f64);
+  part.exact_steps = ExactRows(step_claims(claims), Dtype::f64);
+  HeadReplay replay(part, 1, given.own.prompt.kept[1], true),
+      unclaimed(given.part, 1, given.own.prompt.kept[1], true);
+  // The savings of the gain and of a difference that is half of it, and of keys that do not differ.
+  const auto are_known = [](const std::vector<double>& key, const std::vector<double>& value) {
+    return key.size() == 2 && value.size() == 2 && key[0] > 0 && key[1] == 0 && value[0] > 0 &&
+           std::abs(value[1] / value[0] - 0.5) < 1e-6;
+  };
+  const ExpectedEntries& prompt = replay.prompt_entries();
+  for (size_t i = 0; i < prompt.votes.size(); ++i) {
+    EXPECT_EQ(are_known(prompt.key_savings[i], prompt.value_savings[i]), prompt.votes[i] > 1);
+    EXPECT_TRUE(unclaimed.prompt_entries().value_savings[i].empty());
+  }
+  for (int64_t t = 0; t < kSteps; ++t) {
+    const ExpectedEntries merged = replay.step(t, claimed(given.own.steps[t])).merged;
+    EXPECT_GT(merged.key_savings.at(0).at(0), 0);
+    EXPECT_GT(merged.value_savings.at(0).at(1), 0);
+    EXPECT_TRUE(unclaimed.step(t, claimed(given.own.steps[t])).merged.value_savings.at(0).empty());
+  }
+}
+
 TEST(HeadReplay, KnowsHowManyMayHaveMergedWithEachEntry) {
   // In one dimension all keys of the same sign have cosine 1, so that an evicted entry may be merged into any of them.
   const ReplayCase one = weighted_case({8, 2, 7, 3, 6, 5}, D2o{test::kMergeAll});
