@@ -33,15 +33,16 @@ is tuned, and there are no tolerances to set. Kept and evicted entries are judge
 later numbers on the cache that the dump's own choices produced; swaps that rounding explains are legal and counted.
 
 Columns: error and bound where error/bound is largest, ulp of the type that the tensor is stored in;
-bound/error is the median over elements, in the layer where the bounds are loosest; gain is the factor of the
-output, as a whole, that rounding explains least, and how far rounding can take it from 1.
+bound/error is the median over elements, in the layer where the bounds are loosest; gain is the factor of an
+output, a merged entry, or a head's scores or norms, as a whole, that rounding explains least, and how far rounding
+can take it from 1.
 
 An output may be within its bounds and still be unlikely: beyond what independent roundings do in a row, or in a sum
 over rows, but for a probability of 1e-9 in all. A line on standard error and below the table says so, and which
 arithmetic that the dump does not declare would explain it. The exit code stays the same, unless --strict is given.
 
 If outputs differ and one fault explains them, it is named: a factor, logits with another scale or base, swapped heads,
-entries that are missing or counted twice, padding in the denominator.
+entries that are missing or counted twice, padding in the denominator. Of scores, norms, votes and merged entries, a factor.
 
 With --against, A and B are two dumps of one policy and budget: of two kernels, two GPUs, two versions, two batch
 sizes. Each is judged as above, by the arithmetic that its own metadata declare. Every row that both have, which is

@@ -85,6 +85,23 @@ class MergingDumps(DiffTest):
                 with self.subTest(f"{host} {merge}"):
                     self.agrees(trace, self.reference(trace, f"{host}+{merge}", "30").stored("F32"))
 
+    def test_a_factor_is_named_where_it_explains_all_rows(self):
+        trace = self.trace("F64", decode=5)
+        right = self.reference(trace, "h2o:window=8+critical+keepkv:threshold=none", "30")
+        for kind, numbers in (("score", "scores"), ("stage_two_score", "scores"), ("projected_value_norms", "norms"),
+                              ("votes", "votes"), ("merged_key", "keys"), ("merged_value", "values"), ("step_votes", "votes")):
+            with self.subTest(kind):
+                dump = faults.with_array(right, 1, kind, lambda array: array / 2)
+                report, stderr = self.differs(trace, dump, kind)
+                self.assertRegex(stderr, rf"; gain 0\.500 \(1\.000 to 1\.000 by rounding\) in all; {numbers} are 0\.500 of what they should be "
+                                         r"\(that explains (the row that was|all \d+ rows that were) tried\)")
+                item, = (item for item in report["tensors"] if (item["layer"], item["tensor"]) == (1, kind))
+                self.assertEqual([functional["name"] for functional in item["functionals"]], ["gain", "difference"])
+                self.assertEqual(item["functionals"][0]["all"]["value"], "0.5")
+                last = np.flatnonzero(dump.array(1, kind))[-1]
+                other = faults.with_array(dump, 1, kind, lambda array: np.where(np.arange(array.size).reshape(array.shape) == last, 9, array))
+                self.assertNotIn("what they should be", self.differs(trace, other, kind)[1])
+
     def test_tensors_that_a_policy_has_not_are_refused(self):
         trace = self.trace("F64")
         merged = self.reference(trace, "snapkv:window=8+keepkv:threshold=0.9", "30")

@@ -6,8 +6,6 @@
 
 #include <kvbound/reference/core/infinity.hpp>
 
-#include "whole_rows.hpp"
-
 namespace kvbound::sim {
 
 namespace {
@@ -29,10 +27,9 @@ const reference::PossibleKey& nearest_of(const std::vector<reference::PossibleKe
                                    [&](const reference::PossibleKey& key) { return distance(key, claimed); });
 }
 
-// An entry is a row; of votes all are one.
-std::vector<WholeRow> rows_of(const RealClaim& claim, const Expected& expected) {
-  if (claim.shape.size() == 1) return {{0, std::ssize(claim.numbers)}};
-  std::vector<WholeRow> rows = sim::rows_of(claim);
+// An entry's key or value is a row.
+std::vector<WholeRow> entry_rows(const RealClaim& claim, const Expected& expected) {
+  std::vector<WholeRow> rows = rows_of(claim);
   for (size_t i = 0; i < rows.size(); ++i) rows[i].savings = expected.savings[i];
   return rows;
 }
@@ -63,7 +60,14 @@ void ExpectedEntries::add_errors(const MergedErrors& all, int64_t position) {
   if (!possible.empty()) possible_keys[row] = std::move(possible);
 }
 
+// Entries whose votes together are a row.
+void MergedAgreement::begin_row(int64_t entries) {
+  if (!claims_.votes) return;
+  vote_rows_.push_back({rows_, entries, index_of(rows_, claims_.votes->shape)});
+}
+
 void MergedAgreement::add(const ExpectedEntries& entries) {
+  begin_row(std::ssize(entries.members));
   for (size_t i = 0; i < entries.members.size(); ++i, ++rows_) {
     const auto row = static_cast<int64_t>(i);
     const bool sure = entries.is_certain(i);
@@ -104,6 +108,7 @@ void MergedAgreement::add_key(const ExpectedEntries& entries, size_t entry) {
 }
 
 void MergedAgreement::skip(int64_t rows) {
+  begin_row(rows);
   const std::vector<double> nothing(head_dim_), unbounded(head_dim_, kInfinity);
   for (int64_t i = 0; i < rows; ++i, ++rows_) {
     votes_.add(std::vector{0.0}, std::vector{kInfinity}, false);
@@ -113,6 +118,7 @@ void MergedAgreement::skip(int64_t rows) {
 }
 
 void MergedAgreement::add_nothing() {
+  begin_row(1);
   const std::vector<double> nothing(head_dim_);
   votes_.add(std::vector{0.0}, std::vector{0.0}, true);
   keys_.add(nothing, nothing, true);
@@ -121,18 +127,21 @@ void MergedAgreement::add_nothing() {
 }
 
 void MergedAgreement::append(const std::string& prefix, std::vector<TensorAgreement>& agreements) const {
-  const auto judge = [&](const char* tensor, const char* numbers, const RealClaim* claim,
-                         const Expected& expected) {
-    if (!claim) return;
+  const auto judge = [&](const char* tensor, const char* numbers, const RealClaim& claim,
+                         const Expected& expected, const std::vector<WholeRow>& rows) {
     agreements.push_back(
-        compare_uncertain(prefix + tensor, *claim, expected.numbers, expected.bounds, expected.certain));
-    judge_rows({*claim, expected.numbers, expected.bounds, expected.certain}, rows_of(*claim, expected),
-               numbers, agreements.back());
+        compare_uncertain(prefix + tensor, claim, expected.numbers, expected.bounds, expected.certain));
+    judge_rows({claim, expected.numbers, expected.bounds, expected.certain}, rows, numbers,
+               agreements.back());
   };
-  judge("votes", "votes", claims_.votes, votes_);
-  judge("merged_key", "keys", claims_.keys, keys_);
-  if (claims_.keys && condition_number_ > 0) agreements.back().condition_number = condition_number_;
-  judge("merged_value", "values", claims_.values, values_);
+  if (claims_.votes) judge("votes", "votes", *claims_.votes, votes_, vote_rows_);
+  if (claims_.keys) {
+    judge("merged_key", "keys", *claims_.keys, keys_, entry_rows(*claims_.keys, keys_));
+    if (condition_number_ > 0) agreements.back().condition_number = condition_number_;
+  }
+  if (claims_.values) {
+    judge("merged_value", "values", *claims_.values, values_, entry_rows(*claims_.values, values_));
+  }
 }
 
 }  // namespace kvbound::sim

@@ -10,6 +10,7 @@
 #include "exact_rows.hpp"
 #include "merged_errors.hpp"
 #include "target_rule.hpp"
+#include "whole_rows.hpp"
 
 namespace kvbound::sim {
 
@@ -47,7 +48,7 @@ class MergedAgreement {
   MergedAgreement(const MergedClaims& claims, int64_t head_dim, bool has_votes)
       : claims_(claims), head_dim_(head_dim), has_votes_(has_votes) {}
 
-  /// The next claimed rows are of these entries.
+  /// The next claimed rows are of these entries, whose votes together are judged as a whole.
   void add(const ExpectedEntries& entries);
   /// The next claimed rows are of entries that the replay does not have: they are undecided.
   void skip(int64_t rows);
@@ -58,6 +59,7 @@ class MergedAgreement {
   void append(const std::string& prefix, std::vector<TensorAgreement>& agreements) const;
 
  private:
+  void begin_row(int64_t entries);
   void add_votes(const ExpectedEntries& entries, size_t entry);
   void add_key(const ExpectedEntries& entries, size_t entry);
 
@@ -65,7 +67,8 @@ class MergedAgreement {
   int64_t head_dim_, rows_ = 0;
   bool has_votes_;
   Expected votes_, keys_, values_;
-  double condition_number_ = 0;  // the largest of entries whose rank is not certain
+  std::vector<WholeRow> vote_rows_;  // of entries that were added together
+  double condition_number_ = 0;      // the largest of entries whose rank is not certain
 };
 
 }  // namespace kvbound::sim

@@ -19,8 +19,9 @@ std::vector<std::vector<double>> judged_directions(VectorView expected, VectorVi
 
 /// A row of a tensor.
 struct WholeRow {
-  int64_t first = 0, count = 0;     ///< its elements, in C order of the tensor
-  std::vector<int64_t> index = {};  ///< in the tensor
+  int64_t first = 0, count = 0;  ///< its elements, in C order of the tensor
+  std::vector<int64_t> index =
+      {};  ///< in the tensor; of rows that are part of a dimension, that of the first element
   /// Of judged_directions: by how much bounds stay below those of the elements together; empty: by nothing.
   std::vector<double> savings = {};
 };

@@ -61,6 +61,36 @@ TEST(MergedEntries, ReportsTheConditionNumberOnlyOfQueriesThatAreIllConditioned)
   EXPECT_EQ(judged_key(entries, {1, 2}).condition_number.value(), 3);
 }
 
+// Votes of a head are a row, and each value.
+TEST(MergedEntries, JudgesRowsAsWholes) {
+  const ExpectedEntries two{{2, 3},
+                            matrix({{1, 2}, {3, 4}}),
+                            matrix({{7, 8}, {5, 6}}),
+                            {Matrix(2, 2), matrix({{1, 1}, {1, 1}})},
+                            {{1, 1}, {2, 2}},
+                            {},
+                            {},
+                            {},
+                            {{}, {0.5, 0}}};
+  const RealClaim votes{{5}, {2, 3, 9, 4, 6}}, values{{5, 2}, {7, 8, 5, 6, 1, 1, 7, 8, 5, 6}};
+  MergedAgreement judge({&votes, nullptr, &values}, 2, true);
+  judge.add(two);
+  judge.skip(1);
+  judge.add(two);
+  std::vector<TensorAgreement> agreements;
+  judge.append("", agreements);
+  const FunctionalAgreement &of_votes = agreements[0].functionals.at(0),
+                            &of_values = agreements[1].functionals.at(0);
+  EXPECT_EQ(of_votes.rows, 2);
+  EXPECT_EQ(of_votes.outside_at, std::vector<int64_t>{3}) << "the first entry of the head";
+  EXPECT_EQ(of_votes.worst_at, std::vector<int64_t>{3});
+  EXPECT_NEAR(of_votes.worst.value, 2, 1e-12);
+  EXPECT_EQ(agreements[0].diagnosis.value().fault, "votes are 2.000 of what they should be");
+  EXPECT_EQ(of_values.rows, 4);
+  EXPECT_EQ(of_values.judged_at, (std::vector<int64_t>{0, 2, 6, 8}));
+  EXPECT_NEAR(of_values.all.band, (15 + 10.5 + 15 + 10.5) / (113 + 61 + 113 + 61), 1e-12);
+}
+
 TEST(MergedEntries, GoesThroughTheRowsInTheirOrder) {
   const RealClaim votes{{3}, {2, 9, 0}}, values{{3, 2}, {7, 8, 9, 9, 0, 0}};
   MergedAgreement judge({&votes, nullptr, &values}, 2, true);
