@@ -99,7 +99,7 @@ class MergingDumps(DiffTest):
                 self.assertEqual([functional["name"] for functional in item["functionals"]], ["gain", "difference"])
                 self.assertEqual(item["functionals"][0]["all"]["value"], "0.5")
                 last = np.flatnonzero(dump.array(1, kind))[-1]
-                other = faults.with_array(dump, 1, kind, lambda array: np.where(np.arange(array.size).reshape(array.shape) == last, 9, array))
+                other = faults.with_array(dump, 1, kind, lambda array: np.where(np.arange(array.size).reshape(array.shape) == last, 0.7, array))
                 self.assertNotIn("what they should be", self.differs(trace, other, kind)[1])
 
     def test_tensors_that_a_policy_has_not_are_refused(self):

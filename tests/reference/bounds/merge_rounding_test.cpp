@@ -30,6 +30,8 @@ Arithmetic rounding_unit() {
 
 constexpr Evaluation kEvaluations[] = {Evaluation::any_form, Evaluation::as_cluster_mean};
 
+const std::vector<double> kOnly{1};  // the direction of a single column
+
 TEST(UncertainWeights, CountTheSumsOfAMean) {
   const int64_t members = 2000;
   const Arithmetic arithmetic = rounding_unit();
@@ -43,6 +45,8 @@ TEST(UncertainWeights, CountTheSumsOfAMean) {
   for (const Evaluation evaluation : kEvaluations) {
     const UncertainWeights uncertain(logits, std::vector<double>(logits.size()), evaluation, arithmetic);
     expect_tight(round.sum(weights) - 1, uncertain.mean_errors(rows, {}).front(), 1.1);
+    expect_tight(round.sum(weights) - 1, uncertain.error_along(kOnly, rows, {}, std::vector<double>(members)),
+                 1.1);
   }
 }
 
@@ -53,8 +57,11 @@ TEST(UncertainWeights, CountErrorsOfLogitsAndOfRows) {
   for (const Evaluation evaluation : kEvaluations) {
     const UncertainWeights moved(logits, off, evaluation, nothing_rounds());
     expect_tight(std::tanh(1e-3), moved.mean_errors(rows, {}).front(), 1.01, "logits");
+    expect_tight(std::tanh(1e-3), moved.error_along(kOnly, rows, {}, none), 1.01, "logits");
     const UncertainWeights exact(logits, none, evaluation, nothing_rounds());
     expect_tight(0.125, exact.mean_errors(rows, filled(8, 1, 0.125)).front(), 1.0001, "rows");
+    expect_tight(0.125, exact.error_along(kOnly, rows, filled(8, 1, 0.125), std::vector<double>(8, 0.125)),
+                 1.0001, "rows");
   }
 }
 
