@@ -12,8 +12,9 @@
 namespace kvbound::sim {
 namespace {
 
-// kNone stands in for the bound of an element that has none; elements with bounds of kUnbounded or more are not judged.
-constexpr double kUnbounded = 1e100, kNone = 1e200;
+// Stands in for the bound of an element that has none.
+constexpr double kNone = 1e200;
+static_assert(kNone >= kUnboundedElement);
 
 // The largest |number| among the finite ones, 0 if there are none.
 double largest_of(VectorView numbers) {
@@ -126,7 +127,7 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
     result.outside += !inside;
     if (!inside) result.outside_at.push_back(static_cast<int64_t>(i));
     // If all expected numbers are 0, any bound counts as informative here; the verdict reports all_zero instead.
-    const bool says_something = largest > 0 ? element.bound < largest : element.bound < kUnbounded;
+    const bool says_something = largest > 0 ? element.bound < largest : element.bound < kUnboundedElement;
     result.judged += !inside || says_something;
     result.told.push_back(element.bound < (expected[i] == 0 ? largest : std::abs(expected[i])));
     tells_from_zero = tells_from_zero || element.bound < std::abs(element.expected);

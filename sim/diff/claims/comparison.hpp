@@ -87,6 +87,9 @@ struct ExplainedRows {
   int64_t rows = 0;  ///< so many were tried, the first ones
 };
 
+/// An element whose bound is this large has none.
+inline constexpr double kUnboundedElement = 1e100;
+
 /// How one tensor of one layer compares.
 struct TensorAgreement {
   std::string tensor;  ///< its name without the layer

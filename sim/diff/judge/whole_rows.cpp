@@ -12,9 +12,6 @@
 namespace kvbound::sim {
 namespace {
 
-// Elements with a larger bound have none.
-constexpr double kUnbounded = 1e100;
-
 // One row beside what is expected of it: those of its elements that are judged.
 struct Row {
   std::vector<double> claimed, expected;
@@ -48,7 +45,8 @@ struct Row {
 std::optional<Row> judged(const JudgedElements& elements, const WholeRow& whole) {
   Row row;
   for (int64_t i = whole.first; i < whole.first + whole.count; ++i) {
-    if (!(elements.bounds[i] < kUnbounded) || (!elements.certain.empty() && !elements.certain[i])) continue;
+    if (!(elements.bounds[i] < kUnboundedElement) || (!elements.certain.empty() && !elements.certain[i]))
+      continue;
     const double claimed = elements.claim.numbers[i], expected = elements.expected[i];
     if (!std::isfinite(claimed) || !std::isfinite(expected)) return std::nullopt;
     row.claimed.push_back(claimed);
