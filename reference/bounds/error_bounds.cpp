@@ -27,6 +27,13 @@ using namespace rounding;
 
 namespace {
 
+// The arithmetic with no more rescalings than these logits cause, in the order of positions.
+Arithmetic rescaled_by(VectorView logits, const Arithmetic& arithmetic) {
+  Arithmetic result = arithmetic;
+  result.rescalings = static_cast<int64_t>(rescalings_of(logits, arithmetic));
+  return result;
+}
+
 // Visits the logits and softmax errors of every window query of one query head: visit(query, logits of the visible
 // tokens, their exponents T, the softmax's errors).
 template <class Visit>
@@ -40,7 +47,7 @@ void visit_window_softmax(const LayerView& layer, int64_t head, int64_t window, 
     const int64_t visible = layer.prompt_tokens() - window + i + 1;
     const VectorView seen = logits.row(i).first(visible);
     const std::span<double> errors = exponents.row(i).first(visible);
-    const SoftmaxErrors softmax = softmax_errors(seen, errors, arithmetic);
+    const SoftmaxErrors softmax = softmax_errors(seen, errors, rescaled_by(seen, arithmetic));
     visit(i, seen, errors, softmax);
   }
 }
@@ -141,8 +148,7 @@ void add_votes(VectorView votes, const Arithmetic& arithmetic, Matrix& logits, M
 // errors  in: of the logits; out: T
 QuerySoftmax query_softmax(VectorView logits, std::span<double> errors, bool in_order,
                            const Arithmetic& arithmetic) {
-  Arithmetic rescaled = arithmetic;
-  if (in_order) rescaled.rescalings = static_cast<int64_t>(rescalings_of(logits, arithmetic));
+  const Arithmetic rescaled = in_order ? rescaled_by(logits, arithmetic) : arithmetic;
   const SoftmaxErrors softmax = softmax_errors(logits, errors, rescaled);
   return {logits, errors, softmax, rescalings(rescaled, std::ssize(logits)), in_order};
 }

@@ -31,8 +31,7 @@ class UncertainOutput {
                   const Arithmetic& arithmetic)
       : softmax_(softmax_errors(logits, exponents, arithmetic)), space_(space) {
     const auto tokens = std::ssize(logits);
-    const double terms = accumulation_depth(arithmetic, tokens), changes = rescalings(arithmetic, tokens);
-    divisor_ = sum_error(tokens, terms, arithmetic) + gamma(changes, arithmetic);
+    divisor_ = sum_error(tokens, arithmetic) + gamma(rescalings(arithmetic, tokens), arithmetic);
     terms_ = weighted_value_error(tokens, arithmetic);
     const double shared = log_sum_exp_error(softmax_, tokens, arithmetic);
     for (size_t j = 0; j < logits.size(); ++j) {

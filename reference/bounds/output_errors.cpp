@@ -141,12 +141,12 @@ struct RunningSums {
 std::vector<double> addition_errors(const QuerySoftmax& softmax, const RunningSums& running,
                                     const Arithmetic& arithmetic) {
   const auto tokens = std::ssize(softmax.logits);
+  const bool many = is_long(arithmetic, tokens);
   std::vector<double> errors(running.sizes.size());
-  double each = component_error(tokens, arithmetic);
-  if (is_long(arithmetic, tokens)) {
+  if (many)
     errors = LongSums(tokens, softmax.rescalings, arithmetic).of_values(running.ranges, running.sizes);
-    each = gamma(3, arithmetic) + arithmetic.tensor_weighted_sums + arithmetic.input;
-  }
+  const double each = many ? gamma(3, arithmetic) + arithmetic.tensor_weighted_sums + arithmetic.input
+                           : component_error(tokens, arithmetic);
   for (size_t c = 0; c < errors.size(); ++c) errors[c] += times(growth(each), running.sizes[c]);
   return errors;
 }
@@ -172,7 +172,7 @@ double rescalings_of(VectorView logits, const Arithmetic& arithmetic) {
 SharedRounding shared_rounding(const QuerySoftmax& softmax, const Arithmetic& arithmetic) {
   const auto tokens = std::ssize(softmax.logits);
   if (!is_long(arithmetic, tokens)) {
-    const double sum = sum_error(tokens, accumulation_depth(arithmetic, tokens), arithmetic);
+    const double sum = sum_error(tokens, arithmetic);
     return {sum, sum + gamma(softmax.rescalings, arithmetic), 2 * arithmetic.weights};
   }
   const double sum = LongSums(tokens, softmax.rescalings, arithmetic).of_weights() +

@@ -7,6 +7,8 @@
 #include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
+#include "long_sums.hpp"
+
 namespace kvbound::reference::rounding {
 namespace {
 
@@ -18,6 +20,15 @@ constexpr double kLostWeight = 1e-62;
 
 double longest(int64_t depth, int64_t terms) {
   return static_cast<double>(depth < 0 ? terms : std::min(depth, terms));
+}
+
+// What additions, `changes` rescalings and three more roundings take from a sum over tokens, as a share of the sum of its terms'
+// absolute values. No running sum is larger than that, nor the range of running sums: error_bounds.md, "Long sums".
+double adding_error(int64_t tokens, double changes, const Arithmetic& arithmetic) {
+  if (is_long(arithmetic, tokens)) {
+    return LongSums(tokens, rescalings(arithmetic, tokens), arithmetic).of_weights() + gamma(3, arithmetic);
+  }
+  return gamma(accumulation_depth(arithmetic, tokens) + changes + 3, arithmetic) + reference_error(tokens);
 }
 
 }  // namespace
@@ -95,14 +106,12 @@ double softmax_share(double weight, double exponent, const SoftmaxErrors& softma
 
 // The contribution of the softmax's denominator to the relative error of every weight: its own rounding, a
 // division, and exponentials that underflow, each less than `smallest` beside a sum of at least 1.
-double sum_error(int64_t tokens, double terms, const Arithmetic& arithmetic) {
-  return gamma(terms + 3, arithmetic) + reference_error(tokens) +
-         2 * static_cast<double>(tokens) * arithmetic.smallest;
+double sum_error(int64_t tokens, const Arithmetic& arithmetic) {
+  return adding_error(tokens, 0, arithmetic) + 2 * static_cast<double>(tokens) * arithmetic.smallest;
 }
 
 double component_error(int64_t tokens, const Arithmetic& arithmetic) {
-  const double additions = accumulation_depth(arithmetic, tokens) + rescalings(arithmetic, tokens) + 3;
-  return gamma(additions, arithmetic) + reference_error(tokens) + arithmetic.tensor_weighted_sums +
+  return adding_error(tokens, rescalings(arithmetic, tokens), arithmetic) + arithmetic.tensor_weighted_sums +
          arithmetic.input;
 }
 
@@ -132,8 +141,7 @@ double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, double sum
 }
 
 double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, const Arithmetic& arithmetic) {
-  return log_sum_exp_error(errors, tokens,
-                           sum_error(tokens, accumulation_depth(arithmetic, tokens), arithmetic), arithmetic);
+  return log_sum_exp_error(errors, tokens, sum_error(tokens, arithmetic), arithmetic);
 }
 
 }  // namespace kvbound::reference::rounding

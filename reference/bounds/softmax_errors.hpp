@@ -55,7 +55,7 @@ double weight_of(double logit, const SoftmaxErrors& softmax);
 double softmax_share(double weight, double exponent, const SoftmaxErrors& softmax);
 
 /// The contribution of the softmax's denominator to the relative error of every weight.
-double sum_error(int64_t tokens, double terms, const Arithmetic& arithmetic);
+double sum_error(int64_t tokens, const Arithmetic& arithmetic);
 
 /// The relative error of a product of a weight and a value on its way into an output, without that of the weight.
 double component_error(int64_t tokens, const Arithmetic& arithmetic);

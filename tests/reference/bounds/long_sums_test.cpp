@@ -7,6 +7,8 @@
 
 #include <kvbound/reference/attention.hpp>
 #include <kvbound/reference/bounds/long_sums.hpp>
+#include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "support/random_layer.hpp"
 
@@ -168,7 +170,7 @@ struct Partial {
     most = larger;
   }
   void add(const Partial& other) {
-    if (other.output.empty()) return;
+    if (other.sum == 0) return;
     output.resize(other.output.size());
     const float larger = std::max(most, other.most), scale = std::exp(most - larger),
                 others = std::exp(other.most - larger);
@@ -238,6 +240,53 @@ TEST(LongSums, HoldForWhatKernelsDoInSinglePrecisionAndTellHalfFromWhole) {
       EXPECT_LE(std::abs(all.output[c] / all.sum - exact(0, c)), errors.output(0, c));
     }
   }
+}
+
+// One query of one number; all weights but the last are nearly equal, so that additions err the same way.
+struct EqualWeights {
+  Matrix projection{1, 1};
+  Tensor query{1, 1, 1}, keys, values;
+  LayerView layer;
+
+  explicit EqualWeights(int64_t tokens) : keys(1, tokens, 1), values(1, tokens, 1) {
+    query.numbers()[0] = 1;
+    for (int64_t j = 0; j + 1 < tokens; ++j) keys.numbers()[j] = std::log(0.9998F);
+    layer = {{1, 1, 1, 1}, 1, keys, values, query, projection};
+  }
+  // Of the last query, which sees all tokens.
+  double largest_error() const {
+    const Matrix errors = window_attention_errors(layer, 1, tensor_core_precision());
+    return max_abs(errors.row(0)) * static_cast<double>(keys.numbers().size());
+  }
+};
+
+TEST(LongSums, HoldForScoresOfManyTokensInSinglePrecision) {
+  constexpr int64_t kTokens = 12'000;
+  const EqualWeights weights(kTokens);
+  const Matrix exact = window_attention(weights.layer, 1);
+  const Matrix errors = window_attention_errors(weights.layer, 1, tensor_core_precision());
+  double most = 0;
+  for (const Lanes& lanes : {in_order(kTokens), backwards(kTokens), strided(kTokens, 8), split(kTokens, 4)}) {
+    Partial all;
+    for (const std::vector<int64_t>& lane : lanes) {
+      Partial part;
+      for (const int64_t j : lane) part.add(static_cast<float>(weights.keys.numbers()[j]), VectorView());
+      all.add(part);
+    }
+    const float log_sum_exp = all.most + std::log(all.sum);
+    for (int64_t j = 0; j < kTokens; ++j) {
+      const float weight = std::exp(static_cast<float>(weights.keys.numbers()[j]) - log_sum_exp);
+      const double error = std::abs(weight - exact(0, j));
+      EXPECT_LE(error, errors(0, j)) << j;
+      most = std::max(most, error * static_cast<double>(kTokens));
+    }
+  }
+  EXPECT_GT(most, 5e-5) << "the additions do not err";
+}
+
+TEST(LongSums, LeaveScoresOfVeryManyTokensABound) {
+  EXPECT_LT(EqualWeights(1 << 17).largest_error(), 0.025);
+  EXPECT_LT(EqualWeights(1 << 20).largest_error(), 0.2);
 }
 
 }  // namespace
