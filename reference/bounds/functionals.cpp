@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+
+#include <kvbound/reference/numerics/weighted_columns.hpp>
 
 #include "long_sums.hpp"
 #include "softmax_errors.hpp"
@@ -13,12 +14,7 @@ using namespace rounding;
 
 OutputFunctionals::OutputFunctionals(const AttentionErrors& errors, int64_t query, MatrixView values,
                                      VectorView votes, const Arithmetic& arithmetic)
-    : errors_(errors),
-      query_(query),
-      values_(values),
-      votes_(votes),
-      arithmetic_(arithmetic),
-      terms_(values.cols) {
+    : errors_(errors), query_(query), values_(values), votes_(votes), arithmetic_(arithmetic) {
   const VectorView log_weights = errors.log_weights.row(query);
   // Of large logits the log-sum-exp is off by more than weights are: their sum divides.
   const double largest = *std::ranges::max_element(log_weights);
@@ -30,9 +26,13 @@ OutputFunctionals::OutputFunctionals(const AttentionErrors& errors, int64_t quer
     growing_.push_back(weight > 0 ? weight * growth(errors.exponents(query, j) + growth(arithmetic_.weights))
                                   : 0);
     growth_ += growing_.back();
-    for (int64_t c = 0; c < values.cols; ++c) terms_[c].add(weight * values(j, c));
   }
-  for (const Terms& terms : terms_) output_.push_back(terms.sum);
+  const WeightedColumns columns = weighted_columns(values, weights_);
+  output_ = columns.sums;
+  for (size_t c = 0; c < output_.size(); ++c) {
+    terms_.push_back({columns.sums[c], columns.squares[c], columns.low[c], columns.high[c], columns.signs[c],
+                      columns.aligned[c]});
+  }
   const int64_t parts = arithmetic.partials > 0 ? most_parts(arithmetic, values.rows) : 0;
   for (int64_t part = 0; part < parts; ++part) {
     add_part(part * values.rows / parts, (part + 1) * values.rows / parts);
@@ -46,12 +46,9 @@ std::vector<double> OutputFunctionals::scale_direction() const {
   };
   double mean = 0;
   for (int64_t j = 0; j < values_.rows; ++j) mean += weights_[j] * logit(j);
-  std::vector<double> direction(output_.size());
-  for (int64_t j = 0; j < values_.rows; ++j) {
-    const double share = weights_[j] * (logit(j) - mean);
-    for (int64_t c = 0; c < values_.cols; ++c) direction[c] += share * values_(j, c);
-  }
-  return direction;
+  std::vector<double> shares;
+  for (int64_t j = 0; j < values_.rows; ++j) shares.push_back(weights_[j] * (logit(j) - mean));
+  return weighted_columns(values_, shares).sums;
 }
 
 double OutputFunctionals::error(VectorView direction) const {
@@ -65,11 +62,10 @@ double OutputFunctionals::error(VectorView direction) const {
     value += direction[c] * output_[c];
   }
   if (!(growth_ < 0.5)) return by_elements;
-  for (int64_t j = 0; j < values_.rows; ++j) {
-    const VectorView row = values_.row(j);
-    const double along = std::inner_product(direction.begin(), direction.end(), row.begin(), 0.0);
-    spread += growing_[j] * std::abs(along - value);
-    absolute += std::abs(along);
+  const std::vector<double> along = row_products(values_, direction);
+  for (size_t j = 0; j < along.size(); ++j) {
+    spread += growing_[j] * std::abs(along[j] - value);
+    absolute += std::abs(along[j]);
   }
   const double moved = spread / (1 - growth_), divisor = errors_.divisor[query_];
   const double scaled = divisor + (1 + divisor) * growth(arithmetic_.weights);

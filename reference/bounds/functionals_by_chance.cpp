@@ -3,6 +3,8 @@
 #include <numbers>
 #include <numeric>
 
+#include <kvbound/reference/numerics/weighted_columns.hpp>
+
 #include "functionals.hpp"
 #include "long_sums.hpp"
 #include "softmax_errors.hpp"
@@ -130,10 +132,8 @@ class OutputFunctionals::Along {
     logit_share_ = is_chained ? 1 : 1 / std::sqrt(roundings);
     size_share_ = 1 / product_error(std::ssize(direction), 4, arithmetic_);
     for (size_t c = 0; c < direction.size(); ++c) value_ += direction[c] * of.output_[c];
-    for (int64_t j = 0; j < of.values_.rows; ++j) {
-      const VectorView row = of.values_.row(j);
-      add(j, std::inner_product(direction.begin(), direction.end(), row.begin(), 0.0));
-    }
+    const std::vector<double> along = row_products(of.values_, direction);
+    for (int64_t j = 0; j < of.values_.rows; ++j) add(j, along[j]);
   }
 
   // What errors of single weights and logits add.
@@ -227,13 +227,10 @@ void OutputFunctionals::add_components(VectorView direction, double depth, doubl
 
 // One of the equal parts of the cache.
 void OutputFunctionals::add_part(int64_t first, int64_t last) {
-  std::vector<double> output(output_.size());
-  double weight = 0;
-  for (int64_t j = first; j < last; ++j) {
-    weight += weights_[j];
-    for (size_t c = 0; c < output.size(); ++c) output[c] += weights_[j] * values_(j, static_cast<int64_t>(c));
-  }
+  const VectorView weights = VectorView(weights_).subspan(first, last - first);
+  const double weight = std::reduce(weights.begin(), weights.end());
   if (weight == 0) return;
+  std::vector<double> output = weighted_columns(values_.middle_rows(first, last - first), weights).sums;
   for (double& number : output) number /= weight;
   part_weights_.push_back(weight);
   parts_.push_back(std::move(output));

@@ -1,58 +1,30 @@
 #include "output_errors.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <utility>
 
 #include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/reference/numerics/weighted_columns.hpp>
 
 #include "long_sums.hpp"
 
 namespace kvbound::reference::rounding {
 namespace {
 
-// Sums over the tokens, component by component.
+// Sums over the tokens, component by component, [head_dim] each.
 struct ValueSums {
-  explicit ValueSums(int64_t head_dim)
-      : output(head_dim),
-        sizes(head_dim),
-        absolute(head_dim),
-        by_each(head_dim),
-        moved(head_dim),
-        spread(head_dim),
-        least(head_dim, kInfinity),
-        most(head_dim, -kInfinity),
-        low(head_dim),
-        high(head_dim) {}
-
-  // error: of the weight; growing: the weight times e^T - 1
-  void add(VectorView value, double weight, double error, double growing) {
-    for (size_t c = 0; c < output.size(); ++c) {
-      const double size = std::abs(value[c]);
-      output[c] += weight * value[c];
-      sizes[c] += weight * size;
-      absolute[c] += size;
-      by_each[c] += error * size;
-      moved[c] += growing * size;
-      least[c] = std::min(least[c], value[c]);
-      most[c] = std::max(most[c], value[c]);
-      low[c] = std::min(low[c], output[c]);
-      high[c] = std::max(high[c], output[c]);
-    }
-  }
-  void add_spread(VectorView value, double growing) {
-    for (size_t c = 0; c < output.size(); ++c) spread[c] += growing * std::abs(value[c] - output[c]);
-  }
-  double largest(size_t c) const { return std::max(std::abs(most[c]), std::abs(least[c])); }
-
   std::vector<double> output;       // sum_j A_j v_j
+  std::vector<double> low, high;    // the least and the largest of the sums of the first few of these terms
   std::vector<double> sizes;        // sum_j A_j |v_j|
   std::vector<double> absolute;     // sum_j |v_j|
   std::vector<double> by_each;      // sum_j (error of A_j) |v_j|
   std::vector<double> moved;        // sum_j A_j (e^T_j - 1) |v_j|
   std::vector<double> spread;       // sum_j A_j (e^T_j - 1) |v_j - o|
   std::vector<double> least, most;  // of the values
-  std::vector<double> low,
-      high;  // the least and the largest of the sums of the first few terms, none included
+
+  double largest(size_t c) const { return std::max(std::abs(most[c]), std::abs(least[c])); }
 };
 
 // A product in which 0 times infinity is 0: nothing is lost of a term that is exactly 0.
@@ -72,14 +44,19 @@ std::vector<double> weights_of(const QuerySoftmax& softmax) {
 
 ValueSums sums_of(const QuerySoftmax& softmax, VectorView weights, VectorView weight_errors,
                   MatrixView values) {
-  ValueSums sums(values.cols);
-  for (int64_t k = 0; k < values.rows; ++k) {
-    sums.add(values.row(k), weights[k], weight_errors[k], growing(weights[k], softmax.exponents[k]));
-  }
-  for (int64_t k = 0; k < values.rows; ++k) {
-    sums.add_spread(values.row(k), growing(weights[k], softmax.exponents[k]));
-  }
-  return sums;
+  std::vector<double> growing_weights;
+  for (size_t k = 0; k < weights.size(); ++k)
+    growing_weights.push_back(growing(weights[k], softmax.exponents[k]));
+  const std::vector<double> ones(weights.size(), 1.0), zeros(static_cast<size_t>(values.cols));
+  WeightedColumns columns = weighted_columns(values, weights);
+  ColumnRanges ranges = column_ranges(values);
+  const std::array<VectorView, 4> factors{weights, ones, weight_errors, growing_weights};
+  const Matrix sums = weighted_distances(values, zeros, factors),
+               spread = weighted_distances(values, columns.sums, std::array<VectorView, 1>{growing_weights});
+  const auto numbers = [](VectorView row) { return std::vector<double>(row.begin(), row.end()); };
+  return {std::move(columns.sums), std::move(columns.low), std::move(columns.high), numbers(sums.row(0)),
+          numbers(sums.row(1)),    numbers(sums.row(2)),   numbers(sums.row(3)),    numbers(spread.row(0)),
+          std::move(ranges.least), std::move(ranges.most)};
 }
 
 // How far errors of weights reach.
