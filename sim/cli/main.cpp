@@ -20,7 +20,7 @@
 #include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/numerics/passive_waiting.hpp>
+#include <kvbound/reference/numerics/quiet_threads.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/report/environment.hpp>
@@ -161,7 +161,7 @@ void occupy_closed_streams() {
 
 int main(int argc, char** argv) {
   occupy_closed_streams();
-  reference::wait_passively(argv);
+  reference::quiet_threads(argv);
   for (const int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
     // Signals that the caller ignores, as nohup does, remain ignored.
     if (std::signal(signal_number, clean_up_and_die) == SIG_IGN) std::signal(signal_number, SIG_IGN);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 #include <chrono>
 #include <cstdio>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -12,7 +13,12 @@ namespace kvbound::sim {
 using namespace std::chrono_literals;
 
 Progress::Progress(std::string task, bool wanted) : task_(std::move(task)) {
-  if (wanted && isatty(STDERR_FILENO) == 1) thread_ = std::thread([this] { show(); });
+  if (!wanted || isatty(STDERR_FILENO) != 1) return;
+  try {
+    thread_ = std::thread([this] { show(); });
+  } catch (const std::system_error&) {
+    // There are no more threads: nothing is shown.
+  }
 }
 
 Progress::~Progress() {

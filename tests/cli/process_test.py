@@ -56,6 +56,26 @@ class Process(CommandLineTest):
         result = self.run_program(*arguments[:3], "-", *arguments[4:], preexec_fn=lambda: os.close(0))
         self.assertEqual(result.returncode, WORLD, result.stderr)
 
+    def test_limits_of_virtual_memory_end_the_program_or_suffice(self):
+        """OpenBLAS's own threads would try for ever to get their 128 MiB, and keep the program from ending."""
+        TraceFile().write(self.folder / "trace.safetensors")
+        arguments = "replay", "trace.safetensors", "--policy", "snapkv:window=4", "--budget", "8", "--quiet", "--json", "out.json"
+        codes = set()
+        for waiting in ({"OMP_WAIT_POLICY": "passive"}, {"GOMP_SPINCOUNT": "0"}, {}):
+            silent = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+            for threads in (1, 7):
+                for mebibytes in (100, 180, 400, 1400):
+                    with self.subTest(waiting=waiting, threads=threads, mebibytes=mebibytes):
+                        limit = mebibytes << 20, mebibytes << 20
+                        result = self.run_program(*arguments, timeout=60, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit),
+                                                  env={**silent, **waiting, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "7"})
+                        self.assertIn(result.returncode, (PASS, WORLD), result.stderr)
+                        self.assertRegex(result.stderr, r"\A(kvbound: the limit of virtual memory \(ulimit -v\), \d+ MiB, [^\n]*\n)?\Z")
+                        self.assertEqual((self.folder / "out.json").exists(), result.returncode == PASS)
+                        (self.folder / "out.json").unlink(missing_ok=True)
+                        codes.add((threads, mebibytes, result.returncode))
+        self.assertLessEqual({(1, 400, PASS), (7, 180, WORLD), (7, 1400, PASS)}, codes)
+
     def test_threads_that_cannot_be_started(self):
         TraceFile().write(self.folder / "trace.safetensors")
         arguments = "replay", "trace.safetensors", "--policy", "snapkv:window=4", "--budget", "8"

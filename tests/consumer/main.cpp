@@ -3,14 +3,14 @@
 #include <vector>
 
 #include <kvbound/cuda/support/device.hpp>
-#include <kvbound/reference/numerics/passive_waiting.hpp>
+#include <kvbound/reference/numerics/quiet_threads.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/traces/generate.hpp>
 #include <kvbound/traces/trace.hpp>
 
 int main(int, char** arguments) {
-  kvbound::reference::wait_passively(arguments);
+  kvbound::reference::quiet_threads(arguments);
   if (kvbound::reference::use_fastest_products().core.empty()) return 1;
   kvbound::traces::generate({.tokens = 64, .decode = 1, .layers = 1, .head_dim = 8, .model_dim = 16},
                             "small.safetensors");
