@@ -9,6 +9,7 @@
 #include <kvbound/reference/core/error.hpp>
 
 #include "messages.hpp"
+#include "system_call.hpp"
 
 namespace kvbound::traces {
 
@@ -28,7 +29,7 @@ InputFile::InputFile(const std::string& path) : path_(path) {
   // refer to another file.
   if (stat(path.c_str(), &status) != 0) throw io_error("open", path, errno);
   require_regular(path, status.st_mode);
-  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  descriptor_ = uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
   if (descriptor_ < 0) throw io_error("open", path, errno);
   try {
     if (fstat(descriptor_, &status) != 0) throw io_error("open", path, errno);
@@ -45,8 +46,7 @@ InputFile::~InputFile() { close(descriptor_); }
 void InputFile::read(int64_t offset, std::span<char> out, const std::string& field) const {
   const int64_t end = offset + std::ssize(out);
   while (!out.empty()) {
-    const ssize_t count = pread(descriptor_, out.data(), out.size(), offset);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = uninterrupted([&] { return pread(descriptor_, out.data(), out.size(), offset); });
     if (count < 0) throw io_error("read", path_, errno);
     if (count == 0) {
       throw TraceError(path_, offset, field,
@@ -75,17 +75,18 @@ bool is_stream(const std::string& path) {
 }
 
 std::string whole_stream(const std::string& path, int64_t most) {
-  const int descriptor = is_standard_input(path) ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0)
-                                                 : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY);
+  const int descriptor = uninterrupted([&] {
+    return is_standard_input(path) ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0)
+                                   : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY);
+  });
   if (descriptor < 0) throw io_error("open", path, errno);
   std::string text;
   std::array<char, 1 << 16> piece;
   ssize_t count = 1;
   int error = 0;
   while (count != 0 && std::ssize(text) <= most) {
-    count = read(descriptor, piece.data(), piece.size());
+    count = uninterrupted([&] { return read(descriptor, piece.data(), piece.size()); });
     error = errno;
-    if (count < 0 && error == EINTR) continue;
     if (count < 0) break;
     text.append(piece.data(), static_cast<size_t>(count));
   }

@@ -1,12 +1,13 @@
 // An output file that appears complete or not at all.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
-namespace kvbound::traces {
+#include "temporary_name.hpp"
 
-struct PendingName;
+namespace kvbound::traces {
 
 /// Whether a path is `-`, /dev/stdout, /dev/fd/1 or /proc/self/fd/1.
 bool names_standard_output(std::string_view path);
@@ -18,8 +19,11 @@ bool names_standard_output(std::string_view path);
 /// be replaced. Every function but the destructor throws IoError, with the path and the system's reason.
 class OutputFile {
  public:
+  /// What a committed file outlives: the machine's failure, for which it is synced, or that of this process only.
+  enum class Durability { machine, process };
+
   /// Also throws if the path is a directory, or an existing file that may not be written.
-  explicit OutputFile(const std::string& path);
+  explicit OutputFile(const std::string& path, Durability durability = Durability::machine);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -37,16 +41,14 @@ class OutputFile {
   void create_temporary();
   void open_directly();
   void flush();
+  void sync_folder() const;
 
-  std::string path_;                // as given by the caller, for messages
-  std::string target_;              // symbolic links resolved
-  PendingName* pending_ = nullptr;  // the temporary name; null if written directly
+  std::string path_;    // as given by the caller, for messages
+  std::string target_;  // symbolic links resolved
+  Durability durability_;
+  std::optional<TemporaryName> temporary_;  // none if written directly, or committed
   int descriptor_ = -1;
   std::string buffer_;
 };
-
-/// Unlinks the temporary files that exist at this moment. For handlers of signals that terminate the program: it takes
-/// no lock and allocates no memory.
-void remove_pending_output_files() noexcept;
 
 }  // namespace kvbound::traces

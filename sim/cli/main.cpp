@@ -3,7 +3,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -24,8 +23,9 @@
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/report/environment.hpp>
+#include <kvbound/traces/deadly_signals.hpp>
 #include <kvbound/traces/generate.hpp>
-#include <kvbound/traces/output_file.hpp>
+#include <kvbound/traces/temporary_name.hpp>
 
 #include "commands.hpp"
 
@@ -133,18 +133,11 @@ std::atomic<bool> has_returned = false;
 // Libraries end the program by exit(1) for want of a thread or of memory, which would say that something differs.
 extern "C" void end_for_want_of_resources() {
   if (has_returned) return;
-  traces::remove_pending_output_files();
+  traces::remove_temporary_files();
   std::fputs(
       "kvbound: a library ended the program for want of threads or memory; see --threads and OMP_NUM_THREADS\n",
       stderr);
   std::_Exit(kWorld);
-}
-
-// Terminates the program by the same signal, but removes half-written files first.
-extern "C" void clean_up_and_die(int signal_number) {
-  traces::remove_pending_output_files();
-  std::signal(signal_number, SIG_DFL);
-  std::raise(signal_number);
 }
 
 // Opens /dev/null as each standard stream that is closed, in the direction that fails: a file that got the number of standard
@@ -162,12 +155,7 @@ void occupy_closed_streams() {
 int main(int argc, char** argv) {
   occupy_closed_streams();
   reference::quiet_threads(argv);
-  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
-    // Signals that the caller ignores, as nohup does, remain ignored.
-    if (std::signal(signal_number, clean_up_and_die) == SIG_IGN) std::signal(signal_number, SIG_IGN);
-  }
-  // A closed pipe, or a file above the size limit, is reported as a write error like any other.
-  for (const int signal_number : {SIGPIPE, SIGXFSZ}) std::signal(signal_number, SIG_IGN);
+  traces::clean_up_on_deadly_signals();
   std::atexit(end_for_want_of_resources);
   const int code = run(Arguments(argv + 1, argv + argc));
   has_returned = true;

@@ -5,7 +5,9 @@ usage: process_test.py KVBOUND      KVBOUND: the program's path
 import json
 import os
 import resource
+import signal
 import subprocess
+import time
 
 from support import kvbound_cli
 from support.kvbound_cli import PASS, WORLD, CommandLineTest, TraceFile
@@ -52,7 +54,8 @@ class Process(CommandLineTest):
                 (self.folder / "out.safetensors").unlink(missing_ok=True)
                 result = self.run_program(*arguments, preexec_fn=lambda closed=descriptors: [os.close(one) for one in closed])
                 self.assertEqual(result.returncode, code, result.stderr)
-                self.assertEqual((self.folder / "out.safetensors").read_bytes(), expected)
+                written = (self.folder / "out.safetensors").exists() and (self.folder / "out.safetensors").read_bytes()
+                self.assertEqual(written, expected if code == PASS else False)
         result = self.run_program(*arguments[:3], "-", *arguments[4:], preexec_fn=lambda: os.close(0))
         self.assertEqual(result.returncode, WORLD, result.stderr)
 
@@ -75,6 +78,54 @@ class Process(CommandLineTest):
                         (self.folder / "out.json").unlink(missing_ok=True)
                         codes.add((threads, mebibytes, result.returncode))
         self.assertLessEqual({(1, 400, PASS), (7, 180, WORLD), (7, 1400, PASS)}, codes)
+
+    def writing(self):
+        """A process that has begun to write `out`, and will for a while."""
+        before = list(self.folder.glob(".out.*.tmp"))
+        process = self.start("generate", "--kind", "mixed", "--tokens", "131072", "--layers", "64", "out")
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        while not [path for path in self.folder.glob(".out.*.tmp") if path not in before]:
+            self.assertIsNone(process.poll())
+            time.sleep(0.001)
+        return process
+
+    def test_every_signal_that_can_be_caught_leaves_nothing(self):
+        for number in ("ABRT", "SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS", "XCPU", "QUIT", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "PWR",
+                       "STKFLT", "RTMIN", "RTMAX"):
+            with self.subTest(number):
+                process = self.writing()
+                process.send_signal(getattr(signal, "SIG" + number))
+                self.assertEqual(process.wait(timeout=300), -getattr(signal, "SIG" + number), "it ends by the signal all the same")
+                self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_signals_that_are_ignored_remain_ignored(self):
+        process = self.start("generate", "--kind", "mixed", "--tokens", "4096", "out", preexec_fn=lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN))
+        process.send_signal(signal.SIGUSR1)
+        process.communicate(timeout=300)
+        self.assertEqual(process.returncode, PASS)
+
+    def test_a_later_run_removes_what_a_killed_one_left(self):
+        process = self.writing()
+        process.kill()
+        process.wait()
+        left, living = next(self.folder.glob(".out.*.tmp")), self.writing()
+        self.assertFalse(left.exists())
+        writes = next(self.folder.glob(".out.*.tmp"))
+        self.passes("generate", "--kind", "mixed", "--tokens", "64", "next")
+        self.assertTrue(writes.exists(), "that process lives")
+        living.terminate()
+        living.wait()
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["next"])
+
+    def test_a_recording_whose_tokens_cannot_be_printed_leaves_no_trace(self):
+        model = TinyModel().write_folder(self.folder / "model")
+        (self.folder / "tokens").write_text("1 2 3", "utf-8")
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            result = self.run_program("record", model, "--tokens", "tokens", "--steps", 2, "--quiet", "out", stdout=full)
+        self.assertEqual(result.returncode, WORLD)
+        self.assertIn("cannot write to standard output", result.stderr)
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["model", "tokens"])
 
     def test_threads_that_cannot_be_started(self):
         TraceFile().write(self.folder / "trace.safetensors")

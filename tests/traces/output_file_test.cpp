@@ -197,7 +197,7 @@ TEST(OutputFile, CanBeRemovedBySignalHandlersWhilePending) {
     files.push_back(std::make_unique<OutputFile>(folder.path("out" + std::to_string(i))));
   }
   EXPECT_EQ(folder.size(), 101);
-  remove_pending_output_files();
+  remove_temporary_files();
   EXPECT_EQ(folder.size(), 1) << "what was committed stays";
   EXPECT_THROW(files[0]->commit(), IoError);
 }
