@@ -89,16 +89,18 @@ int record_command(const Arguments& arguments) {
   warn_of_long_context(config, options.prompt + options.steps, line.has("quiet"));
   Progress progress("recording", !line.has("quiet"));
   const Clock::time_point start = Clock::now();
-  const std::vector<int64_t> tokens =
-      traces::record(checkpoint, options, places[1], [&](int64_t done, int64_t whole) {
-        const double rate =
-            static_cast<double>(done) / static_cast<double>(config.layers) / seconds_since(start);
-        progress.update(done, whole, fmt::format("{:.0f} tokens/s", rate));
-      });
-  std::cout << fmt::format("{} of {} layers of {}, {} prompt tokens, {} steps, {}; decoded:\n{}\n",
-                           options.layers.size(), config.layers, traces::printable(config.name),
-                           options.prompt, options.steps, name(options.dtype),
-                           fmt::join(tokens.begin() + options.prompt, tokens.end(), " "));
+  const auto update = [&](int64_t done, int64_t whole) {
+    const double rate = static_cast<double>(done) / static_cast<double>(config.layers) / seconds_since(start);
+    progress.update(done, whole, fmt::format("{:.0f} tokens/s", rate));
+  };
+  const auto print = [&](const std::vector<int64_t>& tokens) {
+    std::cout << fmt::format("{} of {} layers of {}, {} prompt tokens, {} steps, {}; decoded:\n{}\n",
+                             options.layers.size(), config.layers, traces::printable(config.name),
+                             options.prompt, options.steps, name(options.dtype),
+                             fmt::join(tokens.begin() + options.prompt, tokens.end(), " "));
+    flush_standard_output();
+  };
+  traces::record(checkpoint, options, places[1], update, print);
   return kPass;
 }
 

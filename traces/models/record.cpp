@@ -136,8 +136,9 @@ void write_layer(SafetensorsWriter& file, size_t index, const Decoder& decoder, 
 
 }  // namespace
 
-std::vector<int64_t> record(const Checkpoint& checkpoint, const RecordOptions& options,
-                            const std::string& path, const RecordProgress& progress) {
+void record(const Checkpoint& checkpoint, const RecordOptions& options, const std::string& path,
+            const RecordProgress& progress,
+            const std::function<void(const std::vector<int64_t>&)>& recorded) {
   const ModelConfig& config = checkpoint.config();
   check(options, config);
   SafetensorsWriter file(path, metadata(options, config), declarations(options, config));
@@ -159,8 +160,9 @@ std::vector<int64_t> record(const Checkpoint& checkpoint, const RecordOptions& o
   file.append("tokens", tokens);
   for (size_t l = 0; l < options.layers.size(); ++l)
     write_layer(file, l, decoder, checkpoint, options, recording);
+  file.prepare();
+  recorded(tokens);
   file.finish();
-  return tokens;
 }
 
 }  // namespace kvbound::traces

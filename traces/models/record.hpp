@@ -32,10 +32,11 @@ using RecordProgress = std::function<void(int64_t, int64_t)>;
 ///
 /// path      appears whole or not at all
 /// progress  called after every layer; may be empty
-/// returns   the tokens [prompt + steps]
+/// recorded  called with the tokens [prompt + steps] when the trace is on the disk but has not got its name; if it throws there is
+///           no trace
 /// throws    ShapeMismatch for options out of range; NonFinite, naming layer and tensor, if a number does not fit `dtype`;
 ///           TraceError and IoError
-std::vector<int64_t> record(const Checkpoint& checkpoint, const RecordOptions& options,
-                            const std::string& path, const RecordProgress& progress);
+void record(const Checkpoint& checkpoint, const RecordOptions& options, const std::string& path,
+            const RecordProgress& progress, const std::function<void(const std::vector<int64_t>&)>& recorded);
 
 }  // namespace kvbound::traces
