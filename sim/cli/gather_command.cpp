@@ -14,8 +14,8 @@ for bit but for times and machines, in whatever order and on however many machin
 by trace: memory is that of one trace's results.
 
 Results of another build of the program, another compiler, BLAS kernel or GPU are not mixed in unless --mixed is
-given. If results are missing they are named and nothing is written; with --partial, traces that lack some are left
-out and the others are gathered.
+given. If results are missing, or damaged, they are named and nothing is written; with --partial, traces that lack
+some are left out and the others are gathered.
 
 Examples:
   kvbound gather study --json study.json --csv study.csv
@@ -37,6 +37,7 @@ int gather_command(const Arguments& arguments) {
   line.add_flag("quiet", "no progress and no tables");
   if (!line.parse(arguments)) return kPass;
   const std::string path = line.positionals("DIR", 1, 1).front();
+  const auto hash = sweep_hash(line);
   OutputPaths outputs;
   outputs.add_input(path + "/plan.json");
   for (const char* option : {"json", "csv"}) {
@@ -46,8 +47,10 @@ int gather_command(const Arguments& arguments) {
                         line.has("partial"), line.has("quiet"), chosen_columns(line)};
   if (!SweepFolder::is_one(path))
     throw TraceError(path, -1, "", "is no folder of a sweep: it has no plan.json");
-  const SweepFolder folder(path);
-  return gather_files(folder, folder.sweep(line.text("sweep")), request);
+  SweepFolder folder(path);
+  const Sweep sweep = folder.sweep(hash);
+  tell_damaged(folder, sweep, {.mixed = request.mixed});
+  return gather_files(folder, sweep, request);
 }
 
 }  // namespace kvbound::sim

@@ -8,9 +8,9 @@
 
 #include <fmt/format.h>
 
-#include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/replay/spool.hpp>
 #include <kvbound/sim/report/table.hpp>
+#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 
 #include "progress.hpp"
@@ -70,6 +70,23 @@ std::string text_of(const MissingItem& missing, const Sweep& sweep) {
 }
 
 }  // namespace
+
+std::optional<std::string> sweep_hash(const CommandLine& line) {
+  const auto hash = line.text("sweep");
+  if (hash && !SweepFolder::is_hash(*hash)) {
+    throw UsageError(
+        fmt::format("--sweep {}: expected a hash, 64 hexadecimal digits", traces::in_quotes(*hash)));
+  }
+  return hash;
+}
+
+void tell_damaged(SweepFolder& folder, const Sweep& sweep, const DamageOptions& options) {
+  const std::vector<std::string> problems = find_damaged(folder, sweep, options);
+  for (size_t i = 0; i < std::min(problems.size(), kMostNamed); ++i)
+    std::cerr << fmt::format("kvbound: {}; it counts as missing\n", one_line(problems[i]));
+  if (problems.size() > kMostNamed)
+    std::cerr << fmt::format("kvbound: and {} more damaged results\n", problems.size() - kMostNamed);
+}
 
 int tell_missing(const SweepFolder& folder, const Sweep& sweep, const std::vector<MissingItem>& missing) {
   if (missing.empty()) return kPass;

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/sweep/damage.hpp>
 #include <kvbound/sim/sweep/gather.hpp>
 
 namespace kvbound::sim {
@@ -20,6 +22,12 @@ struct GatherRequest {
 /// Puts a sweep's results together, trace by trace. Returns the exit code: replay_verdict's, or kInconclusive if results are
 /// missing, which are named on standard error.
 int gather_files(const SweepFolder& folder, const Sweep& sweep, const GatherRequest& request);
+
+/// The sweep that --sweep names by its hash; none without it. Throws UsageError for what is no hash.
+std::optional<std::string> sweep_hash(const CommandLine& line);
+
+/// Makes damaged results missing, and names them on standard error, the first ones. Throws as find_damaged.
+void tell_damaged(SweepFolder& folder, const Sweep& sweep, const DamageOptions& options);
 
 /// Names items without results on standard error, the first ones; kInconclusive if there are any, else kPass.
 int tell_missing(const SweepFolder& folder, const Sweep& sweep, const std::vector<MissingItem>& missing);

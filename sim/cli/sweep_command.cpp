@@ -96,9 +96,19 @@ struct SweepRequest {
   int64_t jobs = 1, retries = 2, seed = 1;
   std::optional<int64_t> threads, calibrate, simulate;
   Share share, worker;
-  std::optional<std::string> json, csv;
+  std::optional<std::string> json, csv, hash;
   bool quiet = false;
 };
+
+// Job scripts consist of lines, some of which Slurm reads and some a shell.
+void refuse_control_characters(const CommandLine& line) {
+  for (const char* option : {"out", "sbatch", "json", "csv"}) {
+    const auto text = line.text(option);
+    if (text && one_line(*text) != *text)
+      throw UsageError(fmt::format("--{} '{}': control characters do not go with --engine slurm", option,
+                                   one_line(*text)));
+  }
+}
 
 SweepRequest parse_sweep_request(const CommandLine& line) {
   const std::string engine = line.text("engine").value_or("local");
@@ -108,6 +118,7 @@ SweepRequest parse_sweep_request(const CommandLine& line) {
   request.slurm = engine == "slurm";
   if (request.slurm) {
     refuse_options(line, {"share", "calibrate", "simulate", "list"}, "does not go with --engine slurm");
+    refuse_control_characters(line);
   } else {
     refuse_options(line, {"sbatch", "wait"}, "is for --engine slurm");
   }
@@ -124,6 +135,7 @@ SweepRequest parse_sweep_request(const CommandLine& line) {
   request.worker = share_of(line, "worker");
   request.json = line.text("json");
   request.csv = line.text("csv");
+  request.hash = sweep_hash(line);
   request.quiet = line.has("quiet");
   OutputPaths outputs;
   for (const std::string& plan : line.positionals("PLAN", 0, 1)) outputs.add_input(plan);
@@ -148,11 +160,11 @@ std::optional<Sweep> earlier_sweep(const SweepFolder& folder) {
   }
 }
 
-Chosen choose(const CommandLine& line, const SweepFolder& folder) {
+Chosen choose(const CommandLine& line, const SweepRequest& request, const SweepFolder& folder) {
   const std::vector<std::string> plans = line.positionals("PLAN", 0, 1);
-  if (const auto hash = line.text("sweep")) {
+  if (request.hash) {
     if (!plans.empty()) throw UsageError("--sweep stands for the PLAN");
-    return {folder.sweep(hash), *hash};
+    return {folder.sweep(request.hash), *request.hash};
   }
   if (plans.empty()) {
     if (!SweepFolder::is_one(folder.path()))
@@ -325,9 +337,13 @@ int sweep_command(const Arguments& arguments) {
   CommandLine line = sweep_command_line();
   if (!line.parse(arguments)) return kPass;
   const SweepRequest request = parse_sweep_request(line);
-  const SweepFolder folder(line.required("out"));
+  SweepFolder folder(line.required("out"));
   if (line.has("worker")) return be_worker(line, folder, request);
-  const Chosen chosen = choose(line, folder);
+  const Chosen chosen = choose(line, request, folder);
+  // The tasks of an array leave this to the command that submitted them.
+  const bool is_task = request.hash && line.has("share");
+  const bool only_looks = request.simulate || (line.has("list") && !request.calibrate);
+  if (!is_task) tell_damaged(folder, chosen.sweep, {.remove = !only_looks});
   if (request.simulate) {
     std::cout << simulation_text(folder, chosen.sweep, *request.simulate, request.seed);
     return kPass;

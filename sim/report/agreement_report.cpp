@@ -105,18 +105,19 @@ Json to_json(const ChanceTests& tests) {
 
 // Adds the functionals of one layer to those of all.
 void add(const std::vector<FunctionalAgreement>& part, std::vector<FunctionalAgreement>& all) {
-  if (all.empty()) {
-    all = part;
-    return;
-  }
-  for (size_t i = 0; i < part.size(); ++i) {
-    all[i].rows += part[i].rows;
-    all[i].judged += part[i].judged;
-    all[i].outside += part[i].outside;
-    if (!(all[i].worst_share < part[i].worst_share)) continue;
-    all[i].worst_share = part[i].worst_share;
-    all[i].worst = part[i].worst;
-    all[i].worst_at = part[i].worst_at;
+  for (const FunctionalAgreement& one : part) {
+    const auto sum = std::ranges::find(all, one.name, &FunctionalAgreement::name);
+    if (sum == all.end()) {
+      all.push_back(one);
+      continue;
+    }
+    sum->rows += one.rows;
+    sum->judged += one.judged;
+    sum->outside += one.outside;
+    if (!(sum->worst_share < one.worst_share)) continue;
+    sum->worst_share = one.worst_share;
+    sum->worst = one.worst;
+    sum->worst_at = one.worst_at;
   }
 }
 

@@ -1,6 +1,7 @@
 #include "costs.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include <kvbound/sim/options/fields.hpp>
 
@@ -37,6 +38,15 @@ struct Rate {
   double value() const { return size > 0 ? seconds / size : 0; }
 };
 
+// None for a damaged one, which find_damaged names.
+std::optional<ItemResult> sound_result(const SweepFolder& folder, const std::string& file) {
+  try {
+    return folder.result(file);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 ItemCosts::ItemCosts(const CostRates& rates, const Sweep& sweep) : sweep_(sweep) {
@@ -61,15 +71,16 @@ CostRates measured_rates(const SweepFolder& folder, const Sweep& sweep, int64_t 
   CostRates found;
   const auto stride = std::max<int64_t>(1, (std::ssize(files) + most - 1) / most);
   for (int64_t i = 0; i < std::ssize(files); i += stride) {
-    const ItemResult result = folder.result(files[i].file);
+    const auto result = sound_result(folder, files[i].file);
+    if (!result) continue;
     const double size =
-        size_of_layer(sweep.traces[files[i].trace].info) * static_cast<double>(result.layers.size());
+        size_of_layer(sweep.traces[files[i].trace].info) * static_cast<double>(result->layers.size());
     double in_runs = 0;
-    for (const RunPart& run : result.runs) {
+    for (const RunPart& run : result->runs) {
       rates[run.key].add(run.compress_seconds + run.step_seconds, size);
       in_runs += run.compress_seconds + run.step_seconds;
     }
-    other.add(std::max(0.0, result.seconds - in_runs), size * static_cast<double>(result.runs.size()));
+    other.add(std::max(0.0, result->seconds - in_runs), size * static_cast<double>(result->runs.size()));
     ++found.measured;
   }
   for (const auto& [key, rate] : rates) found.runs[key] = rate.value();

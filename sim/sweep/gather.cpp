@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <kvbound/reference/core/error.hpp>
+#include "damage.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -60,15 +60,9 @@ Report Gathering::trace(size_t trace) {
 
 void Gathering::take(const SweepItem& item, const ResultSource& source, ReplayResult& result) {
   ItemResult found = folder_.result(source.file);
-  if (found.layers != item.layers)
-    throw TraceError(folder_.path() + "/results", -1, source.file, "is of other layers than its name says");
-  for (const size_t r : source.runs) {
-    const auto part = std::ranges::find(found.runs, key_of(sweep_.runs[r]), &RunPart::key);
-    if (part == found.runs.end() || part->layers.size() != item.layers.size())
-      throw TraceError(folder_.path() + "/results", -1, source.file,
-                       "lacks runs or layers that its name promises");
-    append(result.runs[r], std::move(*part));
-  }
+  require_result_of(folder_.result_path(source.file), found, sweep_, item, source.runs);
+  for (const size_t r : source.runs)
+    append(result.runs[r], std::move(*std::ranges::find(found.runs, key_of(sweep_.runs[r]), &RunPart::key)));
   append(result.times, found.times);
   if (std::ranges::find(environments_, found.environment) == environments_.end())
     environments_.push_back(std::move(found.environment));

@@ -1,6 +1,9 @@
 #include "item_result.hpp"
 
 #include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/traces/sha256.hpp>
@@ -236,6 +239,11 @@ namespace {
 
 constexpr size_t kHashDigits = 64;
 
+void require_seconds(const char* name, double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0)
+    throw Error(fmt::format("{} is {}; expected a time in seconds", name, seconds));
+}
+
 }  // namespace
 
 std::string bytes_of(const ItemResult& result) {
@@ -251,6 +259,11 @@ ItemResult item_result_of(const std::string& path, std::string_view bytes) {
   try {
     ItemResult result;
     read_fields("it", FieldsJson::from_cbor(body.begin(), body.end(), true, false), result);
+    require_seconds("seconds", result.seconds);
+    for (const RunPart& run : result.runs) {
+      require_seconds("compress_seconds", run.compress_seconds);
+      require_seconds("step_seconds", run.step_seconds);
+    }
     return result;
   } catch (const Error& error) {
     throw TraceError(path, -1, "", std::string("is no result of a sweep: ") + error.what());

@@ -77,6 +77,8 @@ std::string key_of(const Run& run) {
   return canonical(run.policy.policy) + " " + to_string(run.budget) + " " + run.backend;
 }
 
+std::string digest_of_runs(const std::vector<std::string>& keys) { return digest(keys, kRunDigits); }
+
 ItemKeys::ItemKeys(const Sweep& sweep)
     : sweep_(sweep), computation_(digest(fields_of(sweep.computation), kComputationDigits)) {
   for (const Run& run : sweep.runs) {
@@ -88,9 +90,9 @@ ItemKeys::ItemKeys(const Sweep& sweep)
 ItemKey ItemKeys::of(const SweepItem& item) {
   std::string& of_runs = of_runs_[*item.runs];
   if (of_runs.empty()) {
-    Document runs = Document::array();
+    std::vector<std::string> runs;
     for (const size_t r : *item.runs) runs.push_back(run_keys_[r]);
-    of_runs = digest(runs, kRunDigits);
+    of_runs = digest_of_runs(runs);
   }
   const SweepTrace& trace = sweep_.traces[item.trace];
   const Document content{{"trace", trace.sha256},

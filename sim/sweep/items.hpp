@@ -41,6 +41,9 @@ struct ItemKey {
 /// A run as results name it: "snapkv:window=32:pool=7 20% reference".
 std::string key_of(const Run& run);
 
+/// ItemKey::runs of some runs' keys.
+std::string digest_of_runs(const std::vector<std::string>& keys);
+
 /// The keys of a sweep's items.
 class ItemKeys {
  public:

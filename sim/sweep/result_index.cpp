@@ -44,11 +44,13 @@ const std::vector<std::string>& ResultIndex::files_of(const std::string& content
 
 const std::unordered_set<std::string>& ResultIndex::runs_in(const std::string& file) {
   const size_t begin = file.find('-') + 1;
-  std::unordered_set<std::string>& runs = runs_[file.substr(begin, file.find('-', begin) - begin)];
-  if (runs.empty()) {
-    for (std::string& key : folder_.runs_of(file)) runs.insert(std::move(key));
-  }
-  return runs;
+  const std::string digest = file.substr(begin, file.find('-', begin) - begin);
+  const auto [runs, is_new] = runs_.try_emplace(digest);
+  if (!is_new) return runs->second;
+  std::vector<std::string> keys = folder_.runs_of(file);
+  if (digest_of_runs(keys) == digest)  // else it was damaged: such results are found by their own items alone
+    for (std::string& key : keys) runs->second.insert(std::move(key));
+  return runs->second;
 }
 
 std::vector<FinishedFile> finished_files(const SweepFolder& folder, const Sweep& sweep) {

@@ -1,32 +1,68 @@
 #include "simulation.hpp"
 
-#include <unistd.h>
 #include <algorithm>
 #include <filesystem>
 #include <functional>
-
-#include <fmt/format.h>
+#include <set>
+#include <string>
 
 #include <kvbound/reference/core/draw.hpp>
 #include <kvbound/reference/core/parallel_times.hpp>
 #include <kvbound/sim/measure/stopwatch.hpp>
+#include <kvbound/traces/temporary_name.hpp>
 
 #include "result_index.hpp"
 
 namespace kvbound::sim {
 
+namespace {
+
+// A folder of a sweep beside another's files, which goes with the object and when a signal ends the program.
+class ScratchFolder {
+ public:
+  explicit ScratchFolder(const SweepFolder& beside)
+      : name_(traces::TemporaryName::beside((std::filesystem::path(beside.path()) / "overhead").string())),
+        folder_(name_.path()) {
+    hold(folder_.paths());
+    folder_.make();
+  }
+  ~ScratchFolder() {
+    while (!held_.empty()) held_.pop_back();  // what is in a folder before the folder
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  // To be called before anything of an item is kept.
+  const SweepFolder& ready_for(const std::string& file) {
+    hold(folder_.paths_of(file));
+    return folder_;
+  }
+
+ private:
+  void hold(const std::vector<std::string>& paths) {
+    for (const std::string& path : paths) {
+      if (known_.insert(path).second) held_.emplace_back(path);
+    }
+  }
+
+  traces::TemporaryName name_;
+  SweepFolder folder_;
+  std::set<std::string> known_;
+  std::vector<traces::TemporaryName> held_;
+};
+
+}  // namespace
+
 MeasuredItems measured_items(const SweepFolder& folder, const Sweep& sweep, int64_t copies) {
   MeasuredItems measured;
-  const std::string place =
-      (std::filesystem::path(folder.path()) / fmt::format(".overhead-{}", getpid())).string();
-  const SweepFolder scratch(place);
-  scratch.make();
+  ScratchFolder place(folder);
   double overhead = 0;
   int64_t copied = 0;
   for (const FinishedFile& finished : finished_files(folder, sweep)) {
     const ItemResult result = folder.result(finished.file);
     measured.seconds.push_back(result.seconds);
     if (copied == copies) continue;
+    const SweepFolder& scratch = place.ready_for(finished.file);
     const Clock::time_point start = Clock::now();
     const auto claim = scratch.claim(finished.file);
     scratch.keep_attempts(finished.file, {{host_name(), 1, std::nullopt}});
@@ -35,7 +71,6 @@ MeasuredItems measured_items(const SweepFolder& folder, const Sweep& sweep, int6
     overhead += seconds_since(start);
     ++copied;
   }
-  std::filesystem::remove_all(place);
   if (copied > 0) measured.overhead = overhead / static_cast<double>(copied);
   return measured;
 }

@@ -1,6 +1,7 @@
 #include "slurm_engine.hpp"
 
 #include <sys/wait.h>
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 
@@ -18,7 +20,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+void require_one_line(const std::string& text) {
+  if (std::ranges::none_of(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; })) return;
+  throw UsageError("--engine slurm: " + traces::in_quotes(text) +
+                   " has control characters, which job scripts may not have");
+}
+
+// A text of others as one word of a shell. Throws UsageError for control characters: a new line within quotes is legal in a shell,
+// but begins a line of a job script, which Slurm reads too.
 std::string shell_quoted(const std::string& text) {
+  require_one_line(text);
   std::string quoted = "'";
   for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return quoted + "'";
@@ -54,7 +65,9 @@ fs::path place_of(const SweepFolder& folder) {
 
 std::string program() { return fs::read_symlink("/proc/self/exe").string(); }
 
+// A line that the shell does not read.
 std::string sbatch_line(const std::string& options) {
+  require_one_line(options);
   return options.empty() ? "" : "#SBATCH " + options + "\n";
 }
 
@@ -79,7 +92,7 @@ std::string submit_script(const SweepFolder& folder, const char* name, const std
 
 std::string gather_script(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options) {
   std::string call = fmt::format("{} gather {} --sweep {} --quiet", shell_quoted(program()),
-                                 shell_quoted(fs::absolute(folder.path()).string()), hash);
+                                 shell_quoted(fs::absolute(folder.path()).string()), shell_quoted(hash));
   if (options.json) call += " --json " + shell_quoted(fs::absolute(*options.json).string());
   if (options.csv) call += " --csv " + shell_quoted(fs::absolute(*options.csv).string());
   return "#!/bin/bash\n#SBATCH --job-name=kvbound-gather\n" + sbatch_line("--requeue --open-mode=append") +
@@ -100,7 +113,7 @@ std::string array_script(const SweepFolder& folder, const std::string& hash, con
       "srun --ntasks=1 --cpus-per-task=\"${{SLURM_CPUS_PER_TASK:-1}}\"{} {} sweep --out {} --sweep {} --share \"$SLURM_ARRAY_TASK_ID/{}\" --jobs 1 \\\n"
       "    --threads \"${{SLURM_CPUS_PER_TASK:-1}}\" --retries {} --quiet\n",
       options.gpu ? " --gpus-per-task=1" : "", shell_quoted(program()),
-      shell_quoted(fs::absolute(folder.path()).string()), hash, options.jobs, options.retries);
+      shell_quoted(fs::absolute(folder.path()).string()), shell_quoted(hash), options.jobs, options.retries);
   return script;
 }
 

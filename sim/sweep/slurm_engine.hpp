@@ -22,7 +22,7 @@ struct SlurmOptions {
 ///
 /// hash     of the sweep in the folder
 /// returns  the array's job id
-/// throws   IoError if sbatch fails, with what it says
+/// throws   IoError if sbatch fails, with what it says; UsageError for paths and options with control characters
 std::string submit_array(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options);
 
 /// Submits the job that writes options.json and options.csv when all tasks of an array have ended. Throws likewise.
@@ -32,7 +32,7 @@ void submit_gathering(const SweepFolder& folder, const std::string& hash, const 
 /// Whether a job has tasks that wait or run, or the controller does not answer.
 bool is_alive(const SweepFolder& folder, const std::string& job);
 
-/// The script of the array, for people and tests.
+/// The script of the array, for people and tests. Throws UsageError likewise.
 std::string array_script(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options);
 
 }  // namespace kvbound::sim

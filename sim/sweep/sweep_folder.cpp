@@ -2,12 +2,11 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <climits>
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <utility>
 
@@ -17,6 +16,8 @@
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/sha256.hpp>
+#include <kvbound/traces/system_call.hpp>
+#include <kvbound/traces/temporary_name.hpp>
 
 namespace kvbound::sim {
 
@@ -32,9 +33,14 @@ struct Fields<Attempt> {
 namespace {
 
 namespace fs = std::filesystem;
+using traces::OutputFile, traces::uninterrupted;
 
-void write_file(const std::string& path, std::string_view text) {
-  traces::OutputFile file(path);
+constexpr std::array kParts{"plans", "results", "runs", "attempts"};
+constexpr const char* kClaims = "claims";
+
+void write_file(const std::string& path, std::string_view text,
+                OutputFile::Durability durability = OutputFile::Durability::machine) {
+  OutputFile file(path, durability);
   file.write(text);
   file.commit();
 }
@@ -54,10 +60,7 @@ int set_lock(int descriptor, int64_t offset, short kind) {
   lock.l_whence = SEEK_SET;
   lock.l_start = offset;
   lock.l_len = 1;
-  while (fcntl(descriptor, F_OFD_SETLK, &lock) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
+  return uninterrupted([&] { return fcntl(descriptor, F_OFD_SETLK, &lock); }) == 0 ? 0 : errno;
 }
 
 void make_folder(const fs::path& path) {
@@ -66,13 +69,27 @@ void make_folder(const fs::path& path) {
   if (error) throw traces::io_error("make the folder", path.string(), error.value());
 }
 
-// Calls visit(path) for every file in a folder that may vanish meanwhile.
+// A file's text; empty if it cannot be read.
+std::string text_or_none(const std::string& path) {
+  try {
+    return traces::whole_text(path);
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+// Whether ItemKey::file() may give a name.
+bool is_result_name(const std::string& name) {
+  return !name.empty() && name.find_first_not_of("0123456789abcdef-") == std::string::npos;
+}
+
+// Calls visit(path) for every file in a folder that may vanish meanwhile, or be a file.
 template <class Visit>
 void for_each_file(const fs::path& folder, const Visit& visit) {
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
     visit(entry->path());
-  if (error && error != std::errc::no_such_file_or_directory)
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
     throw traces::io_error("read the folder", folder.string(), error.value());
 }
 
@@ -92,7 +109,7 @@ SweepFolder::~SweepFolder() {
 }
 
 void SweepFolder::make() const {
-  for (const char* part : {"plans", "results", "runs", "attempts"}) make_folder(fs::path(path_) / part);
+  for (const char* part : kParts) make_folder(fs::path(path_) / part);
 }
 
 std::string SweepFolder::keep_sweep(const Sweep& sweep) const {
@@ -120,7 +137,14 @@ void SweepFolder::keep_note(const std::string& name, const std::string& text) co
 Sweep SweepFolder::sweep(const std::optional<std::string>& hash) const {
   const fs::path folder(path_);
   const std::string path = (hash ? folder / "plans" / (*hash + ".json") : folder / "plan.json").string();
-  return parse_sweep(path, traces::whole_text(path));
+  const std::string text = traces::whole_text(path);
+  if (hash && traces::sha256_of(text) != *hash)
+    throw TraceError(path, -1, "", "was damaged: its hash is another than its name");
+  return parse_sweep(path, text);
+}
+
+bool SweepFolder::is_hash(std::string_view text) {
+  return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 std::string SweepFolder::result_path(const std::string& file) const {
@@ -137,6 +161,7 @@ std::string SweepFolder::runs_path(const std::string& file) const {
 }
 
 bool SweepFolder::has(const std::string& file) const {
+  if (disregarded_.contains(file)) return false;
   std::error_code error;
   const bool found = fs::exists(result_path(file), error);
   if (error) throw traces::io_error("look for", result_path(file), error.value());
@@ -147,10 +172,17 @@ std::unordered_set<std::string> SweepFolder::results() const {
   std::unordered_set<std::string> names;
   for_each_file(fs::path(path_) / "results", [&](const fs::path& part) {
     for_each_file(part, [&](const fs::path& file) {
-      if (!file.filename().string().starts_with('.')) names.insert(file.filename().string());
+      const std::string name = file.filename().string();
+      if (is_result_name(name) && !disregarded_.contains(name)) names.insert(name);
     });
   });
   return names;
+}
+
+void SweepFolder::remove_result(const std::string& file) const {
+  std::error_code error;
+  fs::remove_all(result_path(file), error);  // all: it may be a folder
+  if (error) throw traces::io_error("remove", result_path(file), error.value());
 }
 
 ItemResult SweepFolder::result(const std::string& file) const {
@@ -160,16 +192,16 @@ ItemResult SweepFolder::result(const std::string& file) const {
 void SweepFolder::keep_result(const std::string& file, const ItemResult& result) const {
   const std::string path = result_path(file);
   make_folder(fs::path(path).parent_path());
-  if (!fs::exists(runs_path(file))) {  // before the results, which are found by it
-    std::string keys;
-    for (const RunPart& run : result.runs) keys += run.key + "\n";
+  std::string keys;
+  for (const RunPart& run : result.runs) keys += run.key + "\n";
+  // Before the results, which are found by it.
+  if (!fs::exists(runs_path(file)) || text_or_none(runs_path(file)) != keys)
     write_file(runs_path(file), keys);
-  }
   write_file(path, bytes_of(result));
 }
 
 std::vector<std::string> SweepFolder::runs_of(const std::string& file) const {
-  std::istringstream lines(traces::whole_text(runs_path(file)));
+  std::istringstream lines(text_or_none(runs_path(file)));
   std::vector<std::string> keys;
   for (std::string key; std::getline(lines, key);) keys.push_back(key);
   return keys;
@@ -177,8 +209,8 @@ std::vector<std::string> SweepFolder::runs_of(const std::string& file) const {
 
 std::optional<Claim> SweepFolder::claim(const std::string& file) const {
   if (claims_ < 0) {
-    const std::string path = (fs::path(path_) / "claims").string();
-    claims_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    const std::string path = (fs::path(path_) / kClaims).string();
+    claims_ = uninterrupted([&] { return open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666); });
     if (claims_ < 0) throw traces::io_error("open", path, errno);
   }
   const int64_t offset = claim_offset(file);
@@ -191,22 +223,17 @@ std::optional<Claim> SweepFolder::claim(const std::string& file) const {
 std::vector<Attempt> SweepFolder::attempts(const std::string& file) const {
   const std::string path = attempts_path(file);
   if (!fs::exists(path)) return {};
-  const std::string text = traces::whole_text(path);
   try {
-    return parse_fields<std::vector<Attempt>>("attempts", text);
-  } catch (const Error&) {  // torn: its writer ended in between
+    return parse_fields<std::vector<Attempt>>("attempts", traces::whole_text(path));
+  } catch (const Error&) {  // damaged
     return {Attempt{}};
   }
 }
 
 void SweepFolder::keep_attempts(const std::string& file, const std::vector<Attempt>& attempts) const {
-  const std::string path = attempts_path(file);
-  // Whole or not at all, but not synced: it must outlive its process, not the machine. The claim's holder alone writes it.
-  const std::string unfinished = (fs::path(path_) / "attempts" / ("." + file)).string();
-  std::ofstream out(unfinished, std::ios::trunc);
-  out << fields_of(attempts).dump(-1, ' ', false, FieldsJson::error_handler_t::replace) << std::flush;
-  if (!out || std::rename(unfinished.c_str(), path.c_str()) != 0)
-    throw traces::io_error("write", path, errno);
+  write_file(attempts_path(file),
+             fields_of(attempts).dump(-1, ' ', false, FieldsJson::error_handler_t::replace),
+             OutputFile::Durability::process);
 }
 
 void SweepFolder::forget_attempts(const std::string& file) const {
@@ -215,6 +242,9 @@ void SweepFolder::forget_attempts(const std::string& file) const {
 }
 
 void SweepFolder::forget_attempts() const {
+  for (const char* part : {"attempts", "runs"}) traces::remove_leftovers((fs::path(path_) / part).string());
+  for_each_file(fs::path(path_) / "results",
+                [](const fs::path& part) { traces::remove_leftovers(part.string()); });
   for_each_file(fs::path(path_) / "attempts", [&](const fs::path& path) {
     const std::string file = path.filename().string();
     if (file.starts_with('.')) return;
@@ -230,6 +260,18 @@ void SweepFolder::remove_unfinished(const std::string& file) const {
     const std::string name = path.filename().string();
     if (name.starts_with("." + file + ".") && name.ends_with(".tmp")) unlink(path.c_str());
   });
+}
+
+std::vector<std::string> SweepFolder::paths_of(const std::string& file) const {
+  const std::string result = result_path(file);
+  return {fs::path(result).parent_path().string(), result, runs_path(file), attempts_path(file)};
+}
+
+std::vector<std::string> SweepFolder::paths() const {
+  std::vector<std::string> all;
+  for (const char* part : kParts) all.push_back((fs::path(path_) / part).string());
+  all.push_back((fs::path(path_) / kClaims).string());
+  return all;
 }
 
 std::string host_name() {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <vector>
 
@@ -59,8 +60,10 @@ class SweepFolder {
 
   /// Makes the folder, and a sweep its latest. Returns the sweep's hash.
   std::string keep_sweep(const Sweep& sweep) const;
-  /// The latest sweep, or that of a hash. Throws TraceError if there is none, or it is no sweep.
+  /// The latest sweep, or that of a hash. Throws TraceError if it is no sweep, or has another hash; IoError if there is none.
   Sweep sweep(const std::optional<std::string>& hash = {}) const;
+  /// Whether a text is what hashes of sweeps are: 64 hexadecimal digits in lower case.
+  static bool is_hash(std::string_view text);
   /// Whether there is a folder of this path with a sweep.
   static bool is_one(const std::string& path);
 
@@ -70,13 +73,17 @@ class SweepFolder {
 
   /// Whether a file of results is there.
   bool has(const std::string& file) const;
-  /// The names of all of them.
+  /// The names of all of them. Files of other names, which no item has, are passed over.
   std::unordered_set<std::string> results() const;
-  /// The keys of the runs that a file of results has; the file itself is not read.
+  /// Makes a file of results missing for this object, or for all.
+  void disregard(const std::string& file) { disregarded_.insert(file); }
+  void remove_result(const std::string& file) const;
+  /// The keys of the runs that a file of results has; the file itself is not read. None if that cannot be said.
   std::vector<std::string> runs_of(const std::string& file) const;
   /// Throws TraceError for a file that is no result of a sweep.
   ItemResult result(const std::string& file) const;
   void keep_result(const std::string& file, const ItemResult& result) const;
+  std::string result_path(const std::string& file) const;
 
   /// None if another process has it. Throws IoError if the file system has no locks.
   std::optional<Claim> claim(const std::string& file) const;
@@ -85,17 +92,22 @@ class SweepFolder {
   std::vector<Attempt> attempts(const std::string& file) const;
   void keep_attempts(const std::string& file, const std::vector<Attempt>& attempts) const;
   void forget_attempts(const std::string& file) const;
-  /// Forgets the tries of all items that nobody computes now.
+  /// Forgets the tries of all items that nobody computes now, and removes what killed processes of this machine left.
   void forget_attempts() const;
   /// Removes what killed processes left unfinished; for whoever has the item's claim.
   void remove_unfinished(const std::string& file) const;
 
+  /// What the folder has without items, and for an item: paths of folders, and behind them of files in them. Plans and notes are
+  /// not among them.
+  std::vector<std::string> paths() const;
+  std::vector<std::string> paths_of(const std::string& file) const;
+
  private:
-  std::string result_path(const std::string& file) const;
   std::string attempts_path(const std::string& file) const;
   std::string runs_path(const std::string& file) const;
 
   std::string path_;
+  std::unordered_set<std::string> disregarded_;  // results
   mutable int claims_ = -1;  // opened by the first claim: a folder that is only read may be read-only
 };
 

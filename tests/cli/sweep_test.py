@@ -1,4 +1,5 @@
 """kvbound sweep and gather: the numbers of one replay, whoever computed them, whatever was killed meanwhile."""
+import hashlib
 import json
 import os
 import re
@@ -55,6 +56,9 @@ class SweepTest(CommandLineTest):
 
     def results(self, out="study"):
         return {path.name for path in (self.folder / out / "results").glob("*/*") if not path.name.startswith(".")}
+
+    def temporaries(self, out="study"):
+        return [str(path) for path in (self.folder / out).rglob(".*")]
 
     def workers_of(self, process):
         """The worker processes of a sweep."""
@@ -142,14 +146,96 @@ class Sweeps(SweepTest):
         self.passes("sweep", "plan.json", "--out", "study", "--quiet")
         self.refuses(USAGE, "--csv: 'study/plan.json' is an input", "gather", "study", "--csv", "study/plan.json")
 
-    def test_damaged_results_are_named(self):
+    def test_damaged_results_are_missing_and_computed_again(self):
         self.passes("sweep", "plan.json", "--out", "study", "--quiet")
         path = next((self.folder / "study/results").glob("*/*"))
-        path.write_bytes(path.read_bytes()[:-1])
-        self.refuses(INVALID, f"{path.name}: is no result of a sweep, or was damaged", "gather", "study", "--json", "out.json")
-        path.unlink()
-        self.assertIn("1 items computed", self.passes("sweep", "--out", "study", "--resume"))
+        sound = path.read_bytes()
+        body = sound[64:].replace(b"\x67version\x65", b"\x67wersion\x65", 1)  # of the environment, with its right hash
+        self.assertNotEqual(body, sound[64:])
+        flipped = bytearray(sound)
+        flipped[len(sound) // 2] ^= 1
+        for kind, damage in (("cut", sound[:-1]), ("a bit", bytes(flipped)), ("empty", b""), ("text", b"{}"), ("folder", None),
+                             ("environment", hashlib.sha256(body).hexdigest().encode() + body)):
+            with self.subTest(kind):
+                path.unlink()
+                if damage is None:
+                    path.mkdir()
+                    (path / "inside").touch()
+                else:
+                    path.write_bytes(damage)
+                line = rf"\Akvbound: study/results/../{path.name}: [^\n]*; it counts as missing\n"
+                for arguments, code, rest in ((("gather", "study", "--json", "out.json"), INCONCLUSIVE, "no results of 1 item:"),
+                                              (("gather", "study", "--partial", "--json", "part.json"), INCONCLUSIVE, "no results of 1 item:"),
+                                              (("sweep", "--out", "study", "--list"), PASS, r"\Z"),
+                                              (("sweep", "--out", "study", "--simulate", "10"), PASS, r"\Z")):
+                    result = self.run_program(*arguments)
+                    self.assertEqual(result.returncode, code, result.stderr)
+                    self.assertRegex(result.stderr, line + ("" if rest == r"\Z" else "kvbound: study: ") + rest)
+                    if "--list" in arguments:
+                        self.assertEqual(result.stdout.count("to do  "), 1)
+                self.assertFalse((self.folder / "out.json").exists())
+                self.assertEqual(len(json.loads((self.folder / "part.json").read_text())["traces"]), 2)
+                self.assertTrue(path.exists(), "who only looks removes nothing")
+                result = self.run_program("sweep", "--out", "study", "--resume")
+                self.assertRegex(result.stderr, line + r"\Z")
+                self.assertIn("1 items computed", result.stdout)
+                self.assertEqual(result.returncode, PASS)
+                self.check_gathered()
+
+    def test_many_damaged_results_are_not_all_named(self):
+        self.write_plan(policies_per_item=1)
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        for path in (self.folder / "study/results").glob("*/*"):
+            path.write_bytes(b"")
+        result = self.run_program("sweep", "--out", "study", "--list")
+        self.assertEqual((result.returncode, result.stderr.count("counts as missing")), (PASS, 20))
+        self.assertIn("kvbound: and 4 more damaged results\n", result.stderr)
+        self.assertIn("24 items computed", self.run_program("sweep", "--out", "study").stdout)
         self.check_gathered()
+
+    def test_a_task_of_an_array_leaves_damage_to_whoever_submitted_it(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        path = next((self.folder / "study/results").glob("*/*"))
+        path.write_bytes(b"")
+        sweep = next((self.folder / "study/plans").iterdir()).stem
+        self.assertIn("0 items computed", self.passes("sweep", "--out", "study", "--sweep", sweep, "--share", "0/1"))
+        self.assertIn("1 items computed", self.run_program("sweep", "--out", "study", "--sweep", sweep).stdout)
+        self.check_gathered()
+
+    def test_a_sweep_is_named_by_its_hash_and_nothing_else(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        plan = next((self.folder / "study/plans").iterdir())
+        plan.with_name("x;touch pwned;x.json").write_bytes(plan.read_bytes())
+        (self.folder / "elsewhere.json").write_bytes(plan.read_bytes())
+        for name in ("x;touch pwned;x", "../../elsewhere", "../plan", plan.stem[:-1], plan.stem + "0", plan.stem.upper(), "", "a\nb"):
+            self.refuses(USAGE, "--sweep .*expected a hash, 64 hexadecimal digits", "sweep", "--out", "study", "--sweep", name)
+            self.refuses(USAGE, "--sweep .*expected a hash", "sweep", "--out", "study", "--sweep", name, "--worker", "0/1")
+            self.refuses(USAGE, "--sweep .*expected a hash", "gather", "study", "--sweep", name)
+        plan.write_bytes(plan.read_bytes().replace(b'"30%"', b'"31%"'))
+        self.refuses(INVALID, f"{plan.name}: was damaged: its hash is another", "gather", "study", "--sweep", plan.stem)
+
+    def test_job_scripts_hold_nothing_that_runs(self):
+        """With commands that take the place of Slurm's."""
+        (self.folder / "bin").mkdir()
+        for name, text in (("sbatch", 'PATH=$TRUE_PATH SLURM_ARRAY_TASK_ID=0 bash "${@: -1}" >log 2>&1; echo 12'),
+                           ("srun", 'while [[ "$1" == --* ]]; do shift; done; exec "$@"')):
+            (self.folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+            (self.folder / "bin" / name).chmod(0o755)
+        path = f"{self.folder}/bin:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "TRUE_PATH": path}
+        odd = "it's $(touch pwned)`touch pwned`; touch pwned;"
+        result = self.run_program("sweep", "plan.json", "--out", odd, "--engine", "slurm", "--json", odd + ".json", env=environment)
+        self.assertEqual(result.returncode, PASS, result.stderr)
+        self.assertEqual(len(self.results(odd)), 6, "the script is whole")
+        self.assertEqual(len(json.loads((self.folder / (odd + ".json")).read_text())["traces"]), 3)
+        for options in (("--sbatch", "--time=1\ntouch pwned"), ("--sbatch", "\x1b"), ("--json", "a\nb"), ("--csv", "a\rb")):
+            result = self.run_program("sweep", "plan.json", "--out", "study", "--engine", "slurm", *options, env=environment)
+            self.assertEqual((result.returncode, result.stdout), (USAGE, ""))
+            self.assertRegex(result.stderr, rf"\Akvbound: {options[0]} .*control characters do not go with --engine slurm\n\Z")
+        result = self.run_program("sweep", "plan.json", "--out", "a\nb", "--engine", "slurm", env=environment)
+        self.assertEqual(result.returncode, USAGE)
+        self.assertFalse((self.folder / "study").exists() or (self.folder / "a\nb").exists(), "nothing was begun")
+        self.assertFalse([name for name in self.folder.rglob("pwned*")])
 
     def test_shares_of_machines_complete_each_other(self):
         self.passes("sweep", "plan.json", "--out", "study", "--list")
@@ -260,8 +346,43 @@ class Faults(SweepTest):
         self.assertEqual(result.returncode, WORLD, result.stderr)
         self.assertIn("cannot write", result.stderr)
         self.assertEqual(self.results(), set())
+        self.assertEqual(self.temporaries(), [])
+        result = self.run_program("sweep", "--sweep", sweep, "--out", "study", file_size_limit=20)  # no room for a try
+        self.assertEqual(result.returncode, WORLD, result.stderr)
+        self.assertEqual(self.temporaries(), [])
         self.passes("sweep", "--out", "study", "--quiet")
         self.check_gathered()
+
+    def test_a_simulation_that_ends_early_leaves_nothing(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        seen = 0
+        for delay in range(12):
+            process = self.start("sweep", "--out", "study", "--simulate", "1000000")
+            while process.poll() is None and not list((self.folder / "study").glob(".overhead*")):
+                time.sleep(0.001)
+            time.sleep(delay * 0.002)
+            seen += bool(list((self.folder / "study").glob(".overhead*/results/*/*")))
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+            self.assertEqual(self.temporaries(), [])
+        self.assertGreater(seen, 2, "it was full of files")
+
+    def test_what_killed_processes_left_goes_with_the_next_sweep(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        process = self.start("sweep", "--out", "study", "--simulate", "1000000")
+        while process.poll() is None and not list((self.folder / "study").glob(".overhead*/results/*/*")):
+            time.sleep(0.0005)
+        process.kill()
+        process.communicate()
+        left = next((self.folder / "study").glob(".overhead*"))
+        ending = left.name.removeprefix(".overhead")  # of a process that has ended, on this machine
+        others = ending[:-5] + "x.tmp"                # on another one
+        for place in ("attempts/.ab-1", "runs/.1", "plans/.x", f"results/{next(iter(self.results()))[:2]}/.ab-1"):
+            for name in (ending, others):
+                (self.folder / "study" / (place + name)).touch()
+        self.passes("sweep", "--out", "study", "--quiet")
+        self.assertEqual(len(self.temporaries()), 4)
+        self.assertTrue(all(name.endswith(others) for name in self.temporaries()))
 
     def test_no_clock_decides_anything(self):
         """On a shared file system, other machines' and the server's clocks may say anything."""

@@ -71,6 +71,25 @@ TEST(SweepFolders, KeepTheLatestSweepAndEarlierOnesByHash) {
   EXPECT_EQ(text_of(folder.sweep()), text_of(second));
   EXPECT_EQ(text_of(folder.sweep(hash)), text_of(first));
   EXPECT_THAT(test::message_of<IoError>([&] { folder.sweep("0123"); }), HasSubstr("0123.json"));
+  scratch.write("s/plans/" + hash + ".json", text_of(second));
+  EXPECT_THAT(test::message_of<TraceError>([&] { folder.sweep(hash); }), HasSubstr("its hash is another"));
+}
+
+TEST(SweepFolders, KnowWhatHashesAre) {
+  EXPECT_TRUE(SweepFolder::is_hash(std::string(64, 'a')));
+  for (const std::string& text : {std::string(63, 'a'), std::string(65, 'a'), std::string(64, 'A'),
+                                  std::string(63, '0') + "\n", "../" + std::string(61, '0'), std::string()})
+    EXPECT_FALSE(SweepFolder::is_hash(text)) << text;
+}
+
+TEST(SweepFolders, KeepTriesWholeOrNotAtAll) {
+  const test::TemporaryFolder scratch;
+  const SweepFolder folder(scratch.path("s"));
+  folder.make();
+  fs::create_directory(scratch.path("s/attempts/a"));  // nothing can replace it
+  EXPECT_THROW(folder.keep_attempts("a", {{"h", 5, std::nullopt}}), IoError);
+  fs::remove(scratch.path("s/attempts/a"));
+  EXPECT_TRUE(fs::is_empty(scratch.path("s/attempts")));
 }
 
 TEST(SweepFolders, ListWholeResultsAlone) {
