@@ -17,10 +17,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <omp.h>
+#include <openssl/crypto.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/numerics/quiet_threads.hpp>
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/quiet_threads.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/traces/deadly_signals.hpp>
@@ -138,6 +139,32 @@ extern "C" void end_for_want_of_resources() {
       "kvbound: a library ended the program for want of threads or memory; see --threads and OMP_NUM_THREADS\n",
       stderr);
   std::_Exit(kWorld);
+}
+
+// Where an exception could not be relied upon: throwing one allocates, so do destructors, and GCC 12 destroys what it has of an
+// initializer list twice.
+[[noreturn]] void end_for_want_of_memory() {
+  traces::remove_temporary_files();
+  constexpr std::string_view kMessage = "kvbound: out of memory\n";
+  [[maybe_unused]] const auto written = write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  std::_Exit(kWorld);
+}
+
+void* memory_or_end(void* memory, size_t bytes) {
+  if (!memory && bytes > 0) end_for_want_of_memory();
+  return memory;
+}
+
+// Before static objects, some of which allocate. OpenSSL, which does not survive that its first allocations fail, gets its memory
+// likewise.
+[[gnu::constructor(101)]] void end_without_memory() {
+  std::set_new_handler(end_for_want_of_memory);
+  CRYPTO_set_mem_functions(
+      [](size_t bytes, const char*, int) { return memory_or_end(std::malloc(bytes), bytes); },
+      [](void* memory, size_t bytes, const char*, int) {
+        return memory_or_end(std::realloc(memory, bytes), bytes);
+      },
+      [](void* memory, const char*, int) { std::free(memory); });
 }
 
 // Opens /dev/null as each standard stream that is closed, in the direction that fails: a file that got the number of standard

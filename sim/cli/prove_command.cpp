@@ -1,5 +1,8 @@
+#include <gmp.h>
 #include <algorithm>
+#include <cstring>
 #include <iostream>
+#include <new>
 #include <set>
 
 #include <fmt/format.h>
@@ -30,6 +33,16 @@ constexpr const char* kProveDetails =
     "  kvbound prove --replay proved.json\n"
     "\nExit code 1 if a theorem is violated or a weakened claim has no counterexample, 5 if an instance could\n"
     "not be evaluated or a regime that must be tried has less than 5 % of the cases.\n";
+
+// GMP, and MPFR with it, would abort where there is no memory: they take it as all else does.
+void* allocate(size_t bytes) { return ::operator new(bytes); }
+void* reallocate(void* memory, size_t before, size_t bytes) {
+  void* const larger = allocate(bytes);
+  std::memcpy(larger, memory, std::min(before, bytes));
+  ::operator delete(memory);
+  return larger;
+}
+void release(void* memory, size_t) { ::operator delete(memory); }
 
 CommandLine prove_command_line() {
   CommandLine line("prove [ID...] [options]: searches for counterexamples to theorems", kProveDetails);
@@ -144,6 +157,7 @@ void refuse_together(const CommandLine& line, const char* option, std::initializ
 }  // namespace
 
 int prove_command(const Arguments& arguments) {
+  mp_set_memory_functions(allocate, reallocate, release);
   CommandLine line = prove_command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);

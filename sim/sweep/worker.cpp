@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <new>
 #include <utility>
 
 #include <fmt/format.h>
@@ -30,6 +31,18 @@ void require_same_computation(const SweepFolder& folder, const Sweep& sweep) {
                     value.dump(), planned.at(name).dump()));
   }
 }
+
+// In whose scope an allocation that fails throws std::bad_alloc, also in a program that it would end.
+class Throwing {
+ public:
+  Throwing() : handler_(std::set_new_handler(nullptr)) {}
+  ~Throwing() { std::set_new_handler(handler_); }
+  Throwing(const Throwing&) = delete;
+  Throwing& operator=(const Throwing&) = delete;
+
+ private:
+  std::new_handler handler_;
+};
 
 class Worker {
  public:
@@ -79,6 +92,7 @@ class Worker {
   bool try_once(const PlannedItem& planned, std::vector<Attempt>& attempts) {
     std::optional<ItemResult> result;
     try {
+      const Throwing allocations;  // an item too large for this machine leaves it to work on others
       result = compute(traces_, planned.item);
     } catch (const DeviceError& error) {  // which may spoil the process for every later item
       attempts.back().problem = error.what();
