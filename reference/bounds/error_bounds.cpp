@@ -388,7 +388,7 @@ Matrix window_attention_errors(const LayerView& layer, int64_t window, const Ari
     const double shared = log_sum_exp_error(softmax, tokens, arithmetic);
     for (size_t j = 0; j < logits.size(); ++j) {
       const double weight = weight_of(logits[j], softmax);
-      const double error = score_weight_error(weight, growth(exponents[j] + shared), arithmetic);
+      const double error = score_weight_error(weight, growth(exponents[j] + shared), tokens, arithmetic);
       sums[j] += (error + averaging * (weight + error)) / queries;
     }
   };

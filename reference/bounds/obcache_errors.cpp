@@ -37,7 +37,7 @@ class UncertainOutput {
     for (size_t j = 0; j < logits.size(); ++j) {
       weights.push_back(weight_of(logits[j], softmax_));
       weight_errors.push_back(
-          std::min(1.0, score_weight_error(weights[j], growth(exponents[j] + shared), arithmetic)));
+          std::min(1.0, score_weight_error(weights[j], growth(exponents[j] + shared), tokens, arithmetic)));
     }
     measure(exponents, values, arithmetic);
   }

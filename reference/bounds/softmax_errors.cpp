@@ -24,7 +24,7 @@ double longest(int64_t depth, int64_t terms) {
 
 // What additions, `changes` rescalings and three more roundings take from a sum over tokens, as a share of the sum of its terms'
 // absolute values. No running sum is larger than that, nor the range of running sums: error_bounds.md, "Long sums".
-double adding_error(int64_t tokens, double changes, const Arithmetic& arithmetic) {
+double sum_share(int64_t tokens, double changes, const Arithmetic& arithmetic) {
   if (is_long(arithmetic, tokens)) {
     return LongSums(tokens, rescalings(arithmetic, tokens), arithmetic).of_weights() + gamma(3, arithmetic);
   }
@@ -107,11 +107,11 @@ double softmax_share(double weight, double exponent, const SoftmaxErrors& softma
 // The contribution of the softmax's denominator to the relative error of every weight: its own rounding, a
 // division, and exponentials that underflow, each less than `smallest` beside a sum of at least 1.
 double sum_error(int64_t tokens, const Arithmetic& arithmetic) {
-  return adding_error(tokens, 0, arithmetic) + 2 * static_cast<double>(tokens) * arithmetic.smallest;
+  return sum_share(tokens, 0, arithmetic) + 2 * static_cast<double>(tokens) * arithmetic.smallest;
 }
 
 double component_error(int64_t tokens, const Arithmetic& arithmetic) {
-  return adding_error(tokens, rescalings(arithmetic, tokens), arithmetic) + arithmetic.tensor_weighted_sums +
+  return sum_share(tokens, rescalings(arithmetic, tokens), arithmetic) + arithmetic.tensor_weighted_sums +
          arithmetic.input;
 }
 
@@ -128,9 +128,10 @@ double weight_error(double weight, double share, const Arithmetic& arithmetic) {
   return weight * share + 2 * arithmetic.smallest + kLostWeight;
 }
 
-double score_weight_error(double weight, double share, const Arithmetic& arithmetic) {
-  const double error = weight_error(weight, share, arithmetic);
-  return error + arithmetic.score_weights * (weight + error) + arithmetic.score_weights_floor;
+double score_weight_error(double weight, double share, int64_t tokens, const Arithmetic& arithmetic) {
+  const double error = weight_error(weight, share, arithmetic), most = weight + error;
+  return error + growth(2 * arithmetic.score_weights) * most +
+         arithmetic.score_weights_floor * (1 + static_cast<double>(tokens) * most);
 }
 
 double log_sum_exp_error(const SoftmaxErrors& errors, int64_t tokens, double sum,

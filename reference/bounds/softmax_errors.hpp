@@ -70,8 +70,9 @@ double lost_output(double floor, int64_t tokens, double absolute, double most);
 
 /// The absolute error of one weight: `share` of itself, plus underflow.
 double weight_error(double weight, double share, const Arithmetic& arithmetic);
-/// The same of a weight as scores of a prompt take it, with its own rounding where the arithmetic has one.
-double score_weight_error(double weight, double share, const Arithmetic& arithmetic);
+/// The same of a weight as scores of a prompt take it, with its own rounding where the arithmetic has one, and that of the others in
+/// the sum that divides it.
+double score_weight_error(double weight, double share, int64_t tokens, const Arithmetic& arithmetic);
 
 /// The error of the log-sum-exp.
 ///

@@ -71,7 +71,7 @@ CheckComparison compare_results(const CheckResult& a, const CheckResult& b) {
   }
   for (const CheckedRows& own : a.cases->rows) {
     const auto other = std::ranges::find(b.cases->rows, own.tensor, &CheckedRows::tensor);
-    if (other == b.cases->rows.end()) continue;
+    if (other == b.cases->rows.end() || other->unit != own.unit) continue;
     result.rows.tensors.push_back(compare_rows(own.tensor, own.rows, other->rows,
                                                pairs_of(result.cases, own, *other),
                                                coarser(accumulator(a), accumulator(b))));

@@ -64,7 +64,10 @@ class AttentionCheck {
     const std::vector<int64_t> extents{offsets_.back(), query_heads_};
     std::vector<int64_t> begins;
     for (const int64_t query : offsets_) begins.push_back(query * query_heads_);
-    if (lse_) cases.rows.push_back(checked_rows(std::move(*lse_), tensors[1], extents, begins));
+    if (lse_) {
+      cases.rows.push_back(checked_rows(std::move(*lse_), tensors[1], extents, begins));
+      cases.rows.back().unit = lse_unit_ == 1 ? "e" : "2";
+    }
     cases.rows.insert(cases.rows.begin(), checked_rows(std::move(out_), tensors[0], extents, begins));
     return cases;
   }
@@ -127,8 +130,7 @@ class AttentionCheck {
     Matrix rows(queries * query_heads_, cache_.head_dim());
     file_.tensors().read(*queries_, offsets_[b] * query_heads_ * rows.cols(),
                          std::span(rows.data(), rows.numbers().size()));
-    inputs_.push_back(
-        InputDigest().add(settings()).add(rows.numbers()).add(keys.numbers()).add(values.numbers()).text());
+    inputs_.push_back(digest_of(b, rows, keys, values));
     const reference::Arithmetic arithmetic =
         arithmetic_.with_rounding_of({keys.numbers(), values.numbers(), rows.numbers()});
     const int64_t kv_heads = cache_.kv_heads(), group = query_heads_ / kv_heads;
@@ -154,9 +156,21 @@ class AttentionCheck {
     });
   }
 
-  std::string settings() const {
-    return fmt::format("{} {} {} {} {} {}", scale_, causal_, window_left_, lse_unit_, query_heads_,
-                       cache_.kv_heads());
+  // Of what decides a sequence's outputs, whatever settings say it: a scale as kernels take it, in single precision, and what each
+  // query sees.
+  std::string digest_of(int64_t b, const Matrix& rows, const Tensor& keys, const Tensor& values) const {
+    const int64_t tokens = cache_.tokens(b), queries = offsets_[b + 1] - offsets_[b];
+    std::string settings = fmt::format("{} {}", static_cast<float>(scale_), query_heads_);
+    for (int64_t query = 0; query < queries; ++query) {
+      const Visible seen = visible(b, query);
+      settings += fmt::format(" {}+{}", seen.first, seen.count);
+    }
+    return InputDigest()
+        .add(settings)
+        .add({rows.rows(), rows.cols()}, rows.numbers())
+        .add({cache_.kv_heads(), tokens, cache_.head_dim()}, keys.numbers())
+        .add({cache_.kv_heads(), tokens, cache_.value_dim()}, values.numbers())
+        .text();
   }
 
   // first        row of `out` and `lse`, of the group's first head

@@ -24,6 +24,7 @@ struct CheckedRows {
   std::string tensor;
   JudgedRows rows;
   std::vector<int64_t> begins;  ///< [cases + 1]
+  std::string unit = {};        ///< rows in another one are not compared
 };
 
 /// A layer's results, which are compared as those of a dump.

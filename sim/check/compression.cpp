@@ -72,14 +72,13 @@ class CompressedLayer {
       : file_(file), policy_(parsed(file.options(), "policy", "snapkv", parse_policy)) {
     file.refuse_unsupported();
     const bool merges = rules_of(policy_.merge).merges;
-    const bool projects =
-        rules_of(policy_.selection).two_stage || rules_of(policy_.score).space == Space::projected;
-    const bool needs_values = projects || merges || rules_of(policy_.score).change;
-    const bool has_values = needs_values || file.has("v");
+    projects_ = rules_of(policy_.selection).two_stage || rules_of(policy_.score).space == Space::projected;
+    needs_values_ = projects_ || merges || rules_of(policy_.score).change;
+    const bool has_values = needs_values_ || file.has("v");
     const KvTensors cache(file, has_values ? KvTensors::Part::both : KvTensors::Part::keys);
     read_cache(cache, has_values);
     read_queries(cache);
-    layer_.output_projection = projects || file.has("w_o")
+    layer_.output_projection = projects_ || file.has("w_o")
                                    ? projection_of(file, layer_.shape)
                                    : Matrix(layer_.shape.query_heads * layer_.shape.head_dim, 1);
     layer_.shape.model_dim = layer_.output_projection.cols();
@@ -113,13 +112,16 @@ class CompressedLayer {
   }
 
  private:
+  // Of what the policy reads.
   std::string inputs() const {
+    const LayerShape& shape = layer_.shape;
     InputDigest digest;
-    digest.add(
-        fmt::format("{} {} {} {}", canonical(policy_), entries_, layer_.scale, layer_.shape.query_heads));
-    for (const VectorView numbers : {layer_.queries.numbers(), layer_.keys.numbers(), layer_.values.numbers(),
-                                     layer_.output_projection.numbers()})
-      digest.add(numbers);
+    digest.add(fmt::format("{} {} {}", canonical(policy_), entries_, static_cast<float>(layer_.scale)))
+        .add({shape.query_heads, layer_.window_queries, shape.head_dim}, layer_.queries.numbers())
+        .add({shape.kv_heads, layer_.prompt_tokens, shape.head_dim}, layer_.keys.numbers());
+    if (needs_values_)
+      digest.add({shape.kv_heads, layer_.prompt_tokens, shape.head_dim}, layer_.values.numbers());
+    if (projects_) digest.add({shape.model_dim}, layer_.output_projection.numbers());
     return digest.text();
   }
 
@@ -167,6 +169,7 @@ class CompressedLayer {
   traces::Layer layer_;
   CheckArithmetic arithmetic_;
   int64_t entries_ = 0;
+  bool projects_ = false, needs_values_ = false;
 };
 
 std::vector<std::vector<int64_t>> kept_of(CheckFile& file, LayerClaims& claims) {
@@ -215,9 +218,9 @@ CheckResult check_norms(CheckFile& file) {
   CheckResult result{{compare("norms", claim, expected.numbers(), bounds.numbers())}, arithmetic.declared};
   judge_rows({claim, expected.numbers(), bounds.numbers()}, rows_of(claim), "norms", result.tensors[0]);
   InputDigest inputs;
-  inputs.add(fmt::format("{} {}", norm_name, shape.query_heads))
-      .add(values.numbers())
-      .add(projection.numbers());
+  inputs.add(norm_name)
+      .add({shape.kv_heads, cache.tokens(0), shape.head_dim}, values.numbers())
+      .add({shape.query_heads, projection.cols()}, projection.numbers());
   result.cases = {"layer", {inputs.text()}};
   result.cases->rows.push_back(
       checked_rows(std::move(claim), result.tensors[0], {shape.query_heads}, {0, shape.query_heads}));

@@ -99,7 +99,7 @@ class TopkCheck {
         std::span(indices_).subspan(static_cast<size_t>(row * k_), static_cast<size_t>(k_));
     const std::vector<double> scores = numbers(scores_, row, length), errors = errors_of(row, length);
     SelectedRow verdict;
-    verdict.inputs = InputDigest().add(fmt::format("{}", wanted)).add(VectorView(scores)).text();
+    verdict.inputs = InputDigest().add(fmt::format("{} {}", k_, wanted)).add({length}, scores).text();
     std::vector<int64_t> selected;
     if (!take(row, slots, length, selected, verdict)) return verdict;
     verdict.selected = std::ssize(selected);

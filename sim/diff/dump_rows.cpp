@@ -116,8 +116,8 @@ RowLayout layout_of(const DumpTensor& tensor, const RowNumbers& numbers, const L
   return layout;
 }
 
-JudgedRows rows_of(const DumpTensor& tensor, RowNumbers numbers, const LayerShape& shape,
-                   const JudgedClaims& side) {
+JudgedRows judged_rows_of(const DumpTensor& tensor, RowNumbers numbers, const LayerShape& shape,
+                          const JudgedClaims& side) {
   RowLayout layout = layout_of(tensor, numbers, shape, side);
   const TensorAgreement& found =
       *std::ranges::find(side.judged.tensors, tensor.name, &TensorAgreement::tensor);
@@ -161,6 +161,7 @@ bool is_apart(const DumpTensor& tensor, const RowLayout& layout, const Positions
 std::vector<ApartHead> apart_heads(const DifferingCaches& caches, int64_t kv_heads) {
   std::vector<ApartHead> heads;
   for (int64_t g = 0; g < kv_heads; ++g) {
+    if (caches.attended.empty() && caches.prompt[g]) heads.push_back({g, 0});  // there are no steps
     for (auto i = static_cast<size_t>(g); i < caches.attended.size(); i += kv_heads) {
       if (!caches.attended[i]) continue;
       heads.push_back({g, static_cast<int64_t>(i) / kv_heads});
@@ -179,8 +180,8 @@ LayerRows compare_layer_rows(const LayerShape& shape, const JudgedClaims& a, con
     std::optional<RowNumbers> own = numbers_of(a.claims, tensor.name),
                               other = numbers_of(b.claims, tensor.name);
     if (!own || !other) continue;
-    const JudgedRows of_a = rows_of(tensor, std::move(*own), shape, a),
-                     of_b = rows_of(tensor, std::move(*other), shape, b);
+    const JudgedRows of_a = judged_rows_of(tensor, std::move(*own), shape, a),
+                     of_b = judged_rows_of(tensor, std::move(*other), shape, b);
     RowPairs pairs;
     for (int64_t row = 0; row < std::min(of_a.layout.rows(), of_b.layout.rows()); ++row)
       pairs.rows.emplace_back(row, row);

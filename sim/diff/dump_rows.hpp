@@ -25,7 +25,8 @@ struct JudgedClaims {
 /// A KV head whose caches differ between the implementations.
 struct ApartHead {
   int64_t kv_head = 0;
-  int64_t first_step = 0;  ///< the first whose queries attended to different entries
+  int64_t first_step =
+      0;  ///< the first whose queries attended to different entries; 0 where there are no steps
 };
 
 struct LayerRows {

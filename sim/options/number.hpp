@@ -51,4 +51,20 @@ inline std::string with_places(double number, int places) {
   return std::abs(number) < kMost ? fmt::format("{:.{}f}", number, places) : fmt::format("{:.3g}", number);
 }
 
+/// How many digits behind the point show numbers that are so far from another: three, or more.
+inline int places_of(double distance) {
+  const double places = std::ceil(-std::log10(distance));  // infinite for 0
+  return places > 3 ? static_cast<int>(std::min(places, 12.0)) : 3;
+}
+
+/// A factor with three digits behind the point, or as many as tell it from 0 and 1: 0.985, 1.0003, 0.0002.
+inline std::string factor_text(double factor) {
+  for (int places = 3; places < 12; ++places) {
+    std::string text = with_places(factor, places);
+    const double rounded = *traces::number_in<double>(text);
+    if ((rounded != 0 || factor == 0) && (rounded != 1 || factor == 1)) return text;
+  }
+  return shortest(factor);
+}
+
 }  // namespace kvbound::sim

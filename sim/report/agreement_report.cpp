@@ -43,8 +43,9 @@ std::pair<double, double> range_of(const FunctionalAgreement& functional, const 
 // "gain 0.500 (0.96 to 1.04 by rounding)"
 std::string text_of(const FunctionalAgreement& functional, const FunctionalValue& estimate) {
   const auto [least, most] = range_of(functional, estimate);
-  return fmt::format("{} {} ({} to {} by rounding)", functional.name, with_places(estimate.value, 3),
-                     with_places(least, 3), with_places(most, 3));
+  const int places = places_of(estimate.band);
+  return fmt::format("{} {} ({} to {} by rounding)", functional.name, with_places(estimate.value, places),
+                     with_places(least, places), with_places(most, places));
 }
 
 // The first functional that some row is outside of; null if there is none.

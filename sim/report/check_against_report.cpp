@@ -26,7 +26,7 @@ std::string listed(const std::string& name, const std::vector<int64_t>& cases) {
   return fmt::format("{}{} {}", name, plural, list);
 }
 
-// Which cases are compared with which: "all 32 sequences", "sequence 7 of A with 0 of B, 9 with 1".
+// Which cases are compared with which: "sequences 0-31", "sequence 7 of A with 0 of B, 9 with 1".
 std::string pairs_text(const CheckAgainstReport& report) {
   constexpr size_t kMost = 5;
   const auto& pairs = report.cases.pairs;
@@ -43,9 +43,36 @@ std::string pairs_text(const CheckAgainstReport& report) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-std::string only_text(char file, const std::string& name, const std::vector<int64_t>& cases) {
-  if (cases.empty()) return "";
-  return fmt::format("  only in {}: {}: judged, but not compared\n", file, listed(name, cases));
+// Tensors of one file that the other lacks, or has in another unit.
+std::vector<std::string> only_tensors(const CheckReport& report, const ComparedRows& compared) {
+  std::vector<std::string> names;
+  for (const JudgedTensor& tensor : report.tensors) {
+    const std::string& name = tensor.agreement.tensor;
+    const auto& both = compared.layers.front().rows.tensors;
+    if (std::ranges::find(both, name, &TensorRows::tensor) == both.end()) names.push_back(name);
+  }
+  return names;
+}
+
+// "  only in A: lse; sequences 0-2,4: judged, but not compared"
+std::string only_text(char file, const CheckAgainstReport& report, const CheckReport& own,
+                      const std::vector<int64_t>& cases) {
+  std::vector<std::string> parts;
+  const std::vector<std::string> tensors = only_tensors(own, report.compared);
+  if (!tensors.empty() && !report.cases.pairs.empty())
+    parts.push_back(fmt::format("{}", fmt::join(tensors, ", ")));
+  if (!cases.empty()) parts.push_back(listed(report.case_name, cases));
+  if (parts.empty()) return "";
+  return fmt::format("  only in {}: {}: judged, but not compared\n", file, fmt::join(parts, "; "));
+}
+
+// Which KV heads' caches differ.
+std::string apart_text(const ComparedRows& compared) {
+  std::vector<int64_t> heads;
+  for (const ApartHead& head : compared.layers.front().rows.apart) heads.push_back(head.kv_head);
+  if (heads.empty()) return "";
+  return fmt::format("  {} hold different entries: what follows from that is of another cache\n",
+                     listed("KV head", heads));
 }
 
 std::string file_text(char file, const CheckReport& report) {
@@ -53,12 +80,12 @@ std::string file_text(char file, const CheckReport& report) {
   return fmt::format("  {}: {}\n", file, report.declared->text());
 }
 
-Json to_json(const CheckReport& report, const std::vector<int64_t>& only) {
+Json to_json(const CheckReport& report, const std::vector<int64_t>& only, const ComparedRows& compared) {
   return {{"path", report.path},
           {"declared", report.declared ? to_json(*report.declared) : Json()},
           {"verdict", word(report.verdict())},
           {"not_read", report.not_read},
-          {"only", only}};
+          {"only", {{"tensors", only_tensors(report, compared)}, {"cases", only}}}};
 }
 
 }  // namespace
@@ -68,12 +95,12 @@ std::string text_report(const CheckAgainstReport& report, const TextStyle& style
       sentence({report.a.path, report.a.verdict()}, {report.b.path, report.b.verdict()}, report.compared);
   text += fmt::format("\n  {}\n", report.a.operation) + file_text('A', report.a) + file_text('B', report.b);
   if (report.cases.pairs.empty())
-    text += fmt::format("  no {} of A was computed from the inputs of one of B\n", report.case_name);
+    text += fmt::format("  no {} of A has the inputs and settings of one of B\n", report.case_name);
   else
     text += fmt::format("  compared: {}\n", pairs_text(report));
-  text += only_text('A', report.case_name, report.cases.only_a);
-  text += only_text('B', report.case_name, report.cases.only_b);
-  return text + rows_table(report.compared, style);
+  text += only_text('A', report, report.a, report.cases.only_a);
+  text += only_text('B', report, report.b, report.cases.only_b);
+  return text + apart_text(report.compared) + rows_table(report.compared, style);
 }
 
 std::string json_report(const CheckAgainstReport& report) {
@@ -81,8 +108,8 @@ std::string json_report(const CheckAgainstReport& report) {
   document.update(fields_of(environment()));
   document["seed"] = nullptr;  // nothing is drawn at random
   document["operation"] = report.a.operation;
-  document["a"] = to_json(report.a, report.cases.only_a);
-  document["b"] = to_json(report.b, report.cases.only_b);
+  document["a"] = to_json(report.a, report.cases.only_a, report.compared);
+  document["b"] = to_json(report.b, report.cases.only_b, report.compared);
   document["case"] = report.case_name;
   document["compared"] = report.cases.pairs;
   add_json(report.compared, report.verdict(), document);

@@ -76,7 +76,7 @@ ChanceVerdict::ChanceVerdict(const std::vector<JudgedTensor>& tensors) {
 std::string text_of(const UnlikelyOutput& unlikely) {
   const ChanceTest& test = *unlikely.test;
   const bool is_sum = std::ranges::find(test.at, ChanceTest::kAll) != test.at.end();
-  const int digits = std::clamp(static_cast<int>(std::ceil(-std::log10(unlikely.band))), 3, 12);
+  const int digits = places_of(unlikely.band);
   std::string text = fmt::format(
       "{}{}: {} {}{} is unlikely by rounding ({} to {}; probability below 1e{})", name_of(*unlikely.tensor),
       index_text(test), test.functional, with_places(test.value, digits), is_sum ? " of all rows" : "",

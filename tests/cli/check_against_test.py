@@ -100,7 +100,7 @@ class CheckAgainst(CommandLineTest):
     def test_a_sequence_of_a_batch_is_held_against_the_same_one_alone(self):
         batch = decode(batch=5)
         report, verdicts, stdout, _ = self.against("attention", batch, alone(batch, 3), PASS, "--identical")
-        self.assertEqual((report["compared"], report["a"]["only"], report["b"]["only"], verdicts), ([[3, 0]], [0, 1, 2, 4], [], {}))
+        self.assertEqual((report["compared"], report["a"]["only"]["cases"], report["b"]["only"]["cases"], verdicts), ([[3, 0]], [0, 1, 2, 4], [], {}))
         self.assertIn("\n  compared: sequence 3 of A with 0 of B\n  only in A: sequences 0-2,4: judged, but not compared\n", stdout)
         report, verdicts, _, stderr = self.against("attention", batch, another_order(alone(batch, 3)), MISMATCH, "--identical")
         self.assertLessEqual({verdict for verdict in verdicts.values()}, {"reordered"})
@@ -135,11 +135,54 @@ class CheckAgainst(CommandLineTest):
                        for b in range(3)]
             other = other.changed(out=np.concatenate([out for out, _ in results]), lse=np.concatenate([lse for _, lse in results]))
             report, _, stdout, stderr = self.against("attention", alone(case, 0), alone(other, 0), INCONCLUSIVE)
-            self.assertEqual((report["compared"], report["a"]["only"]), ([], [0]))
-            self.assertIn("\n  no sequence of A was computed from the inputs of one of B\n", stdout)
+            self.assertEqual((report["compared"], report["a"]["only"]["cases"]), ([], [0]))
+            self.assertIn("\n  no sequence of A has the inputs and settings of one of B\n", stdout)
             self.assertIn("kvbound: A and B have no row in common\n", stderr)
         scaled = KernelFile(decode(sm_scale=0.2).tensors, sm_scale=0.2)
         self.against("attention", case, scaled, INCONCLUSIVE)
+
+    def test_settings_that_come_to_the_same_are_the_same(self):
+        case = decode(batch=2)
+        self.against("attention", case, KernelFile(case.tensors, causal="true", window_left=500, sm_scale=np.float32(0.25)), PASS, "--identical")
+        base_2 = KernelFile(case.changed(lse=case.array("lse") * np.log2(np.e)).tensors, lse_base=2)
+        report, _, stdout, _ = self.against("attention", case, base_2, PASS, "--identical")
+        self.assertEqual([item["tensor"] for item in report["tensors"]], ["out"])
+        self.assertEqual([report[file]["only"]["tensors"] for file in "ab"], [["lse"], ["lse"]])
+        self.assertIn("\n  only in A: lse: judged, but not compared\n  only in B: lse: judged, but not compared\n", stdout)
+        without = KernelFile({name: value for name, value in case.tensors.items() if name != "lse"})
+        report, _, _, _ = self.against("attention", case, without, PASS, "--identical")
+        self.assertEqual([report[file]["only"]["tensors"] for file in "ab"], [["lse"], []])
+
+    def test_the_same_numbers_of_another_shape_are_other_inputs(self):
+        flat = {"q": np.full((2, 2, 4), 0.5), "k": np.full((8, 1, 4), 0.5), "v": np.full((8, 1, 4), 0.5), "out": np.full((2, 2, 4), 0.5)}
+        one = KernelFile({name: ("F32", array) for name, array in flat.items()})
+        other = KernelFile({name: ("F32", array.reshape(4, 2, 4) if name in "kv" else array) for name, array in flat.items()})
+        self.against("attention", one, other, INCONCLUSIVE)
+        one, other = (KernelFile({**{name: case.tensors[name] for name in "qkv"}, "kept": ("I64", np.array(kept)),
+                                  "kept_offsets": ("I64", np.array(offsets))}, policy="snapkv:window=2", budget="4")
+                      for case, kept, offsets in ((other, [0, 1, 2, 3] * 2, [0, 4, 8]), (one, [0, 1, 6, 7], [0, 4])))
+        for pair in ((one, other), (other, one)):
+            self.assertEqual(self.against_any("merge", *pair)["compared"], [])
+
+    def against_any(self, operation, one, other):
+        one.write(self.folder / "a.safetensors")
+        other.write(self.folder / "b.safetensors")
+        result = self.run_program("check", operation, "a.safetensors", "--against", "b.safetensors", "--json", "out.json")
+        self.assertIn(result.returncode, (PASS, MISMATCH, INCONCLUSIVE), result.stderr)
+        return json.loads((self.folder / "out.json").read_text("utf-8"))
+
+    def test_inputs_that_a_policy_does_not_read_may_differ(self):
+        layer = self.layer("snapkv:window=8")
+        without = KernelFile({name: layer.tensors[name] for name in ("q", "k", "score")}, **layer.metadata)
+        report, _, _, _ = self.against("scores", layer, without, PASS, "--identical")
+        self.assertEqual(report["compared"], [[0, 0]])
+
+    def test_rows_of_other_lengths_are_not_compared(self):
+        one = topk(rows=2, n=4, k=5)
+        one = one.changed(indices=np.concatenate([one.array("indices"), -np.ones((2, 1), int)], axis=1))
+        more = one.changed(indices=np.concatenate([one.array("indices"), -np.ones((2, 3), int)], axis=1))
+        self.against("topk", one, one, PASS, "--identical")
+        self.assertEqual(self.against("topk", one, more, INCONCLUSIVE)[0]["compared"], [])
 
     def test_selections_are_compared_as_sets_that_near_ties_may_change(self):
         one = topk(dtype="F16", n=40)
@@ -203,7 +246,7 @@ class CheckAgainst(CommandLineTest):
         moved = np.concatenate([np.sort(np.where(kept[:40] == least, twin, kept[:40])), kept[40:]])
         report, verdicts, _, _ = self.against("merge", one, one.changed(kept=moved))
         self.assertEqual(verdicts[("kept", (0,), (0,))], "reordered")
-        self.assertEqual(report["case"], "layer")
+        self.assertEqual((report["case"], report["apart"]), ("layer", [{"kv_head": 0, "first_step": 0}]))
 
     def test_options_that_do_not_fit_are_refused(self):
         case = decode()

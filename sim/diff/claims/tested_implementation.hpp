@@ -12,11 +12,12 @@
 
 namespace kvbound::sim {
 
-/// The arithmetic of a tested implementation's operations; the same for all operations if its kernels are unknown.
+/// The arithmetic of a tested implementation's operations; the same for all operations if its kernels are unknown, but that parts
+/// and tiles are said of outputs' sums, and not of those that scores of a prompt are divided by.
 struct OperationArithmetic {
   OperationArithmetic(const reference::Arithmetic& all)
-      : window_attention(all),
-        change_scores(all),
+      : window_attention(of_scores(all)),
+        change_scores(of_scores(all)),
         projected_value_norms(all),
         projected_value_norms_l2(all),
         attention(all),
@@ -31,6 +32,12 @@ struct OperationArithmetic {
         attention(reference::arithmetic_of(declared.attention)),
         nearest_keys(reference::arithmetic_of(declared.nearest_keys)),
         nearest_key(reference::arithmetic_of(declared.nearest_key)) {}
+
+  static reference::Arithmetic of_scores(reference::Arithmetic arithmetic) {
+    arithmetic.splits = 0;
+    if (arithmetic.tile > 0) arithmetic.tile = 0;  // sums in any order may have been declared
+    return arithmetic;
+  }
 
   const reference::Arithmetic& norms(Norm norm) const {
     return norm == Norm::l1 ? projected_value_norms : projected_value_norms_l2;

@@ -218,7 +218,7 @@ std::optional<std::string> factor_fault(const Rows& rows) {
                        padded.entries == 1 ? "y" : "ies", padded.entries == 1 ? "is" : "are");
   }
   if (!is_factor) return std::nullopt;
-  return fmt::format("outputs are {} of what they should be", with_places(factor, 3));
+  return fmt::format("outputs are {} of what they should be", factor_text(factor));
 }
 
 std::optional<std::string> logits_fault(const Rows& rows) {
@@ -236,7 +236,7 @@ std::optional<std::string> logits_fault(const Rows& rows) {
   for (const RowAttention& row : rows) logarithms += std::log(row.nearest_factor());
   const double factor = std::exp(logarithms / static_cast<double>(rows.size()));
   if (!is(factor)) return std::nullopt;
-  return fmt::format("logits are scaled by {}", with_places(factor, 3));
+  return fmt::format("logits are scaled by {}", factor_text(factor));
 }
 
 std::string text_of(const EntryRange& range, int64_t tokens, bool from_end) {

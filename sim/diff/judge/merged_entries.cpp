@@ -62,7 +62,7 @@ void ExpectedEntries::add_errors(const MergedErrors& all, int64_t position) {
 
 // Entries whose votes together are a row.
 void MergedAgreement::begin_row(int64_t entries) {
-  if (!claims_.votes) return;
+  if (!claims_.votes || entries == 0) return;
   vote_rows_.push_back({rows_, entries, index_of(rows_, claims_.votes->shape)});
 }
 

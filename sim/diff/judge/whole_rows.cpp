@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/sim/options/number.hpp>
+
 #include "row_functionals.hpp"
 
 namespace kvbound::sim {
@@ -136,7 +138,8 @@ void judge_rows(const JudgedElements& elements, const std::vector<WholeRow>& row
   const std::optional<double> factor = factor_of(differing);
   if (!factor) return;
   const std::string fault =
-      *factor == 0 ? "rows are zero" : fmt::format("{} are {:.3f} of what they should be", numbers, *factor);
+      *factor == 0 ? "rows are zero"
+                   : fmt::format("{} are {} of what they should be", numbers, factor_text(*factor));
   agreement.diagnosis = ExplainedRows{fault, std::ssize(differing)};
 }
 

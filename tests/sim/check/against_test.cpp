@@ -31,12 +31,14 @@ TEST(SharedCases, HaveACounterpartEachWhereTheirInputsAreRepeated) {
 TEST(InputDigest, TellsNumbersToTheLastBitAndWhereTheyEnd) {
   const auto digest = [](std::initializer_list<std::vector<double>> parts) {
     InputDigest result;
-    for (const std::vector<double>& part : parts) result.add(VectorView(part));
+    for (const std::vector<double>& part : parts) result.add({std::ssize(part)}, part);
     return result.text();
   };
   EXPECT_EQ(digest({{1, 2}, {3}}), digest({{1, 2}, {3}}));
   EXPECT_NE(digest({{1, 2}, {3}}), digest({{1}, {2, 3}}));
   EXPECT_NE(digest({{0.0}}), digest({{-0.0}}));
+  const std::vector<double> six(6);
+  EXPECT_NE(InputDigest().add({2, 3}, six).text(), InputDigest().add({3, 2}, six).text());
   EXPECT_NE(InputDigest().add("a").add("b").text(), InputDigest().add("ab").text());
 }
 
