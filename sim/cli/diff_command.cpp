@@ -107,7 +107,7 @@ JudgedClaims judge(const traces::Layer& layer, const DumpFile& dump, DiffReport&
                                             info.steps,
                                             info.declared.arithmetic(),
                                             info.declared.input_storage(),
-                                            dump.merged_storage()};
+                                            info.declared.merged_storage()};
   JudgedClaims result{dump.read_layer(layer.index), {}, info.steps, info.declared.accumulate};
   try {
     result.judged = judge_layer(layer, implementation, result.claims);

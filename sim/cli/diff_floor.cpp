@@ -27,6 +27,8 @@ rounding can take back, beyond what is allowed to a right one. All numbers have 
   padding  entries of zeros behind the cache are attended (their share)
   swaps    the outputs of two successive query heads are interchanged: how many are found, of all
   base 2   exponentials are powers of 2 instead of e; halved, zeros: all numbers are
+Scores are those of snapkv with all recorded queries as its window and pool=1. Merged entries are those that others merged into
+when it keeps 20 % with +d2o:threshold=none or +keepkv:threshold=none, of up to 16,384 tokens.
 SHAPE is one or more options of random numbers, separated by colons; their defaults are:
 )";
 

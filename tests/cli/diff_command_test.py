@@ -486,7 +486,7 @@ class Floors(DiffTest):
         rows = [re.split("  +", line) for line in lines[3:]]
         self.assertEqual(rows[0], ["operation", "tokens", "factor", "logits", "missing", "padding", "swaps", "base 2",
                                    "halved", "zeros"])
-        self.assertEqual([row[1] for row in rows[1:]], ["30"] * 8 + ["60"] * 8)
+        self.assertEqual([row[1] for row in rows[1:]], ["30"] * 13 + ["60"] * 13)
         self.assertRegex(lines[4], r"^prompt_output +30 +0\.\d+ +0\.\d+ +\d+ \([^)]+ %\) +\d+ \([^)]+ %\) +1 of 1 +found")
         self.assertEqual(rows[2][0], "score")
         self.assertEqual(rows[2][3:], ["-"] * 5 + ["found", "found"])
@@ -518,6 +518,24 @@ class Floors(DiffTest):
             dump.array(1, "projected_value_norms")[...] = (1 + share * floor) * right
             (self.differs if finds else self.agrees)(trace, *((dump.stored("F32"), "projected_value_norms") if finds
                                                               else (dump.stored("F32"),)))
+
+    def test_figures_of_merged_entries_are_those_of_dumps(self):
+        trace = self.trace("F32")
+        floors, _ = self.floors(trace, "--storage", "F32", "--layers", "1")
+        merged = None
+        for method in ("keepkv", "d2o"):  # both merge the same entries; only KeepKV counts them
+            dump = self.reference(trace, f"snapkv:window=12:pool=1+{method}:threshold=none", "20%")
+            merged = dump.array(1, "votes") > 1 if merged is None else merged
+            dump.metadata.update(storage="F32", accumulate="F32")
+            for tensor in ("merged_key", "merged_value"):
+                with self.subTest(f"{tensor} of {method}"):
+                    floor, own = floors[f"{tensor}, {method}", 1, 120], dump.only({"kept", tensor})
+                    self.assertEqual(floor["judged"], 16 * np.count_nonzero(merged))
+                    right = own.array(1, tensor).copy()
+                    for share, finds in ((0.45, False), (0.55, True)):  # the rest is for the rounding of a faulty one
+                        own.array(1, tensor)[merged] = (1 + share * floor["factor"]) * right[merged]
+                        (self.differs if finds else self.agrees)(trace, *((own.stored("F32"), tensor) if finds
+                                                                          else (own.stored("F32"),)))
 
     def test_results_do_not_depend_on_threads(self):
         arguments = ("diff", "--floor", self.SHAPE, "--tokens", "200", "--storage", "F16")

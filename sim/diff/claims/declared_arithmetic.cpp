@@ -43,6 +43,8 @@ Dtype DeclaredArithmetic::input_storage() const {
   return unit_roundoff(storage) > unit_roundoff(accumulate) ? storage : accumulate;
 }
 
+Dtype DeclaredArithmetic::merged_storage() const { return accumulate == Dtype::f64 ? Dtype::f64 : storage; }
+
 std::string DeclaredArithmetic::text() const {
   std::string text = fmt::format("storage {}, accumulate {}", name(storage), name(accumulate));
   if (weights) text += fmt::format(", weights {}", name(*weights));

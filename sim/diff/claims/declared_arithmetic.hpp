@@ -35,6 +35,9 @@ struct DeclaredArithmetic {
   reference::Arithmetic arithmetic() const;
   /// The type that inputs were rounded to: the coarser of storage and accumulate.
   Dtype input_storage() const;
+  /// The type that merged entries were rounded to: an implementation that accumulates in F64 is taken to keep them so, others
+  /// in the type of the cache.
+  Dtype merged_storage() const;
   /// "storage BF16, accumulate F32, weights BF16, partials BF16, 8 splits, tile 128, products TF32", as far as it is declared.
   std::string text() const;
 };

@@ -342,8 +342,4 @@ LayerClaims DumpFile::read_layer(int64_t layer) const {
   return claims;
 }
 
-Dtype DumpFile::merged_storage() const {
-  return info_.declared.accumulate == Dtype::f64 ? Dtype::f64 : info_.declared.storage;
-}
-
 }  // namespace kvbound::sim

@@ -51,10 +51,6 @@ class DumpFile {
   /// the file was truncated after it was opened.
   LayerClaims read_layer(int64_t layer) const;
 
-  /// The type that merged entries were rounded to: an implementation that accumulates in F64 is taken to keep them so, others
-  /// in the type of the cache.
-  Dtype merged_storage() const;
-
  private:
   const traces::TensorEntry* find(int64_t layer, const std::string& tensor) const;
   std::vector<int64_t> read_integers(const traces::TensorEntry& entry) const;

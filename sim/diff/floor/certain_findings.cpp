@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numeric>
 
-#include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/sim/diff/claims/comparison.hpp>
 
 namespace kvbound::sim {
@@ -16,19 +15,6 @@ double product(VectorView a, VectorView b) { return std::inner_product(a.begin()
 double storing(Dtype storage, double most) {
   const double rounding = half_spacing(storage, most);
   return rounding + half_spacing(storage, most + rounding);
-}
-
-// The smallest x in (0, 1] such that both 1 - x and 1 + x are found.
-std::optional<double> smallest_factor(const std::function<bool(double)>& finds) {
-  constexpr int kSteps = 60;
-  const auto is_found = [&](double x) { return finds(1 - x) && finds(1 + x); };
-  if (!is_found(1)) return std::nullopt;
-  double low = -52, high = 0;  // log2
-  for (int step = 0; step < kSteps; ++step) {
-    const double middle = (low + high) / 2;
-    (is_found(std::exp2(middle)) ? high : low) = middle;
-  }
-  return std::exp2(high);
 }
 
 }  // namespace
@@ -45,15 +31,13 @@ double BoundedOutput::weight_from(int64_t first) const {
   return weight;
 }
 
-double CertainFindings::Direction::band() const { return size > 0 ? bound / size : kInfinity; }
-
 CertainFindings::CertainFindings(const BoundedOutput& right, Dtype storage)
     : right_(right),
       storage_(storage),
       gain_(direction(right.output())),
       logit_scale_(direction(right.functionals().scale_direction())) {}
 
-CertainFindings::Direction CertainFindings::direction(std::vector<double> w) const {
+JudgedDirection CertainFindings::direction(std::vector<double> w) const {
   const double bound = right_.error(w), size = product(w, w);
   return {std::move(w), bound, size};
 }
@@ -66,17 +50,9 @@ bool CertainFindings::finds_element(VectorView outputs, VectorView errors) const
   return false;
 }
 
-bool CertainFindings::finds(const Direction& direction, VectorView outputs, VectorView errors,
+bool CertainFindings::finds(const JudgedDirection& direction, VectorView outputs, VectorView errors,
                             double bound) const {
-  const double summing = static_cast<double>(outputs.size() + 2) * 0x1p-52;  // the judge's allowance, twice
-  double moved = 0, lost = direction.bound + bound;
-  for (size_t c = 0; c < outputs.size(); ++c) {
-    const double right = right_.output()[c], most = std::abs(outputs[c]) + errors[c];
-    moved += direction.w[c] * (outputs[c] - right);
-    if (direction.w[c] == 0) continue;  // whose error may be infinite
-    lost += std::abs(direction.w[c]) * (storing(storage_, most) + summing * (most + std::abs(right)));
-  }
-  return std::abs(moved) > lost;
+  return always_finds_along(direction, right_.output(), outputs, errors, bound, storage_);
 }
 
 bool CertainFindings::always_find(const BoundedOutput& faulty) const {
@@ -101,6 +77,31 @@ std::optional<double> CertainFindings::factor_floor() const {
 bool always_finds_element(double expected, double bound, double faulty, double faulty_error, Dtype storage) {
   return std::abs(faulty - expected) >
          bound + faulty_error + storing(storage, std::abs(faulty) + faulty_error);
+}
+
+bool always_finds_along(const JudgedDirection& direction, VectorView right, VectorView faulty,
+                        VectorView faulty_errors, double faulty_bound, Dtype storage) {
+  const double summing = static_cast<double>(right.size() + 2) * 0x1p-52;  // the judge's allowance, twice
+  double moved = 0, lost = direction.bound + faulty_bound;
+  for (size_t c = 0; c < right.size(); ++c) {
+    const double most = std::abs(faulty[c]) + faulty_errors[c];
+    moved += direction.w[c] * (faulty[c] - right[c]);
+    if (direction.w[c] == 0) continue;  // whose error may be infinite
+    lost += std::abs(direction.w[c]) * (storing(storage, most) + summing * (most + std::abs(right[c])));
+  }
+  return std::abs(moved) > lost;
+}
+
+std::optional<double> smallest_factor(const std::function<bool(double factor)>& finds) {
+  constexpr int kSteps = 60;
+  const auto is_found = [&](double x) { return finds(1 - x) && finds(1 + x); };
+  if (!is_found(1)) return std::nullopt;
+  double low = -52, high = 0;  // log2
+  for (int step = 0; step < kSteps; ++step) {
+    const double middle = (low + high) / 2;
+    (is_found(std::exp2(middle)) ? high : low) = middle;
+  }
+  return std::exp2(high);
 }
 
 bool always_find_factor(VectorView expected, VectorView bounds, double factor, Dtype storage) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <kvbound/reference/bounds/functionals.hpp>
+#include <kvbound/reference/core/infinity.hpp>
 
 namespace kvbound::sim {
 
@@ -36,6 +37,15 @@ class BoundedOutput {
   reference::OutputFunctionals functionals_;
 };
 
+/// A direction w in which a row x of numbers is judged as a whole.
+struct JudgedDirection {
+  std::vector<double> w;
+  double bound = 0;  ///< of |<w, x^ - x>| of a right implementation, without storage
+  double size = 0;   ///< <w, w>
+
+  double band() const { return size > 0 ? bound / size : kInfinity; }
+};
+
 /// The judge of one row of a tensor of outputs: by its elements, its gain and its logit scale. The difference from the reference's
 /// row, by which the judge finds more, depends on the rounding and is left out.
 class CertainFindings {
@@ -54,28 +64,31 @@ class CertainFindings {
   double logit_scale_band() const { return logit_scale_.band(); }
 
  private:
-  // A direction w that is judged.
-  struct Direction {
-    std::vector<double> w;
-    double bound = 0;  // of |<w, o^ - o>| of a right implementation, without storage
-    double size = 0;   // <w, w>
-
-    double band() const;
-  };
-  Direction direction(std::vector<double> w) const;
+  JudgedDirection direction(std::vector<double> w) const;
   // outputs, errors  of the faulty implementation, without storage
   bool finds_element(VectorView outputs, VectorView errors) const;
-  bool finds(const Direction& direction, VectorView outputs, VectorView errors, double bound) const;
+  bool finds(const JudgedDirection& direction, VectorView outputs, VectorView errors, double bound) const;
 
   const BoundedOutput& right_;
   const Dtype storage_;
-  const Direction gain_, logit_scale_;
+  const JudgedDirection gain_, logit_scale_;
 };
 
 /// Whether an element is always found: one that exact arithmetic would compute as `faulty`, off by faulty_error.
 ///
 /// storage  the type that the claimed number is stored in, whose rounding both sides may suffer
 bool always_finds_element(double expected, double bound, double faulty, double faulty_error, Dtype storage);
+
+/// Whether a row is always found along a direction: one that exact arithmetic would compute as `faulty`.
+///
+/// right         [columns]: x
+/// faulty        [columns], off by faulty_errors, [columns], each, and along the direction by faulty_bound
+/// storage       the type that the claimed numbers are stored in, whose rounding both sides may suffer
+bool always_finds_along(const JudgedDirection& direction, VectorView right, VectorView faulty,
+                        VectorView faulty_errors, double faulty_bound, Dtype storage);
+
+/// The smallest x in (0, 1] such that factors 1 - x and 1 + x are both found; nullopt if not even x = 1 is.
+std::optional<double> smallest_factor(const std::function<bool(double factor)>& finds);
 
 /// Whether a factor of all numbers is always found, by one of them.
 ///

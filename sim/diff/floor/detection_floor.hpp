@@ -28,7 +28,8 @@ struct Swaps {
 /// The smallest faults of all numbers of one tensor that are always found, by one of its rows or numbers at least. Faults that a
 /// tensor cannot have, or that are not found up to the largest that is tried, are nullopt.
 struct DetectionFloor {
-  std::string operation;  ///< the dump's tensor; of scores with their score
+  std::string
+      operation;  ///< the dump's tensor; of scores with their score, of merged entries with their method
   int64_t layer = 0;
   int64_t tokens = 0;
   int64_t judged = 0;                         ///< outputs, or numbers
@@ -43,10 +44,12 @@ struct DetectionFloor {
   std::optional<Swaps> swaps = {};
 };
 
-/// The floors of outputs of attention, of scores and of projected value norms.
+/// The floors of outputs of attention, of scores, of projected value norms and of merged entries.
 ///
 /// Outputs are of the last recorded query of the prompt; the tensors are stored in the declared storage type. Scores and norms are
-/// those of policies `snapkv` with the window of all recorded queries and no pool.
+/// those of policies `snapkv` with the window of all recorded queries and no pool. Merged entries are those of D2O and KeepKV with
+/// `threshold=none`, after the same selection of 20 % of the prompt, at least the window: see merged_floors. Prompts of more than
+/// 16,384 tokens, where they would take minutes, have none, nor have those of which nothing is evicted.
 ///
 /// layer     only its prompt is used
 /// progress  called with the number of operations done, and of all

@@ -75,6 +75,9 @@ class LayerReplay {
   LayerReplay(const LayerReplay&) = delete;  // parts refer to each other
   LayerReplay& operator=(const LayerReplay&) = delete;
 
+  /// A KV head's entries after the prompt, as its claims are judged, with error bounds; for policies that merge.
+  const ExpectedEntries& prompt_entries(int64_t kv_head) const { return heads_[kv_head]->prompt_entries(); }
+
   /// Replays all steps.
   ///
   /// attended  called for every step and KV head, on any thread; null: outputs are not wanted
