@@ -107,7 +107,8 @@ Tensor tensor_of(const DetectionFloor& floor) {
 
 TEST(MergedFloor, IsWhereTheJudgeBeginsToFindFactorsOfMergedEntries) {
   for (const std::string method : {"d2o:threshold=none", "keepkv:threshold=none"}) {
-    const Merged merged({kF64, kF32}, kF64, small_layer(kF32), method);
+    const Merged merged({kF64, kF32}, kF64, small_layer(kF32), method, 50);
+    ASSERT_LT(merged.merged_entries(), 90) << "others than those that merge";
     std::vector<std::string> operations;
     for (const DetectionFloor& floor : merged.floors()) {
       operations.push_back(floor.operation);
