@@ -574,6 +574,27 @@ class Compression(CheckTest):
         kept[0] = [position for position in range(120) if position not in kept[:40]][0]
         self.finds("merge", case.changed(kept=np.concatenate([np.sort(kept[:40]), kept[40:]])), r"kept\[\d+\]")
 
+    def test_no_kept_entries_are_wrong_and_no_crash(self):
+        case = self.layer("snapkv:window=8+keepkv:threshold=none").changed(
+            kept=np.zeros(0, int), kept_offsets=np.zeros(3, int), votes=np.zeros(0), merged_key=np.zeros((0, 16)),
+            merged_value=np.zeros((0, 16)))
+        _, stderr = self.check("merge", case, code=MISMATCH)
+        self.assertRegex(stderr, r"\Akvbound: kernel\.safetensors: kept")
+
+    def test_scores_may_be_divided_by_the_sum_of_rounded_weights(self):
+        """All weights are just above the middle of two BF16 numbers, but the first, which is just below."""
+        middle = 0.5 + 2.0 ** -9
+        weights = np.array([middle * (1 - 2e-4)] + [middle * (1 + 2e-4)] * 198 + [1.0])
+        k = np.log(weights).astype("f4")
+        powers = np.exp(k.astype(float))
+        stored = rounded(powers, "BF16")
+        for scores in (rounded(powers / powers.sum(), "BF16"), powers / stored.sum(), stored / stored.sum(),
+                       rounded(np.exp(k - np.log(stored.sum())), "BF16")):
+            file = KernelFile({"q": ("F32", np.ones((1, 1, 1))), "k": ("F32", k.reshape(200, 1, 1)),
+                               "score": ("F32", scores[None, :199])}, policy="snapkv:window=1:pool=1", sm_scale=1, weights="BF16")
+            self.check("scores", file)
+            self.finds("scores", file.changed(score=1.03 * scores[None, :199]), r"score\[0, \d+\] is ")
+
 
 if __name__ == "__main__":
     kvbound_cli.main()

@@ -353,14 +353,19 @@ TEST(DirectedRounding, OfAStatedLogSumExpCountsRoundedWeightsAndAnotherBase) {
 }
 
 TEST(DirectedRounding, OfAWindowsWeightsCountsTheirOwnType) {
-  const int64_t window = 4;
+  const int64_t tokens = 1000;
   Arithmetic arithmetic = nothing_rounds();
   arithmetic.score_weights = 0x1p-9;
-  arithmetic.score_weights_floor = 0x1p-15;
-  const FlatLayer layer(window, window, 0);
-  const double exact = window_attention(layer.view, window)(0, 0);
-  expect_tight(exact * arithmetic.score_weights + arithmetic.score_weights_floor,
-               window_attention_errors(layer.view, window, arithmetic)(0, 0), 1.01);
+  const FlatLayer equal(tokens, 1, 0);
+  const double exact = window_attention(equal.view, 1)(0, 0), u = arithmetic.score_weights;
+  // The weight is rounded up, the others in the sum that divides it down.
+  expect_tight(exact * ((1 + u) / (1 - u) - 1), window_attention_errors(equal.view, 1, arithmetic)(0, 0),
+               1.01);
+  arithmetic.score_weights = 0;
+  arithmetic.score_weights_floor = 0x1p-20;
+  const FlatLayer single(tokens, 1, kFarBelow);  // others of nearly 0 are rounded up
+  expect_tight(1 - 1 / (1 + (tokens - 1) * arithmetic.score_weights_floor),
+               window_attention_errors(single.view, 1, arithmetic)(0, 0), 1.01);
 }
 
 TEST(DirectedRounding, OfAWindowsWeightsCountsTheTokens) {

@@ -67,7 +67,8 @@ TEST(DirectedScores, CountTheTypeThatWeightsAreRoundedTo) {
   const Scored given{filled(1, 1, 0), filled(4, 1, 1), filled(4, 1, 3), {}, Space::head};
   Arithmetic arithmetic = nothing_rounds();
   arithmetic.score_weights = 0x1p-9;
-  const double exact = given.score(Change::value, 0), moved = 1 + arithmetic.score_weights;
+  const double exact = given.score(Change::value, 0), u = arithmetic.score_weights,
+               moved = (1 + u) / (1 - u);  // and the others, in the sum that divides it, the other way
   expect_tight(exact * (moved * moved - 1), given.bound(Change::value, 0, arithmetic), 1.01);
 }
 

@@ -169,5 +169,20 @@ TEST(PromptErrors, AreNoneOfHostsThatRankNothing) {
   }
 }
 
+TEST(OperationArithmetic, TilesAndPartsAreOfOutputsAlone) {
+  reference::Arithmetic declared = reference::tensor_core_precision();
+  declared.tile = 64;
+  declared.splits = 4;
+  const OperationArithmetic tiled(declared);
+  for (const reference::Arithmetic& scores : {tiled.window_attention, tiled.change_scores}) {
+    EXPECT_EQ(scores.tile, 0);
+    EXPECT_EQ(scores.splits, 0);
+  }
+  EXPECT_EQ(tiled.attention.tile, 64);
+  EXPECT_EQ(tiled.attention.splits, 4);
+  declared.tile = reference::kAnyTile;
+  EXPECT_EQ(OperationArithmetic(declared).window_attention.tile, reference::kAnyTile);
+}
+
 }  // namespace
 }  // namespace kvbound::sim::prompt_errors_test
