@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 #include <cerrno>
+#include <ranges>
 #include <set>
 
 #include <fmt/format.h>
@@ -48,8 +49,12 @@ DumpTargets::DumpTargets(const std::string& target, const std::vector<std::strin
 }
 
 DumpTargets::~DumpTargets() {
-  std::error_code ignored;
-  for (const fs::path& folder : made_) fs::remove(folder, ignored);
+  while (!made_.empty()) made_.pop_back();
+}
+
+void DumpTargets::keep() {
+  for (traces::TemporaryName& folder : made_) folder.release();
+  made_.clear();
 }
 
 std::string DumpTargets::spool_folder() const {
@@ -69,7 +74,7 @@ void DumpTargets::make_folders() {
     std::vector<fs::path> missing;
     for (fs::path path = folder; !path.empty() && !fs::exists(path); path = path.parent_path())
       missing.push_back(path);
-    made_.insert(made_.begin(), missing.begin(), missing.end());
+    for (const fs::path& path : missing | std::views::reverse) made_.emplace_back(path.string());
     std::error_code error;
     fs::create_directories(folder, error);
     if (error) throw IoError(fmt::format("cannot create folder {}: {}", folder.string(), error.message()));

@@ -7,6 +7,7 @@
 
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/runs.hpp>
+#include <kvbound/traces/temporary_name.hpp>
 
 namespace kvbound::sim {
 
@@ -20,7 +21,8 @@ class DumpTargets {
   ///         would replace another file of this command; IoError if a single file's folder does not exist
   DumpTargets(const std::string& target, const std::vector<std::string>& traces, const std::vector<Run>& runs,
               OutputPaths& outputs);
-  /// Removes the folders that make_folders created and that are still empty, unless keep() was called.
+  /// Removes the folders that make_folders created and that are still empty, unless keep() was called; so does a signal that ends the
+  /// program.
   ~DumpTargets();
   DumpTargets(const DumpTargets&) = delete;
   DumpTargets& operator=(const DumpTargets&) = delete;
@@ -32,12 +34,12 @@ class DumpTargets {
 
   /// Creates the folders that do not exist yet. Throws IoError.
   void make_folders();
-  void keep() { made_.clear(); }
+  void keep();
 
  private:
   bool single_file_;
   std::vector<std::filesystem::path> targets_;  // per trace: the file or the folder
-  std::vector<std::filesystem::path> made_;     // folders created, innermost first
+  std::vector<traces::TemporaryName> made_;     // folders created, each before those in it
 };
 
 }  // namespace kvbound::sim

@@ -399,7 +399,7 @@ class Signals(CommandLineTest):
     def interrupt(self, number, pattern, least_size, *arguments):
         """Sends the signal once a matching file has `least_size` bytes: the program dies of the signal and no file has
         changed."""
-        before = self.files()
+        before = contents(self.folder)
         process = self.start(*arguments, stdout=subprocess.DEVNULL)
         self.addCleanup(process.kill)
         while process.poll() is None and not any(path.stat().st_size >= least_size for path in self.matching(pattern)):
@@ -407,11 +407,7 @@ class Signals(CommandLineTest):
         process.send_signal(number)
         stderr = process.communicate(timeout=300)[1]
         self.assertEqual((process.returncode, stderr), (-number, ""), "the program was to die of the signal")
-        self.assertEqual(self.files(), before)
-
-    def files(self):
-        """{name: bytes} of all files; a new folder is no change."""
-        return {name: data for name, data in contents(self.folder).items() if data is not None}
+        self.assertEqual(contents(self.folder), before)
 
     def matching(self, pattern):
         for path in self.folder.rglob(pattern):

@@ -82,7 +82,8 @@ class Process(CommandLineTest):
     def writing(self):
         """A process that has begun to write `out`, and will for a while."""
         before = list(self.folder.glob(".out.*.tmp"))
-        process = self.start("generate", "--kind", "mixed", "--tokens", "131072", "--layers", "64", "out")
+        process = self.start("generate", "--kind", "mixed", "--tokens", "131072", "--layers", "64", "out",
+                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         while not [path for path in self.folder.glob(".out.*.tmp") if path not in before]:
