@@ -32,13 +32,21 @@ class InvalidPolicy : public Error {
   using Error::Error;
 };
 
+/// A path, or the name of a value, as messages have it: one of more than 120 bytes without its middle. Its beginning and its end
+/// say which it is, however long the names are that some file holds.
+inline std::string without_middle(const std::string& path) {
+  constexpr size_t kMost = 120, kBeginning = 40, kEnd = 77;
+  if (path.size() <= kMost) return path;
+  return path.substr(0, kBeginning) + "..." + path.substr(path.size() - kEnd);
+}
+
 /// A malformed file. The message says which file, which byte, which field, and what was expected.
 class TraceError : public Error {
  public:
   /// offset: bytes from the file's start; negative if the error has no single position.
   TraceError(const std::string& path, int64_t offset, const std::string& field, const std::string& problem)
-      : Error(path + ": " + (offset < 0 ? "" : "at byte " + std::to_string(offset) + ": ") +
-              (field.empty() ? "" : field + ": ") + problem),
+      : Error(without_middle(path) + ": " + (offset < 0 ? "" : "at byte " + std::to_string(offset) + ": ") +
+              (field.empty() ? "" : without_middle(field) + ": ") + problem),
         path_(path),
         offset_(offset),
         field_(field) {}

@@ -10,6 +10,7 @@
 #include <kvbound/sim/measure/stopwatch.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
+#include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -47,8 +48,8 @@ BenchShape parse_bench_shape(std::string_view text) {
     if (colon < text.size()) asked.tokens = parse_integer(text.substr(colon + 1)).value_or(0);
     if (asked.tokens >= kLeastTokens && asked.tokens <= kMostTokens) return asked;
   }
-  throw UsageError(fmt::format("--shape '{}': known shapes: {}; or with other tokens, {} to {}", text, known,
-                               kLeastTokens, kMostTokens));
+  throw UsageError(fmt::format("--shape {}: known shapes: {}; or with other tokens, {} to {}",
+                               traces::quoted(text), known, kLeastTokens, kMostTokens));
 }
 
 Spread spread(std::vector<double> numbers) {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 
 #include "replay_verdict.hpp"
@@ -30,7 +31,8 @@ int exit_code(const std::vector<TensorSummary>& tensors, const ChanceVerdict& ch
               const Ending& ending) {
   const bool says = !ending.quiet || ending.strict;
   for (const UnlikelyOutput& unlikely : chance.found) {
-    if (says) std::cerr << fmt::format("kvbound: {}: {}\n", one_line(path), text_of(unlikely));
+    if (says)
+      std::cerr << fmt::format("kvbound: {}: {}\n", one_line(without_middle(path)), text_of(unlikely));
   }
   if (ending.strict && !chance.found.empty() && verdict(tensors) != Verdict::differs) return kMismatch;
   const auto differs = [](const TensorSummary& summary) { return !summary.total.agrees(); };
@@ -39,7 +41,7 @@ int exit_code(const std::vector<TensorSummary>& tensors, const ChanceVerdict& ch
       return kPass;
     case Verdict::differs: {
       const int64_t others = std::ranges::count_if(tensors, differs) - 1;
-      std::cerr << fmt::format("kvbound: {}: {}{}\n", one_line(path),
+      std::cerr << fmt::format("kvbound: {}: {}{}\n", one_line(without_middle(path)),
                                text_of(*std::ranges::find_if(tensors, differs)->worst),
                                others == 0 ? ""
                                            : fmt::format("; {} more tensor{} differ{}", others,
@@ -48,7 +50,8 @@ int exit_code(const std::vector<TensorSummary>& tensors, const ChanceVerdict& ch
     }
     case Verdict::no_evidence:
       if (!ending.quiet)
-        std::cerr << fmt::format("kvbound: {}: inconclusive: {}\n", one_line(path), inconclusive(tensors));
+        std::cerr << fmt::format("kvbound: {}: inconclusive: {}\n", one_line(without_middle(path)),
+                                 inconclusive(tensors));
       return kInconclusive;
   }
   return kInternal;  // not reached

@@ -93,7 +93,7 @@ std::vector<const BenchOperation*> chosen_operations(std::string_view backend,
   }
   for (const std::string& name : names) {
     if (std::ranges::find(all, name, &BenchOperation::name) == all.end()) {
-      throw UsageError(fmt::format("no operation '{}'; known: {}", name, known));
+      throw UsageError(fmt::format("no operation {}; known: {}", traces::quoted(name), known));
     }
   }
   return chosen;
@@ -129,10 +129,11 @@ void require_kernels_of(const std::string& core) {
   const auto lower = [](unsigned char c) { return std::tolower(c); };
   if (!std::ranges::equal(core, real, {}, lower, lower)) {
     throw UsageError(
-        fmt::format("--blas-core '{}': OpenBLAS runs its {} kernels instead", one_line(core), real));
+        fmt::format("--blas-core {}: OpenBLAS runs its {} kernels instead", traces::quoted(core), real));
   }
   if (!kernels_run()) {
-    throw UsageError(fmt::format("--blas-core '{}': this processor cannot run its kernels", one_line(core)));
+    throw UsageError(
+        fmt::format("--blas-core {}: this processor cannot run its kernels", traces::quoted(core)));
   }
 }
 
@@ -222,7 +223,7 @@ std::vector<std::string> chosen_policies(const CommandLine& line, std::string_vi
   for (const std::string& text : texts) {
     known.push_back(parse_policy(text));
     if (std::ranges::count(known, known.back()) > 1) {
-      throw UsageError(fmt::format("--policy: '{}' is given twice", text));
+      throw UsageError(fmt::format("--policy: {} is given twice", traces::quoted(text)));
     }
   }
   return texts;

@@ -19,6 +19,7 @@
 #include <kvbound/sim/options/json_output.hpp>
 #include <kvbound/sim/report/check_against_report.hpp>
 #include <kvbound/sim/report/check_report.hpp>
+#include <kvbound/traces/messages.hpp>
 
 #include "agreement_verdict.hpp"
 #include "commands.hpp"
@@ -141,7 +142,8 @@ const Operation& operation_named(const std::string& name) {
   if (found != kOperations.end()) return *found;
   std::vector<std::string_view> known;
   for (const Operation& operation : kOperations) known.push_back(operation.name);
-  throw UsageError(fmt::format("unknown operation '{}'; known: {}", one_line(name), fmt::join(known, ", ")));
+  throw UsageError(
+      fmt::format("unknown operation {}; known: {}", traces::quoted(name), fmt::join(known, ", ")));
 }
 
 bool is_of(const CheckOption& option, std::string_view operation) {

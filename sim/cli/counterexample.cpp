@@ -11,6 +11,7 @@
 #include <kvbound/sim/report/json.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/json_field.hpp>
+#include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -98,7 +99,7 @@ StoredInstance find_property(const std::string& id) {
     }
     known.push_back(theorem.id);
   }
-  throw UsageError(fmt::format("no theorem '{}'; known: {}", id, fmt::join(known, ", ")));
+  throw UsageError(fmt::format("no theorem {}; known: {}", traces::quoted(id), fmt::join(known, ", ")));
 }
 
 nlohmann::ordered_json to_json(const proofs::Property& property, const Instance& instance) {

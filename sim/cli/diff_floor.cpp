@@ -12,6 +12,7 @@
 #include <kvbound/sim/options/json_output.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/report/floor_report.hpp>
+#include <kvbound/traces/messages.hpp>
 
 #include "progress.hpp"
 
@@ -39,7 +40,7 @@ std::optional<Dtype> type_option(const CommandLine& line, const char* option, st
   if (!text) return std::nullopt;
   const auto type = dtype_named(*text);
   if (!type || !is_real(*type) || expected.find(*text) == std::string_view::npos) {
-    throw UsageError(fmt::format("--{} '{}': expected {}", option, *text, expected));
+    throw UsageError(fmt::format("--{} {}: expected {}", option, traces::quoted(*text), expected));
   }
   return type;
 }
@@ -56,7 +57,8 @@ DeclaredArithmetic declared_arithmetic(const CommandLine& line) {
   declared.splits = line.integer("splits", 1, INT64_MAX, 0);
   declared.tile = line.text("tile") == "any" ? reference::kAnyTile : line.integer("tile", 1, INT64_MAX, 0);
   if (const auto products = line.text("products")) {
-    if (*products != "TF32") throw UsageError(fmt::format("--products '{}': expected TF32", *products));
+    if (*products != "TF32")
+      throw UsageError(fmt::format("--products {}: expected TF32", traces::quoted(*products)));
     declared.tf32_products = true;
   }
   return declared;
@@ -72,8 +74,8 @@ std::vector<int64_t> token_list(const CommandLine& line, std::string_view shape)
   for (const std::string& text : split_list("tokens", *list)) {
     const auto tokens = parse_integer(text);
     if (!tokens || *tokens < 1 || *tokens > kMostTokens) {
-      throw UsageError(fmt::format("--tokens '{}': expected integers from 1 to {}, such as 512,16384", *list,
-                                   kMostTokens));
+      throw UsageError(fmt::format("--tokens {}: expected integers from 1 to {}, such as 512,16384",
+                                   traces::quoted(*list), kMostTokens));
     }
     all.push_back(*tokens);
   }

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/replay/spool.hpp>
 #include <kvbound/sim/report/table.hpp>
 #include <kvbound/traces/messages.hpp>
@@ -61,8 +63,9 @@ class GatheredJson {
 std::string text_of(const MissingItem& missing, const Sweep& sweep) {
   std::string text = text_of(missing.item, sweep);
   if (!missing.attempts.empty()) {
-    text += fmt::format(": failed {} times, the last: {}", missing.attempts.size(),
-                        one_line(missing.attempts.back().problem.value_or("its process was killed")));
+    text += fmt::format(
+        ": failed {} times, the last: {}", missing.attempts.size(),
+        one_line(without_middle(missing.attempts.back().problem.value_or("its process was killed"))));
   }
   if (missing.other_computation)
     text += "; another build, compiler, BLAS or GPU has results of it (--mixed takes them)";
@@ -90,8 +93,8 @@ void tell_damaged(SweepFolder& folder, const Sweep& sweep, const DamageOptions& 
 
 int tell_missing(const SweepFolder& folder, const Sweep& sweep, const std::vector<MissingItem>& missing) {
   if (missing.empty()) return kPass;
-  std::cerr << fmt::format("kvbound: {}: no results of {} item{}:\n", one_line(folder.path()), missing.size(),
-                           missing.size() == 1 ? "" : "s");
+  std::cerr << fmt::format("kvbound: {}: no results of {} item{}:\n", one_line(without_middle(folder.path())),
+                           missing.size(), missing.size() == 1 ? "" : "s");
   for (size_t i = 0; i < std::min(missing.size(), kMostNamed); ++i)
     std::cerr << "  " << text_of(missing[i], sweep) << "\n";
   if (missing.size() > kMostNamed) std::cerr << fmt::format("  and {} more\n", missing.size() - kMostNamed);

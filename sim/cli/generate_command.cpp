@@ -3,6 +3,7 @@
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/traces/generate.hpp>
+#include <kvbound/traces/messages.hpp>
 
 #include "commands.hpp"
 #include "progress.hpp"
@@ -47,7 +48,7 @@ int generate_command(const Arguments& arguments) {
     std::string names;
     for (const auto& candidate : traces::kAttentionKinds)
       (names += names.empty() ? "" : ", ") += candidate.name;
-    throw UsageError(fmt::format("--kind '{}': expected one of {}", kind, names));
+    throw UsageError(fmt::format("--kind {}: expected one of {}", traces::quoted(kind), names));
   }
   options.kind = *known;
   for (const auto& count : traces::kCountOptions) {
@@ -57,7 +58,7 @@ int generate_command(const Arguments& arguments) {
   if (const auto dtype = line.text("dtype")) {
     const auto named = dtype_named(*dtype);
     if (!named || !is_real(*named)) {
-      throw UsageError(fmt::format("--dtype '{}': expected F64, F32, F16 or BF16", *dtype));
+      throw UsageError(fmt::format("--dtype {}: expected F64, F32, F16 or BF16", traces::quoted(*dtype)));
     }
     options.dtype = *named;
   }

@@ -18,6 +18,7 @@
 #include <kvbound/traces/flashinfer/attention_function.hpp>
 #include <kvbound/traces/flashinfer/import_trace.hpp>
 #include <kvbound/traces/flashinfer/recorded_session.hpp>
+#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -71,13 +72,13 @@ traces::AttentionCallOptions call_options(const CommandLine& line) {
   options.causal = line.has("causal");
   if (const auto layout = line.text("kv-layout")) {
     if (layout != "NHD" && layout != "HND")
-      throw UsageError(fmt::format("--kv-layout '{}': expected NHD or HND", *layout));
+      throw UsageError(fmt::format("--kv-layout {}: expected NHD or HND", traces::quoted(*layout)));
     options.layout = layout == "NHD" ? traces::KvLayout::nhd : traces::KvLayout::hnd;
   }
   if (const auto scale = line.text("sm-scale")) {
     options.sm_scale = parse_real(*scale);
     if (!options.sm_scale || !(*options.sm_scale > 0))
-      throw UsageError(fmt::format("--sm-scale '{}': expected a positive number", *scale));
+      throw UsageError(fmt::format("--sm-scale {}: expected a positive number", traces::quoted(*scale)));
   }
   return options;
 }
@@ -123,8 +124,8 @@ std::vector<int64_t> chosen_calls(const CommandLine& line, const traces::Recorde
   if (const auto text = line.text("call")) {
     const auto calls = parse_layer_list(*text, count + 1);
     if (!calls || calls->front() == 0) {
-      throw UsageError(fmt::format(
-          "--call '{}': expected ascending calls or ranges such as 3,5-7 within 1..{}", *text, count));
+      throw UsageError(fmt::format("--call {}: expected ascending calls or ranges such as 3,5-7 within 1..{}",
+                                   traces::quoted(*text), count));
     }
     return *calls;
   }
@@ -172,7 +173,8 @@ void check_outputs(const CommandLine& line, const traces::RecordedSession& sessi
     const std::filesystem::path place = std::filesystem::weakly_canonical(std::filesystem::absolute(*path));
     const auto [end, ignored] = std::ranges::mismatch(dumps, place);
     if (end == dumps.end())
-      throw UsageError(fmt::format("--{}: '{}' is in {}, which is read", option, *path, session.folder()));
+      throw UsageError(
+          fmt::format("--{}: {} is in {}, which is read", option, traces::quoted(*path), session.folder()));
     outputs.add(option, *path);
   }
 }
@@ -221,7 +223,8 @@ int import_command(const Arguments& arguments) {
   const std::vector<std::string> places =
       line.positionals(list ? "flashinfer or DIR" : "flashinfer, DIR or OUT", list ? 2 : 3, list ? 2 : 3);
   if (places[0] != "flashinfer") {
-    throw UsageError(fmt::format("'{}': expected flashinfer, whose dumps can be imported", places[0]));
+    throw UsageError(
+        fmt::format("{}: expected flashinfer, whose dumps can be imported", traces::quoted(places[0])));
   }
   std::unique_ptr<traces::RecordedSession> session;
   {

@@ -92,9 +92,10 @@ std::string describe(const traces::TraceInfo& info) {
       "  query heads        {}\n  KV heads           {}\n  head_dim           {}\n  model_dim          {}\n"
       "  prompt tokens      {}\n  decode tokens      {}\n  window queries     {}\n  scale              {}\n"
       "  storage            {}\n  attention output   {}\n  tokens             {}\n",
-      one_line(info.path), traces::printable(info.model, 200), traces::printable(info.source, 200),
-      info.layers, info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
-      info.prompt_tokens, info.decode_tokens, info.window_queries, shortest(info.scale), name(info.storage),
+      one_line(info.path), traces::printable(info.model, traces::kMostQuoted),
+      traces::printable(info.source, traces::kMostQuoted), info.layers, info.shape.query_heads,
+      info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim, info.prompt_tokens, info.decode_tokens,
+      info.window_queries, shortest(info.scale), name(info.storage),
       info.has_attention_output ? "recorded" : "not recorded", info.has_tokens ? "recorded" : "not recorded");
 }
 

@@ -26,6 +26,7 @@
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/traces/deadly_signals.hpp>
 #include <kvbound/traces/generate.hpp>
+#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/temporary_name.hpp>
 
 #include "commands.hpp"
@@ -70,7 +71,7 @@ int dispatch(const Arguments& arguments) {
   const auto command = std::ranges::find(known_commands, name, &Command::name);
   if (command != known_commands.end()) return command->run(Arguments(arguments.begin() + 1, arguments.end()));
   if (arguments.size() > 1 && name.starts_with('-'))
-    throw UsageError("unexpected argument '" + arguments[1] + "'");
+    throw UsageError("unexpected argument " + traces::quoted(arguments[1]));
   if (name == "--help" || name == "-h") {
     std::cout << help();
     return kPass;
@@ -82,7 +83,7 @@ int dispatch(const Arguments& arguments) {
   if (name.empty()) throw UsageError("no subcommand; try 'kvbound --help'");
   std::vector<std::string_view> known;
   for (const Command& one : known_commands) known.push_back(one.name);
-  throw UsageError(fmt::format("no subcommand '{}'; known: {}", name, fmt::join(known, ", ")));
+  throw UsageError(fmt::format("no subcommand {}; known: {}", traces::quoted(name), fmt::join(known, ", ")));
 }
 
 // Before libgomp starts so many threads that the machine has no room for others, or overflows its stack. It reads 2^32 + 1 as 1:
@@ -120,7 +121,7 @@ int run(const Arguments& arguments) try {
 } catch (const IoError& error) {
   return fail(kWorld, error.what());
 } catch (const std::filesystem::filesystem_error& error) {
-  return fail(kWorld, "cannot use " + error.path1().string() + ": " + error.code().message());
+  return fail(kWorld, "cannot use " + without_middle(error.path1().string()) + ": " + error.code().message());
 } catch (const std::system_error& error) {
   return fail(kWorld, std::string("a request to the system failed, such as for a thread: ") + error.what());
 } catch (const std::bad_alloc&) {

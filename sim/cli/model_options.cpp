@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/traces/messages.hpp>
+
 namespace kvbound::sim {
 
 Dtype stored_type(const CommandLine& line, Dtype otherwise) {
@@ -11,7 +13,7 @@ Dtype stored_type(const CommandLine& line, Dtype otherwise) {
   if (!said) return otherwise;
   const auto named = dtype_named(*said);
   if (named == Dtype::f32 || named == Dtype::f16 || named == Dtype::bf16) return *named;
-  throw UsageError(fmt::format("--dtype '{}': expected F32, F16 or BF16", *said));
+  throw UsageError(fmt::format("--dtype {}: expected F32, F16 or BF16", traces::quoted(*said)));
 }
 
 void warn_of_long_context(const traces::ModelConfig& model, int64_t tokens, bool quiet) {

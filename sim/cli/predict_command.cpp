@@ -10,6 +10,7 @@
 #include <kvbound/sim/replay/replay.hpp>
 #include <kvbound/sim/report/predict_report.hpp>
 #include <kvbound/sim/report/table.hpp>
+#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -71,15 +72,16 @@ Budget parse_share(const char* option, const std::string& text) {
   try {
     return parse_budget(text);
   } catch (const InvalidPolicy&) {
-    throw UsageError(fmt::format("--{} '{}': expected a count of entries such as 256, or a share such as 20%",
-                                 option, text));
+    throw UsageError(fmt::format("--{} {}: expected a count of entries such as 256, or a share such as 20%",
+                                 option, traces::quoted(text)));
   }
 }
 
 double parse_ema(const std::string& text) {
   const auto ema = parse_decimal(text);
   if (ema && ema->value() < 1) return ema->value();
-  throw UsageError(fmt::format("--ema '{}': expected a decimal number from 0 to below 1", text));
+  throw UsageError(
+      fmt::format("--ema {}: expected a decimal number from 0 to below 1", traces::quoted(text)));
 }
 
 std::vector<Budget> parse_shares(const std::string& list) {
@@ -87,7 +89,7 @@ std::vector<Budget> parse_shares(const std::string& list) {
   for (const std::string& text : split_list("shares", list)) {
     const Budget share = parse_share("shares", text);
     if (std::ranges::find(shares, share) != shares.end())
-      throw UsageError(fmt::format("--shares: '{}' is given twice", text));
+      throw UsageError(fmt::format("--shares: {} is given twice", traces::quoted(text)));
     shares.push_back(share);
   }
   return shares;
@@ -107,7 +109,7 @@ PredictOptions predict_options(const CommandLine& line, const traces::TraceInfo&
                                  info.prompt_tokens, info.path));
   }
   if (line.has("steps") && info.decode_tokens == 0) {
-    throw UsageError(fmt::format("--steps: {} has no decode steps", info.path));
+    throw UsageError(fmt::format("--steps: {} has no decode steps", without_middle(info.path)));
   }
   options.steps = line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens;
   require_valid({{{canonical(options.policy), options.policy}, options.budget, std::string(kReference)}},
@@ -132,7 +134,7 @@ int predict_command(const Arguments& arguments) {
   if (options.steps == 0) {
     if (!quiet) {
       std::cerr << fmt::format("kvbound: {}: no decode step whose scores could be predicted\n",
-                               one_line(trace.info().path));
+                               one_line(without_middle(trace.info().path)));
     }
     return kInconclusive;
   }

@@ -11,6 +11,7 @@
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/report/table.hpp>
+#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 
 #include "commands.hpp"
@@ -89,7 +90,8 @@ double search_seconds(const CommandLine& line) {
   const auto seconds = parse_real(*text);
   constexpr double kMost = 1e6;
   if (!seconds || *seconds <= 0 || *seconds > kMost)
-    throw UsageError(fmt::format("--search '{}': expected seconds, above 0 and at most {:g}", *text, kMost));
+    throw UsageError(
+        fmt::format("--search {}: expected seconds, above 0 and at most {:g}", traces::quoted(*text), kMost));
   return *seconds;
 }
 

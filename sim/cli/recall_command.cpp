@@ -3,10 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/report/recall_report.hpp>
 #include <kvbound/sim/report/table.hpp>
+#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -57,11 +59,11 @@ std::vector<int64_t> parse_windows(const std::string& list, const traces::TraceI
     const auto window = parse_integer(text);
     if (!window || *window < 1 || *window > info.window_queries) {
       throw UsageError(
-          fmt::format("--windows '{}': expected integers from 1 to the {} prompt queries that {} records",
-                      text, info.window_queries, info.path));
+          fmt::format("--windows {}: expected integers from 1 to the {} prompt queries that {} records",
+                      traces::quoted(text), info.window_queries, info.path));
     }
     if (std::ranges::find(windows, *window) != windows.end())
-      throw UsageError(fmt::format("--windows: '{}' is given twice", text));
+      throw UsageError(fmt::format("--windows: {} is given twice", traces::quoted(text)));
     windows.push_back(*window);
   }
   return windows;
@@ -102,7 +104,7 @@ int recall_command(const Arguments& arguments) {
   if (trace.info().decode_tokens == 0) {
     if (!quiet) {
       std::cerr << fmt::format("kvbound: {}: no decode step to know the eviction errors from\n",
-                               one_line(trace.info().path));
+                               one_line(without_middle(trace.info().path)));
     }
     return kInconclusive;
   }

@@ -84,7 +84,7 @@ Request parse_request(const CommandLine& line) {
 
 Scope scope_of(const CommandLine& line, const Request& request, const traces::TraceInfo& info) {
   if (line.has("steps") && info.decode_tokens == 0) {
-    throw UsageError(fmt::format("--steps: {} has no decode steps", info.path));
+    throw UsageError(fmt::format("--steps: {} has no decode steps", without_middle(info.path)));
   }
   return {chosen_layers(line, info.layers),
           line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens,

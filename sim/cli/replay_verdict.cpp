@@ -5,9 +5,11 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/replay/summary.hpp>
 #include <kvbound/sim/report/agreement_report.hpp>
+#include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -16,7 +18,8 @@ namespace {
 ExitCode agreement_code(const std::string& trace, const RunResult& run) {
   if (!run.agreement) return kPass;
   const auto tell = [&](const std::string& what) {
-    std::cerr << fmt::format("kvbound: {}: {} at {} on {}: {}\n", one_line(trace), run.run.policy.label,
+    std::cerr << fmt::format("kvbound: {}: {} at {} on {}: {}\n", one_line(without_middle(trace)),
+                             traces::printable(run.run.policy.label, traces::kMostQuoted),
                              to_string(run.run.budget), run.run.backend, what);
   };
   const std::vector<TensorSummary> all = summaries(*run.agreement);
@@ -45,7 +48,8 @@ bool violates(const Report& report, const RunResult& run) {
     if (violations == 0) return;
     const std::string step = place->step < 0 ? "the prompt's end" : fmt::format("step {}", place->step);
     std::cerr << fmt::format("kvbound: {}: {} at {}: {} {} times, first at layer {}, {}, query head {}\n",
-                             one_line(report.result.trace.path), run.run.policy.label,
+                             one_line(without_middle(report.result.trace.path)),
+                             traces::printable(run.run.policy.label, traces::kMostQuoted),
                              to_string(run.run.budget), what, violations, place->layer, step,
                              place->query_head);
     violated = true;
@@ -73,7 +77,7 @@ int replay_verdict(const Report& report, bool quiet) {
   int code = kPass;
   if (report.result.scope.steps == 0) {
     if (!quiet) {
-      std::cerr << "kvbound: " << one_line(report.result.trace.path)
+      std::cerr << "kvbound: " << one_line(without_middle(report.result.trace.path))
                 << ": no decode step, so nothing was measured\n";
     }
     code = kInconclusive;

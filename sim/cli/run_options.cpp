@@ -4,6 +4,7 @@
 
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/report/report.hpp>
+#include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
 
@@ -28,8 +29,8 @@ std::vector<std::string> chosen_columns(const CommandLine& line) {
   if (!line.has("columns")) return known;
   return parse_list<std::string>(line, "columns", [&](const std::string& name) {
     if (std::ranges::find(known, name) == known.end()) {
-      throw UsageError(
-          fmt::format("--columns: no column '{}'; known columns: {}", name, fmt::join(known, ", ")));
+      throw UsageError(fmt::format("--columns: no column {}; known columns: {}", traces::quoted(name),
+                                   fmt::join(known, ", ")));
     }
     return name;
   });

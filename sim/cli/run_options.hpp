@@ -10,6 +10,7 @@
 
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/runs.hpp>
+#include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
 
@@ -22,7 +23,7 @@ std::vector<Item> parse_list(const CommandLine& line, const char* option, const 
   for (const std::string& text : split_list(option, line.required(option))) {
     const Item item = parse(text);
     if (std::ranges::find(items, item) != items.end()) {
-      throw UsageError(fmt::format("--{}: '{}' is given twice", option, text));
+      throw UsageError(fmt::format("--{}: {} is given twice", option, traces::quoted(text)));
     }
     items.push_back(item);
   }

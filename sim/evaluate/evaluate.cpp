@@ -50,8 +50,9 @@ void require_valid(const EvaluateOptions& options, const std::vector<Task>& task
         kvbound::require_valid(run.policy.policy, run.budget.entries(task.compress_at), task.compress_at,
                                options.window_of(task.compress_at));
       } catch (const InvalidPolicy& error) {
-        throw InvalidPolicy(fmt::format("{}: policy '{}' at budget {}: {}", named(task), run.policy.label,
-                                        to_string(run.budget), error.what()));
+        throw InvalidPolicy(fmt::format("{}: policy {} at budget {}: {}", named(task),
+                                        traces::quoted(run.policy.label), to_string(run.budget),
+                                        error.what()));
       }
     }
   }

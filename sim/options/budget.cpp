@@ -1,6 +1,7 @@
 #include "budget.hpp"
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
 
@@ -12,8 +13,8 @@ Budget parse_budget(std::string_view text) {
   const bool percent = text.ends_with('%');
   const auto amount = parse_decimal(percent ? text.substr(0, text.size() - 1) : text);
   if (!amount || (!percent && amount->places > 0) || (percent && exceeds(*amount, 100))) {
-    throw InvalidPolicy("budget '" + std::string(text) +
-                        "': expected a count of entries such as 256, or a share of " +
+    throw InvalidPolicy("budget " + traces::quoted(text) +
+                        ": expected a count of entries such as 256, or a share of " +
                         "the prompt from 0% to 100% such as 20% or 2.5%");
   }
   return {*amount, percent};

@@ -10,6 +10,7 @@
 #include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 
 #include "layer_list.hpp"
@@ -52,7 +53,7 @@ bool CommandLine::parse(const Arguments& arguments) {
     }
     po::store(parsed, values_);
   } catch (const po::error& error) {
-    throw UsageError(error.what());
+    throw UsageError(traces::printable(error.what(), traces::kMostQuoted));
   }
   if (!has("help")) return true;
   std::cout << "kvbound " << synopsis_ << "\n\n" << options_ << "\n" << details_;
@@ -74,7 +75,8 @@ int64_t CommandLine::integer(const char* name, int64_t least, int64_t most, int6
   if (!value) return otherwise;
   const auto number = parse_integer(*value);
   if (!number || *number < least || *number > most) {
-    throw UsageError(fmt::format("--{} '{}': expected an integer from {} to {}", name, *value, least, most));
+    throw UsageError(
+        fmt::format("--{} {}: expected an integer from {} to {}", name, traces::quoted(*value), least, most));
   }
   return *number;
 }
@@ -83,7 +85,8 @@ std::vector<std::string> CommandLine::positionals(const char* what, size_t least
   auto values =
       has(kPositionals) ? values_[kPositionals].as<std::vector<std::string>>() : std::vector<std::string>();
   if (values.size() < least) throw UsageError(fmt::format("{} is missing", what));
-  if (values.size() > most) throw UsageError(fmt::format("unexpected argument '{}'", values[most]));
+  if (values.size() > most)
+    throw UsageError(fmt::format("unexpected argument {}", traces::quoted(values[most])));
   for (const std::string& value : values) {
     if (value.empty()) throw UsageError(fmt::format("an empty {}", what));
   }
@@ -129,8 +132,8 @@ std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers) {
   for (const std::string& item : split_list("layers", list)) {
     const auto range = parse_layer_range(item, layers);
     if (!range) {
-      throw UsageError(fmt::format("--layers '{}': expected layers or ranges such as 0,3-5 within 0..{}",
-                                   item, layers - 1));
+      throw UsageError(fmt::format("--layers {}: expected layers or ranges such as 0,3-5 within 0..{}",
+                                   traces::quoted(item), layers - 1));
     }
     for (int64_t l = range->first; l <= range->second; ++l) chosen.insert(l);
   }
@@ -158,7 +161,7 @@ void OutputPaths::add(const std::string& option, const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_character_file(file, ignored)) return;  // /dev/null may well take two outputs
   const auto [place, is_new] = taken_.emplace(canonical_path(file), "what --" + option + " writes");
-  if (!is_new) throw UsageError(fmt::format("--{}: '{}' is {}", option, path, place->second));
+  if (!is_new) throw UsageError(fmt::format("--{}: {} is {}", option, traces::quoted(path), place->second));
 }
 
 std::string one_line(const std::string& text) {

@@ -8,6 +8,7 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/session_check.hpp>
+#include <kvbound/traces/messages.hpp>
 
 #include "component.hpp"
 
@@ -23,8 +24,6 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
     text.remove_prefix(end + 1);
   }
 }
-
-std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
 
 void append(std::string& list, std::string_view item) { (list += list.empty() ? "" : ", ") += item; }
 
@@ -77,19 +76,21 @@ void assign_options(Variant& slot, std::span<const std::string_view> pairs, std:
   const Component component = std::visit([](auto& alternative) { return describe(alternative); }, slot);
   std::set<std::string_view> given;
   for (const std::string_view pair : pairs) {
-    const std::string where = "policy " + quoted(policy) + ": ";
+    const std::string where = "policy " + traces::quoted(policy) + ": ";
     const size_t equals = pair.find('=');
     const std::string_view key = pair.substr(0, equals);
     const auto option = std::ranges::find(component.options, key, &Option::name);
     if (option == component.options.end()) {
       std::string known;
       for (const Option& candidate : component.options) append(known, candidate.name);
-      throw InvalidPolicy(where + std::string(component.name) + " has no option " + quoted(key) +
+      throw InvalidPolicy(where + std::string(component.name) + " has no option " + traces::quoted(key) +
                           "; it has " + known);
     }
-    if (!given.insert(key).second) throw InvalidPolicy(where + "option " + quoted(key) + " is given twice");
+    if (!given.insert(key).second)
+      throw InvalidPolicy(where + "option " + traces::quoted(key) + " is given twice");
     if (equals == std::string_view::npos || !option->assign(pair.substr(equals + 1))) {
-      throw InvalidPolicy(where + quoted(pair) + ": expected " + std::string(key) + "=" + option->expected);
+      throw InvalidPolicy(where + traces::quoted(pair) + ": expected " + std::string(key) + "=" +
+                          option->expected);
     }
   }
 }
@@ -100,7 +101,7 @@ bool take(Variant& slot, std::string_view kind, std::span<const std::string_view
           std::string_view policy) {
   const bool taken = slot.index() != 0;
   if (!choose(slot, words[0])) return false;
-  if (taken) throw InvalidPolicy("policy " + quoted(policy) + ": more than one " + std::string(kind));
+  if (taken) throw InvalidPolicy("policy " + traces::quoted(policy) + ": more than one " + std::string(kind));
   assign_options(slot, words.subspan(1), policy);
   return true;
 }
@@ -163,7 +164,7 @@ Policy parse_policy(std::string_view text) {
   const std::vector<std::string_view> components = split(text, '+');
   const std::vector<std::string_view> host = split(components[0], ':');
   if (!choose(policy.host, host[0])) {
-    throw InvalidPolicy("policy " + quoted(text) + ": no host " + quoted(host[0]) +
+    throw InvalidPolicy("policy " + traces::quoted(text) + ": no host " + traces::quoted(host[0]) +
                         "; known hosts: " + known_names<Host>());
   }
   assign_options(policy.host, std::span(host).subspan(1), text);
@@ -173,13 +174,13 @@ Policy parse_policy(std::string_view text) {
         take(policy.allocation, "allocation", words, text) || take(policy.merge, "merge", words, text)) {
       continue;
     }
-    throw InvalidPolicy("policy " + quoted(text) + ": no component " + quoted(words[0]) +
+    throw InvalidPolicy("policy " + traces::quoted(text) + ": no component " + traces::quoted(words[0]) +
                         "; known components: " + known_components());
   }
   try {
     require_composable(policy);
   } catch (const InvalidPolicy& error) {
-    throw InvalidPolicy("policy " + quoted(text) + ": " + error.what());
+    throw InvalidPolicy("policy " + traces::quoted(text) + ": " + error.what());
   }
   return policy;
 }

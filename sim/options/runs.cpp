@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/traces/messages.hpp>
 
 #include "policy.hpp"
 
@@ -22,7 +23,8 @@ std::vector<NamedPolicy> named_policies(const std::vector<std::string>& texts,
   std::vector<NamedPolicy> policies;
   for (const std::string& text : texts) {
     const Policy policy = parse_policy(text);
-    if (has(policies, policy)) throw InvalidPolicy(fmt::format("policy '{}' is given twice", text));
+    if (has(policies, policy))
+      throw InvalidPolicy(fmt::format("policy {} is given twice", traces::quoted(text)));
     policies.push_back({text, policy});
   }
   if (base) {

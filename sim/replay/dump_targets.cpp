@@ -22,17 +22,19 @@ DumpTargets::DumpTargets(const std::string& target, const std::vector<std::strin
                    !fs::is_directory(target)) {
   if (target.empty()) throw UsageError("--dump: an empty file name");
   if (!single_file_ && fs::exists(target) && !fs::is_directory(target)) {
-    throw UsageError(fmt::format("--dump '{}': several dumps need a folder, but this is not one", target));
+    throw UsageError(
+        fmt::format("--dump {}: several dumps need a folder, but this is not one", traces::quoted(target)));
   }
   std::set<std::string> names;
   for (const std::string& trace : traces) {
     const std::string name = fs::path(trace).stem().string();
     if (traces.size() > 1 && (name.empty() || name == "." || name == "..")) {
-      throw UsageError(fmt::format("--dump: a trace called '{}' can have no folder of that name", trace));
+      throw UsageError(
+          fmt::format("--dump: a trace called {} can have no folder of that name", traces::quoted(trace)));
     }
     if (!names.insert(name).second) {
-      throw UsageError(
-          fmt::format("--dump: two traces are called '{}', so their dump folders would be the same", name));
+      throw UsageError(fmt::format(
+          "--dump: two traces are called {}, so their dump folders would be the same", traces::quoted(name)));
     }
     targets_.push_back(traces.size() == 1 ? fs::path(target) : fs::path(target) / name);
   }
@@ -41,7 +43,8 @@ DumpTargets::DumpTargets(const std::string& target, const std::vector<std::strin
   }
   const fs::path folder = fs::path(target).parent_path();
   if (single_file_ && !folder.empty() && !fs::is_directory(folder)) {
-    throw IoError(fmt::format("cannot create {}: there is no folder {}", target, folder.string()));
+    throw IoError(fmt::format("cannot create {}: there is no folder {}", without_middle(target),
+                              without_middle(folder.string())));
   }
   if (single_file_ && fs::exists(target) && access(target.c_str(), W_OK) != 0) {
     throw traces::io_error("write", target, errno);
@@ -77,7 +80,9 @@ void DumpTargets::make_folders() {
     for (const fs::path& path : missing | std::views::reverse) made_.emplace_back(path.string());
     std::error_code error;
     fs::create_directories(folder, error);
-    if (error) throw IoError(fmt::format("cannot create folder {}: {}", folder.string(), error.message()));
+    if (error)
+      throw IoError(
+          fmt::format("cannot create folder {}: {}", without_middle(folder.string()), error.message()));
   }
 }
 

@@ -16,6 +16,7 @@
 #include <kvbound/sim/measure/stopwatch.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/traces/layers_ahead.hpp>
+#include <kvbound/traces/messages.hpp>
 
 #include "backend.hpp"
 
@@ -150,8 +151,8 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace)
       kvbound::require_valid(run.policy.policy, run.budget.entries(trace.prompt_tokens), trace.prompt_tokens,
                              trace.window_queries);
     } catch (const InvalidPolicy& error) {
-      throw InvalidPolicy(trace.path + ": policy '" + run.policy.label + "' at budget " +
-                          to_string(run.budget) + ": " + error.what());
+      throw InvalidPolicy(without_middle(trace.path) + ": policy " + traces::quoted(run.policy.label) +
+                          " at budget " + to_string(run.budget) + ": " + error.what());
     }
   }
 }

@@ -176,9 +176,9 @@ std::string text_report(const PredictReport& report, const TextStyle& style) {
   const traces::TraceInfo& info = result.trace;
   std::string text = fmt::format(
       "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} of {} decode steps, {}\n",
-      one_line(info.path), traces::printable(info.model, 200), result.layers.size(), info.layers,
-      info.shape.query_heads, info.shape.kv_heads, info.prompt_tokens, options.steps, info.decode_tokens,
-      name(info.storage));
+      one_line(info.path), traces::printable(info.model, traces::kMostQuoted), result.layers.size(),
+      info.layers, info.shape.query_heads, info.shape.kv_heads, info.prompt_tokens, options.steps,
+      info.decode_tokens, name(info.storage));
   text += fmt::format(
       "\nThe next query's scores, predicted from all before, over layers, query heads and steps 1-{}; ema {:g}, window {}\n\n{}",
       options.steps, options.ema, options.window, error_table(result, style));

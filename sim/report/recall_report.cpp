@@ -76,9 +76,9 @@ std::string text_report(const RecallReport& report, const TextStyle& style) {
   std::string text = fmt::format(
       "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} decode steps, {}\n"
       "\nrecall@{}, mean over layers and query heads; old: the newest {} prompt positions are no candidates\n\n",
-      one_line(info.path), traces::printable(info.model, 200), result.layers.size(), info.layers,
-      info.shape.query_heads, info.shape.kv_heads, info.prompt_tokens, info.decode_tokens, name(info.storage),
-      result.options.k, result.options.recent);
+      one_line(info.path), traces::printable(info.model, traces::kMostQuoted), result.layers.size(),
+      info.layers, info.shape.query_heads, info.shape.kv_heads, info.prompt_tokens, info.decode_tokens,
+      name(info.storage), result.options.k, result.options.recent);
   const std::string all_steps = fmt::format("steps 1-{}", info.decode_tokens);
   std::vector<TableRow> rows{{"score", "window", "step 1", "step 1, old", all_steps, all_steps + ", old"}};
   const std::vector<RecallFigures> all = means(result);

@@ -253,8 +253,8 @@ std::string text_report(const Report& report, const std::optional<Policy>& base,
   std::string text = fmt::format(
       "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, head_dim {}, model_dim {}, {} prompt tokens, "
       "{} of {} decode steps, {}\n\n",
-      one_line(info.path), traces::printable(info.model, 200), result.scope.layers.size(), info.layers,
-      info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
+      one_line(info.path), traces::printable(info.model, traces::kMostQuoted), result.scope.layers.size(),
+      info.layers, info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
       info.prompt_tokens, result.scope.steps, info.decode_tokens, name(info.storage));
   text += runs_table(report, base, style, columns) + "\n";
   text += agreement_table(result.runs, style);

@@ -26,8 +26,8 @@ constexpr KnownGpu kGpus[] = {{"h100", kH100File}, {"h200", kH200File}};
 Gpu Gpu::named(std::string_view name) {
   const auto* const known = std::ranges::find(kGpus, name, &KnownGpu::name);
   if (known == std::end(kGpus)) {
-    throw UsageError(fmt::format("no model of a GPU '{}'; known: {}", traces::printable(name),
-                                 fmt::join(gpu_names(), ", ")));
+    throw UsageError(
+        fmt::format("no model of a GPU {}; known: {}", traces::quoted(name), fmt::join(gpu_names(), ", ")));
   }
   const std::string path = fmt::format("sim/roofline/{}.json", known->name);
   const traces::Json json = traces::parse_strict_json(path, 0, "", known->document);

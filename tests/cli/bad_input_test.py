@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from support import kvbound_cli
-from support.kvbound_cli import (INCONCLUSIVE, INVALID, WORLD, CommandLineTest, TraceFile, file_bytes,
+from support.kvbound_cli import (INCONCLUSIVE, INVALID, USAGE, WORLD, CommandLineTest, TraceFile, file_bytes,
                                  write_sharded)
 
 POLICY = ("--policy", "snapkv:window=4+critical", "--budget", "8")
@@ -200,8 +200,42 @@ class BadTraces(CommandLineTest):
     def test_a_trace_that_cannot_be_opened_is_the_worlds_fault(self):
         TraceFile().write(self.folder / "good.safetensors")
         (self.folder / "loop").symlink_to("loop")
-        for name in ("missing", "missing/trace", "good.safetensors/trace", "loop", "x" * 300):
+        for name in ("missing", "missing/trace", "good.safetensors/trace", "loop"):
             self.refuses_trace(f"cannot open {name}: ", name=name, code=WORLD)
+        self.refuses_trace("cannot open x{40}\\.\\.\\.x{77}: ", name="x" * 300, code=WORLD)
+
+    def test_messages_quote_no_more_than_120_characters(self):
+        long = "x" * 5000
+        for arguments in ((long,), ("replay", long), ("replay", "t", long), ("replay", "t", "--" + long), ("replay", "t", "--policy", long),
+                          ("replay", "t", "--policy", "snapkv:" + long), ("replay", "t", "--policy", "tova", "--budget", long),
+                          ("replay", "t", "--policy", "tova", "--budget", "8", "--steps", long),
+                          ("replay", "t", "--policy", "tova", "--budget", "8", "--columns", long),
+                          ("inspect", long), ("report", long, "-o", "p"), ("report", "t", "-o", long), ("check", long), ("prove", long),
+                          ("generate", "--kind", long, "t"), ("sweep", "--out", long), ("sweep", "--out", "s", "--engine", long),
+                          ("sweep", "--out", "s", "--share", long), ("gather", long), ("import", long, "d"), ("bench", long),
+                          ("diff", "--floor", "--shape", long), ("evaluate", long, "t", "--policy", "tova", "--budget", "8"),
+                          ("evaluate", "t", "t", "--policy", "tova", "--budget", "8", "--resume", long)):
+            with self.subTest(arguments):
+                result = self.run_program(*arguments)
+                self.assertIn(result.returncode, (USAGE, INVALID, WORLD))
+                self.assertNotIn("x" * 121, result.stderr)
+                self.assertLess(len(result.stderr), 1500)
+
+    def test_messages_quote_no_more_than_120_characters_of_files(self):
+        long = "x" * 5000
+
+        def change(**fields):
+            return lambda header: header["__metadata__"].update(fields)
+        for bad in (change(model_dim=long), change(format=long), change(rope=long), lambda header: header.update({long: 1}),
+                    lambda header: header[KEY].update(dtype=long), lambda header: header[KEY].update({long: {long: {}}}),
+                    lambda header: header.update({"layers." + long: header[KEY]})):
+            trace = TraceFile()
+            header, data = trace.header()
+            bad(header)
+            (self.folder / "bad.safetensors").write_bytes(file_bytes(header, data))
+            result = self.run_program("inspect", "bad.safetensors")
+            self.assertEqual(result.returncode, INVALID, result.stderr)
+            self.assertNotIn("x" * 121, result.stderr)
 
     def test_messages_stay_on_one_line_whatever_a_file_is_called(self):
         for name in ("two\nlines", "cr\r", "escape\x1b[31m", "tab\t"):

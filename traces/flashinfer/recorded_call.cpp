@@ -136,8 +136,8 @@ void RecordedCall::read_fields() {
   timestamp_ = text("timestamp");
   // The folder may have been moved as a whole, but a record that names another folder is not this call's.
   if (std::filesystem::path(text("dump_dir")).filename() != name()) {
-    refuse("dump_dir",
-           "is " + in_quotes(text("dump_dir"), 200) + "; expected this folder, " + in_quotes(name(), 200));
+    refuse("dump_dir", "is " + in_quotes(text("dump_dir"), kMostQuoted) + "; expected this folder, " +
+                           in_quotes(name(), kMostQuoted));
   }
   process_ = record().member("process_id").integer();
   if (const auto object = record().find("self_id")) object_ = object->integer();

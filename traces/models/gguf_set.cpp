@@ -65,7 +65,7 @@ void GgufSet::open_parts(int64_t count) {
   if (own != 0) {
     throw TraceError(path, first().metadata().at("split.no").offset, "split.no",
                      "is " + std::to_string(own) + "; give the first part of the split model, " +
-                         printable(stem + ending(0, count), 400));
+                         printable_path(stem + ending(0, count)));
   }
   for (int64_t part = 1; part < count; ++part) {
     const GgufFile& file = files_.emplace_back(stem + ending(part, count));

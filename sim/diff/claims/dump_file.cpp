@@ -291,7 +291,7 @@ DumpFile::DumpFile(const std::string& path, const traces::TraceInfo& trace, int6
 void DumpFile::require_trace(const std::string& sha256) const {
   if (info_.trace_sha256 == sha256) return;
   MetadataFields(file_.metadata())
-      .refuse("trace_sha256", in_quotes(sha256) + ", the hash of " + printable(trace_.path, 200));
+      .refuse("trace_sha256", in_quotes(sha256) + ", the hash of " + traces::printable_path(trace_.path));
 }
 
 const TensorEntry* DumpFile::find(int64_t layer, const std::string& tensor) const {

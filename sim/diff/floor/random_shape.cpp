@@ -12,6 +12,7 @@
 #include <kvbound/sim/diff/claims/input_rounding.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
+#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/portable_random.hpp>
 
 namespace kvbound::sim {
@@ -64,22 +65,25 @@ RandomShape parse_shape(std::string_view text) {
     if (!count) {
       std::string known;
       for (const Count& candidate : kCounts) known.append(known.empty() ? "" : ", ").append(candidate.name);
-      throw UsageError(fmt::format("shape '{}': no option '{}'; there are {}", text, name, known));
+      throw UsageError(fmt::format("shape {}: no option {}; there are {}", traces::quoted(text),
+                                   traces::quoted(name), known));
     }
     if (!given.insert(name).second) {
-      throw UsageError(fmt::format("shape '{}': option '{}' is given twice", text, name));
+      throw UsageError(
+          fmt::format("shape {}: option {} is given twice", traces::quoted(text), traces::quoted(name)));
     }
     const auto number = parse_integer(pair.substr(std::min(pair.size(), name.size() + 1)));
     if (!number || *number < count->least || *number > count->most) {
-      throw UsageError(fmt::format("shape '{}': '{}': expected {}=N, an integer from {} to {}", text, pair,
-                                   name, count->least, count->most));
+      throw UsageError(fmt::format("shape {}: {}: expected {}=N, an integer from {} to {}",
+                                   traces::quoted(text), traces::quoted(pair), name, count->least,
+                                   count->most));
     }
     shape.*count->value = *number;
     if (pair.size() == rest.size()) break;
     rest.remove_prefix(pair.size() + 1);
   }
   if (shape.query_heads % shape.kv_heads != 0) {
-    throw UsageError(fmt::format("shape '{}': kv_heads={} does not divide query_heads={}", text,
+    throw UsageError(fmt::format("shape {}: kv_heads={} does not divide query_heads={}", traces::quoted(text),
                                  shape.kv_heads, shape.query_heads));
   }
   return shape;
