@@ -1,5 +1,6 @@
 #include "strict_json.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <utility>
@@ -13,6 +14,10 @@
 namespace kvbound::traces {
 
 namespace {
+
+constexpr size_t kBlockBytes = 16;  // that an allocation takes beside its contents
+constexpr size_t kMemberBytes =     // a node of a map
+    kBlockBytes + 4 * sizeof(void*) + sizeof(Json::Object::value_type);
 
 /// Iterates over characters and records how far it got.
 struct CountingIterator {
@@ -66,6 +71,11 @@ std::vector<PythonNumber> replace_python_numbers(std::string& text) {
   return found;
 }
 
+// The bytes of a text that are not in its object itself.
+size_t heap_bytes(const std::string& text) {
+  return text.capacity() <= std::string().capacity() ? 0 : kBlockBytes + text.capacity();
+}
+
 class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   TreeBuilder(const std::string& path, int64_t offset, const std::string& field, std::string_view text,
@@ -74,6 +84,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
         offset_(offset),
         field_(field),
         limits_(limits),
+        memory_(limits.taken ? *limits.taken : own_memory_),
         python_(std::move(python)),
         begin_(text.data()),
         taken_(text.data()) {}
@@ -95,6 +106,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool string(string_t& value) override {
+    spend(heap_bytes(value));
     place({std::move(value)});
     return true;
   }
@@ -107,6 +119,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
 
   bool key(string_t& name) override {
     if (open_.back()->member(name)) refuse(last_taken(), "the key " + in_quotes(name) + " occurs twice");
+    spend(kMemberBytes + heap_bytes(name));
     key_ = std::move(name);
     return true;
   }
@@ -115,7 +128,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     std::string_view reason = error.what();  // "[json.exception...] parse error at line ...: ... - REASON"
     if (const size_t end = reason.find("] "); end != std::string_view::npos) reason.remove_prefix(end + 2);
     if (const size_t end = reason.find(" - "); end != std::string_view::npos) reason.remove_prefix(end + 3);
-    refuse(offset_ + static_cast<int64_t>(position) - 1, "is not valid JSON: " + printable(reason, 120));
+    refuse(offset_ + static_cast<int64_t>(position) - 1,
+           "is not valid JSON: " + printable(reason, kMostQuoted));
   }
 
  private:
@@ -124,7 +138,16 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
   int64_t last_taken() const { return offset_ + (taken_ - begin_) - 1; }
 
+  // Counts bytes that the values take.
+  void spend(size_t bytes) {
+    memory_ += bytes;
+    if (memory_ <= limits_.bytes) return;
+    refuse(last_taken(),
+           "its values take more than " + std::to_string(limits_.bytes >> 20) + " MiB of memory up to here");
+  }
+
   bool other(std::string text) {
+    spend(heap_bytes(text));
     place({Json::Other{std::move(text)}});
     return true;
   }
@@ -139,6 +162,11 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     auto& array = std::get<Json::Array>(parent.value);
     if (array.size() == limits_.items) {
       refuse(parent.offset, "an array has more than " + std::to_string(limits_.items) + " items");
+    }
+    if (array.size() == array.capacity()) {
+      const size_t items = std::max<size_t>(1, 2 * array.size());
+      spend((items - array.size()) * sizeof(Json) + (array.empty() ? kBlockBytes : 0));
+      array.reserve(items);
     }
     return array.emplace_back(std::move(value));
   }
@@ -160,6 +188,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   int64_t offset_;
   const std::string& field_;
   const JsonLimits& limits_;
+  size_t own_memory_ = 0;
+  size_t& memory_;                          // that values take
   const std::vector<PythonNumber> python_;  // in the order of the text
   size_t next_python_ = 0;
   const char* begin_;

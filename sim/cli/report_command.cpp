@@ -61,10 +61,11 @@ int report_command(const Arguments& arguments) {
   outputs.add("out", target);
   traces::OutputFile page(target);
   std::vector<std::unique_ptr<const Document>> documents;
+  size_t taken = 0;
   {
     Progress progress("reading", !line.has("quiet"));
     for (const std::string& path : paths) {
-      documents.push_back(read_document(path));
+      documents.push_back(read_document(path, taken));
       progress.update(std::ssize(documents), std::ssize(paths));
     }
   }

@@ -7,6 +7,7 @@ usage: report_test.py KVBOUND      KVBOUND: the program's path
 import base64
 import hashlib
 import json
+import os
 import re
 import shlex
 
@@ -431,6 +432,20 @@ class Refusals(ReportTest):
         text = json.dumps(self.document("replay") | {"traces": [{"runs": 0}]})
         (self.folder / "many.json").write_text(text.replace('"runs": 0', '"runs": [' + ", ".join(["{}"] * 1_000_000) + "]"), "utf-8")
         self.refuses(INVALID, r"an array has more than 200000 items", "report", "many.json", "-o", "page.html", silent=True)
+
+    def test_of_more_values_than_memory_has_room_for(self):
+        """However they are distributed over files, in less than 2 GB."""
+        lists = ",".join(["[" + "0," * 199_000 + "0]"] * 50)
+        (self.folder / "many.json").write_text(f'{{"schema": "kvbound-replay-1", "x": [{lists}]}}', "utf-8")
+        with open(self.folder / "page.html", "w"):
+            pass
+        process = self.start("report", *["many.json"] * 5, "-o", "page.html", "--quiet")
+        _, status, usage = os.wait4(process.pid, 0)
+        self.assertEqual(os.waitstatus_to_exitcode(status), INVALID)
+        self.assertRegex(process.stderr.read(), r"\Akvbound: many.json: at byte \d+: its values take more than 1024 MiB of memory up to here\n\Z")
+        self.assertLess(usage.ru_maxrss, 2e9 / 1024)
+        process.returncode = INVALID
+        process.communicate()
 
     def test_of_paths(self):
         document = self.path("recall")

@@ -6,6 +6,7 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/traces/json_field.hpp>
+#include <kvbound/traces/messages.hpp>
 
 namespace kvbound::traces {
 namespace {
@@ -55,6 +56,58 @@ TEST_F(JsonFields, OfOptionalMembersAreNoneIfMissingOrNull) {
   EXPECT_FALSE(root.optional_member("none"));
   EXPECT_FALSE(root.optional_member("other"));
   EXPECT_EQ(root.optional_member("text")->text(), "a");
+}
+
+std::string refusal(const std::string& text, const JsonLimits& limits) {
+  try {
+    parse_strict_json("p", 0, "", text, limits);
+  } catch (const TraceError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(StrictJson, IsRefusedIfItsValuesTakeMuchMemory) {
+  const JsonLimits limits{.levels = 4, .items = 1'000'000, .bytes = size_t{1} << 20};
+  const auto list = [](const std::string& item, int count) {
+    std::string text = R"({"a": [)" + item;
+    for (int i = 1; i < count; ++i) text += "," + item;
+    return text + "]}";
+  };
+  EXPECT_EQ(refusal(list("0", 15'000), limits), "no error");
+  for (const char* item : {"0", "null", "-0.12345678901234567", "[]", "\"\"", "{}", "[0]", "{\"\": 0}"})
+    EXPECT_THAT(refusal(list(item, 20'000), limits),
+                testing::HasSubstr("its values take more than 1 MiB of memory up to here"))
+        << item;
+  EXPECT_THAT(refusal(R"({"a": ")" + std::string(1 << 20, 'x') + "\"}", limits), testing::HasSubstr("1 MiB"));
+  EXPECT_THAT(refusal(R"({")" + std::string(1 << 20, 'x') + "\": 0}", limits), testing::HasSubstr("1 MiB"));
+  size_t taken = 0;
+  const JsonLimits shared{.levels = 4, .items = 1'000'000, .bytes = size_t{1} << 20, .taken = &taken};
+  EXPECT_EQ(refusal(list("0", 8'000), shared), "no error");
+  EXPECT_GE(taken, 8'000 * sizeof(Json));
+  EXPECT_THAT(refusal(list("0", 8'000), shared), testing::HasSubstr("1 MiB"));
+}
+
+TEST(Messages, QuoteNoMoreThanTheBeginning) {
+  EXPECT_EQ(printable("two\nlines"), "two\\x0alines");
+  EXPECT_EQ(printable(std::string(80, 'x')), std::string(80, 'x'));
+  EXPECT_EQ(printable(std::string(81, 'x')), std::string(80, 'x') + "...");
+  EXPECT_EQ(printable(std::string(1000, 'x'), 1000), std::string(120, 'x') + "...");
+  EXPECT_EQ(printable(std::string(1000, '\n')).size(), 83u);
+  EXPECT_EQ(traces::quoted("a"), "'a'");
+  EXPECT_EQ(traces::quoted(std::string(1000, 'x')).size(), 125u);
+}
+
+TEST(Messages, NamePathsAndFieldsByTheirBeginningAndEnd) {
+  const std::string path = "folder/" + std::string(5000, 'x') + "/file.json";
+  const std::string message = TraceError(path, 3, std::string(1000, 'y') + ".last", "is wrong").what();
+  EXPECT_THAT(message, testing::StartsWith("folder/xxx"));
+  EXPECT_THAT(message, testing::HasSubstr("xxx/file.json: at byte 3: yyy"));
+  EXPECT_THAT(message, testing::EndsWith("yyy.last: is wrong"));
+  EXPECT_LT(message.size(), 280u);
+  EXPECT_EQ(without_middle(std::string(120, 'x')), std::string(120, 'x'));
+  EXPECT_EQ(without_middle(std::string(121, 'x')).size(), 120u);
+  EXPECT_LT(std::string(io_error("open", path, 2).what()).size(), 200u);
 }
 
 TEST_F(JsonFields, OfAnObjectAreKnownByName) {
