@@ -15,7 +15,10 @@ namespace kvbound::traces {
 namespace {
 
 constexpr std::string_view kMagic = "GGUF";
-constexpr int64_t kMostTextBytes = int64_t{1} << 28;  // of a value; tokenizers have some 10^7
+// Of a file with holes, which may be larger than any disk: what is read piece by piece, or kept.
+constexpr int64_t kMostTextBytes = int64_t{1} << 28;  // of all keys and values; tokenizers have some 10^7
+constexpr int64_t kMostPieces = int64_t{1} << 22;     // texts and arrays in arrays; tokenizers have some 10^6
+constexpr int64_t kMostKept = int64_t{1} << 20;  // metadata entries, tensors, items of an array that is read
 constexpr int64_t kMostNameBytes = 256;
 constexpr int64_t kMostDimensions = 4;
 constexpr int kMostArrayLevels = 8;
@@ -59,8 +62,24 @@ int64_t GgufTensor::rows() const {
 
 namespace {
 
-// Passes over the items. Arrays may be nested in each other, `levels` deep.
-GgufArray read_array(BinaryReader& reader, const std::string& field, int levels) {
+[[noreturn]] void refuse_number(const BinaryReader& reader, const std::string& field, const char* things,
+                                int64_t most) {
+  reader.refuse(reader.offset(), field,
+                std::string("has more ") + things + " than any model: more than " + std::to_string(most));
+}
+
+// A number of things that take at least so many bytes each, which is not above kMostKept.
+int64_t count_kept(BinaryReader& reader, const char* things, int64_t least_bytes) {
+  const std::string field = std::string("number of ") + things;
+  const int64_t at = reader.offset(), count = reader.count(field, least_bytes);
+  if (count > kMostKept)
+    reader.refuse(at, field,
+                  "is " + std::to_string(count) + "; expected at most " + std::to_string(kMostKept));
+  return count;
+}
+
+// Passes over the items, and counts those that are passed over one by one. Arrays may be nested in each other, `levels` deep.
+GgufArray read_array(BinaryReader& reader, const std::string& field, int levels, int64_t& pieces) {
   const int64_t at = reader.offset();
   const auto type = reader.number<uint32_t>(field);
   if (type >= kValueBytes.size()) {
@@ -77,18 +96,20 @@ GgufArray read_array(BinaryReader& reader, const std::string& field, int levels)
     reader.skip(items * kValueBytes[type], field);
     return array;
   }
+  pieces += items;
+  if (pieces > kMostPieces) refuse_number(reader, field, "texts and arrays in its metadata", kMostPieces);
   for (int64_t i = 0; i < items; ++i) {
     if (texts) {
       reader.skip(reader.count(field, 1), field);
     } else {
-      read_array(reader, field, levels - 1);
+      read_array(reader, field, levels - 1, pieces);
     }
   }
   return array;
 }
 
-// A metadata value of the given type.
-GgufValue read_value(BinaryReader& reader, const std::string& field, uint32_t type) {
+// A metadata value of the given type; counts the pieces of arrays.
+GgufValue read_value(BinaryReader& reader, const std::string& field, uint32_t type, int64_t& pieces) {
   const int64_t at = reader.offset();
   if (type >= kValueBytes.size()) {
     reader.refuse(at, field, "has type " + std::to_string(type) + ", which GGUF does not have");
@@ -130,7 +151,7 @@ GgufValue read_value(BinaryReader& reader, const std::string& field, uint32_t ty
     case ValueType::string:
       return {reader.text(field, kMostTextBytes), at};
     case ValueType::array:
-      return {read_array(reader, field, kMostArrayLevels), at};
+      return {read_array(reader, field, kMostArrayLevels, pieces), at};
   }
   __builtin_unreachable();
 }
@@ -193,22 +214,26 @@ GgufFile::GgufFile(const std::string& path) : file_(path) {
                   swapped ? "the file is big-endian; expected little-endian"
                           : "is " + std::to_string(version) + "; expected 2 or 3");
   }
-  const int64_t tensors = reader.count("number of tensors", kLeastTensorBytes);
-  const int64_t entries = reader.count("number of metadata entries", kLeastEntryBytes);
+  const int64_t tensors = count_kept(reader, "tensors", kLeastTensorBytes);
+  const int64_t entries = count_kept(reader, "metadata entries", kLeastEntryBytes);
   read_metadata(reader, entries);
   read_tensors(reader, tensors);
   place_tensors(round_up(reader.offset(), alignment()));
 }
 
 void GgufFile::read_metadata(BinaryReader& reader, int64_t count) {
+  int64_t pieces = 0, text_bytes = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t at = reader.offset();
     const std::string key = reader.text("key of metadata entry " + std::to_string(i), int64_t{1} << 16);
     const std::string field = printable(key);
     const auto type = reader.number<uint32_t>(field);
-    if (!metadata_.emplace(key, read_value(reader, field, type)).second) {
-      reader.refuse(at, field, "is there twice");
-    }
+    const auto [entry, is_new] = metadata_.emplace(key, read_value(reader, field, type, pieces));
+    if (!is_new) reader.refuse(at, field, "is there twice");
+    const auto* text = std::get_if<std::string>(&entry->second.value);
+    text_bytes += std::ssize(key) + (text ? std::ssize(*text) : 0);
+    if (text_bytes > kMostTextBytes)
+      refuse_number(reader, field, "bytes of text in its metadata", kMostTextBytes);
   }
 }
 
@@ -262,8 +287,10 @@ std::vector<GgufValue> GgufFile::items(const std::string& key, const GgufArray& 
   BinaryReader reader(file_);
   const std::string field = printable(key);
   reader.skip(array.begin, field);
+  if (array.items > kMostKept) refuse_number(reader, field, "items", kMostKept);
+  int64_t pieces = 0;
   std::vector<GgufValue> items;
-  for (int64_t i = 0; i < array.items; ++i) items.push_back(read_value(reader, field, array.type));
+  for (int64_t i = 0; i < array.items; ++i) items.push_back(read_value(reader, field, array.type, pieces));
   return items;
 }
 

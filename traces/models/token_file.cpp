@@ -12,7 +12,7 @@
 namespace kvbound::traces {
 namespace {
 
-constexpr int64_t kMostTokenFileBytes = int64_t{1} << 30;
+constexpr int64_t kMostTokenFileBytes = int64_t{1} << 27;  // of which every one may be a token of eight bytes
 
 int64_t require_token(const std::string& path, size_t offset, const std::string& said,
                       std::optional<int64_t> token, int64_t vocabulary) {

@@ -281,6 +281,44 @@ TEST(Gguf, BytesBehindTheLastTensorAreIgnored) {
   }
 }
 
+// The reader's message for a file of these bytes and then holes up to `size`.
+std::string refusal_with_holes(const std::string& bytes, uint64_t size) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("holes.gguf", bytes);
+  std::filesystem::resize_file(path, size);
+  return message_of<TraceError>([&] { GgufFile{path}; });
+}
+
+TEST(Gguf, OfTextsThatNeedNoBytesAreRefused) {
+  const auto beginning = [](uint64_t tensors, uint64_t entries) {
+    return "GGUF" + bytes_of(uint32_t{3}) + bytes_of(tensors) + bytes_of(entries);
+  };
+  const uint64_t many = uint64_t{1} << 36;
+  for (const uint32_t type : {8, 9}) {  // empty texts, empty arrays
+    const std::string list = gguf_text("tokens") + bytes_of(uint32_t{9}) + bytes_of(type) + bytes_of(many);
+    EXPECT_THAT(
+        refusal_with_holes(beginning(0, 1) + list, many * 12 + 4096),
+        HasSubstr("tokens: has more texts and arrays in its metadata than any model: more than 4194304"));
+  }
+  EXPECT_THAT(refusal_with_holes(beginning(0, many), many * 16),
+              HasSubstr("number of metadata entries: is 68719476736; expected at most 1048576"));
+  EXPECT_THAT(refusal_with_holes(beginning(many, 0), many * 40),
+              HasSubstr("number of tensors: is 68719476736; expected at most 1048576"));
+  const std::string texts = gguf_text("a") + bytes_of(uint32_t{8}) + bytes_of(uint64_t{1} << 28);
+  EXPECT_THAT(refusal_with_holes(beginning(0, 2) + texts, uint64_t{1} << 30),
+              HasSubstr("a: has more bytes of text in its metadata than any model"));
+}
+
+TEST(Gguf, ItemsAreRefusedIfTheyAreTooMany) {
+  const TemporaryFolder folder;
+  GgufParts parts = small_file();
+  const std::string path = folder.write("small.gguf", parts.bytes());
+  const GgufFile file(path);
+  const GgufArray array{0, int64_t{1} << 21, 0};
+  EXPECT_THAT(message_of<TraceError>([&] { file.items("list", array); }),
+              HasSubstr("list: has more items than any model: more than 1048576"));
+}
+
 TEST(Gguf, NamesTheBlockWhoseScaleIsNoNumber) {
   const TemporaryFolder folder;
   GgufParts parts = small_file();
