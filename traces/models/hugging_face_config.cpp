@@ -72,10 +72,14 @@ const ConfigClass& class_of(const JsonField& type) {
 // names, or, without it, those from max_window_layers on, if use_sliding_window is true.
 void refuse_windows(const JsonField& config, const ConfigClass& own, int64_t layers) {
   if (const auto types = config.optional_member("layer_types")) {
-    for (const JsonField& type : types->items(true)) {
+    const std::vector<JsonField> items = types->items(true);
+    for (const JsonField& type : items) {
       if (type.description() != "\"full_attention\"")
         type.refuse("is " + type.description() + "; a trace records full_attention only");
     }
+    if (std::ssize(items) != layers)
+      types->refuse("has " + std::to_string(items.size()) + " items; expected one for each of " +
+                    std::to_string(layers) + " layers");
   }
   const bool mistral = own.model_type == "mistral";
   if (!mistral && (config.optional_member("layer_types") || !truth(config, "use_sliding_window", false)))

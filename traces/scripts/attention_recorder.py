@@ -70,7 +70,10 @@ class Recorder:
                    "one head_dim")
         if heads != kv_heads * getattr(module, "num_key_value_groups", 1):
             refuse(f"{heads} query heads on {kv_heads} KV heads, in groups of {module.num_key_value_groups}")
-        kind = (getattr(module.config, "layer_types", None) or {}) and module.config.layer_types[index]
+        kinds = getattr(module.config, "layer_types", None)
+        if kinds is not None and not (isinstance(kinds, (list, tuple)) and index < len(kinds) and isinstance(kinds[index], str)):
+            refuse("the model's layer_types are no list with a name of this layer's kind")
+        kind = kinds[index] if kinds is not None else None
         window = options.get("sliding_window")
         left_out = (f"a sliding window of {window}" if window is not None else
                     kind.replace("_", " ") if kind and kind != "full_attention" else None)
