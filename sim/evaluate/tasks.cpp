@@ -19,8 +19,9 @@ namespace {
 
 using traces::JsonField;
 
-constexpr int64_t kMostTaskFileBytes = int64_t{1} << 30;
-constexpr size_t kMostTaskTokens = size_t{1} << 22;
+constexpr int64_t kMostTaskFileBytes = int64_t{1} << 29;
+constexpr size_t kMostTaskTokens = size_t{1} << 22, kMostTokens = size_t{1} << 26;  // of a task, of all
+constexpr size_t kMostTasks = 1'000'000;
 constexpr int64_t kByteVocabulary = 256;
 constexpr std::array<std::string_view, 10> kTaskMembers{
     "id",     "prompt",      "prompt_text", "continuation", "continuation_text",
@@ -97,13 +98,12 @@ Task task_of(const JsonField& line, int64_t vocabulary) {
 
 std::vector<TaskKind> kinds_of(const std::vector<Task>& tasks) {
   std::vector<TaskKind> kinds;
+  std::array<std::unordered_map<std::string_view, size_t>, 2> numbers;  // [is_answer]: of a kind's name
   for (size_t i = 0; i < tasks.size(); ++i) {
-    const auto is_same = [&](const TaskKind& kind) {
-      return kind.name == tasks[i].kind && kind.answers == tasks[i].is_answer;
-    };
-    auto found = std::ranges::find_if(kinds, is_same);
-    if (found == kinds.end()) found = kinds.insert(kinds.end(), {tasks[i].kind, tasks[i].is_answer, {}});
-    found->tasks.push_back(i);
+    const Task& task = tasks[i];
+    const auto [found, is_new] = numbers[task.is_answer].emplace(task.kind, kinds.size());
+    if (is_new) kinds.push_back({task.kind, task.is_answer, {}});
+    kinds[found->second].tasks.push_back(i);
   }
   return kinds;
 }
@@ -114,17 +114,24 @@ std::vector<Task> tasks_of(const std::string& path, std::string_view text, int64
   if (text.empty()) throw TraceError(path, 0, "", "is empty; expected a task a line");
   std::vector<Task> tasks;
   std::unordered_map<std::string, size_t> lines;  // id -> its line's number
+  size_t tokens = 0;
   for (size_t begin = 0; begin < text.size();) {
     const std::string_view line = text.substr(begin, text.find('\n', begin) - begin);
     const size_t number = tasks.size() + 1;
     const std::string name = fmt::format("line {}", number);
     const auto offset = static_cast<int64_t>(begin);
+    if (number > kMostTasks)
+      throw TraceError(path, offset, name,
+                       fmt::format("is one too many; expected at most {} tasks", kMostTasks));
     if (line.find_first_not_of(" \t\r") == std::string_view::npos)
       throw TraceError(path, offset, name, "is blank; expected a JSON object");
     const traces::Json json =
         traces::parse_strict_json(path, offset, name, line, {.levels = 2, .items = kMostTaskTokens});
     const JsonField field(path, name, json, ": ");
     tasks.push_back(task_of(field, vocabulary));
+    tokens += tasks.back().prompt.size() + tasks.back().target.size();
+    if (tokens > kMostTokens)
+      field.refuse(fmt::format("has with those before it more than {} tokens", kMostTokens));
     const std::string& id = tasks.back().id;
     if (const auto [first, is_new] = lines.emplace(id, number); !is_new) {
       field.member("id").refuse(

@@ -1,6 +1,10 @@
 #include "evaluate_report.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
+#include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -58,23 +62,41 @@ std::string budget_cell(const EvaluateReport& report, size_t run) {
   return to_string(report.result.options.runs[run].budget);
 }
 
-std::vector<const RunSummary*> runs_of(const EvaluateReport& report, const KindSummary& kind) {
+// A kind, and what the report says of it. There may be as many kinds as tasks.
+struct KindParts {
+  const KindSummary& kind;
   std::vector<const RunSummary*> runs;
-  for (const RunSummary& run : report.summary.runs) {
-    if (run.kind == kind.kind && run.answers == kind.answers) runs.push_back(&run);
+  std::vector<const DepthSummary*> depths;
+  std::vector<const Correlation*> correlations;
+};
+
+// In the order of the kinds. Depths are of answers.
+std::vector<KindParts> parts_of(const EvaluateReport& report) {
+  std::vector<KindParts> all;
+  std::map<std::pair<std::string_view, bool>, size_t> numbers;
+  for (const KindSummary& kind : report.summary.kinds) {
+    numbers[{kind.kind, kind.answers}] = all.size();
+    all.push_back({kind, {}, {}, {}});
   }
-  return runs;
+  for (const RunSummary& run : report.summary.runs)
+    all[numbers.at({run.kind, run.answers})].runs.push_back(&run);
+  for (const DepthSummary& part : report.summary.depths)
+    all[numbers.at({part.kind, true})].depths.push_back(&part);
+  for (const Correlation& one : report.correlations)
+    all[numbers.at({one.kind, one.answers})].correlations.push_back(&one);
+  return all;
 }
 
 // What became of the model: a row per run.
-std::string outcome_table(const EvaluateReport& report, const KindSummary& kind, const TextStyle& style) {
+std::string outcome_table(const EvaluateReport& report, const KindParts& parts, const TextStyle& style) {
+  const KindSummary& kind = parts.kind;
   const bool compares = report.base.has_value();
   TableRow headings{"policy", "budget", "KL", "s.e.", "dNLL", "s.e.", "top-1"};
   if (kind.answers) headings += {"exact", "tokens"};
   if (compares) headings += {"KL - base", "95 %"};
   headings += {"hidden", "entries", "stored"};
   std::vector<TableRow> rows{headings};
-  for (const RunSummary* run : runs_of(report, kind)) {
+  for (const RunSummary* run : parts.runs) {
     TableRow row{policy_cell(report, run->run), budget_cell(report, run->run)};
     row += with_error(run->kl);
     row += with_error(run->delta_nll);
@@ -91,9 +113,9 @@ std::string outcome_table(const EvaluateReport& report, const KindSummary& kind,
 }
 
 // What is to predict it: a row per run.
-std::string open_loop_table(const EvaluateReport& report, const KindSummary& kind, const TextStyle& style) {
+std::string open_loop_table(const EvaluateReport& report, const KindParts& parts, const TextStyle& style) {
   std::vector<TableRow> rows{{"policy", "budget", "L", "layer rel.", "theta", "lost mass", "recall"}};
-  for (const RunSummary* run : runs_of(report, kind)) {
+  for (const RunSummary* run : parts.runs) {
     const OpenLoop& figures = run->open_loop;
     rows.push_back({policy_cell(report, run->run), budget_cell(report, run->run), cell(figures.perturbation),
                     cell(figures.layer_relative), cell(figures.bound), cell(less_from_one(figures.kept_mass)),
@@ -104,20 +126,19 @@ std::string open_loop_table(const EvaluateReport& report, const KindSummary& kin
 }
 
 // KL by policy and budget; runs of one policy side by side.
-std::string divergence_plot(const EvaluateReport& report, const KindSummary& kind, const TextStyle& style) {
-  const std::vector<const RunSummary*> runs = runs_of(report, kind);
+std::string divergence_plot(const EvaluateReport& report, const KindParts& parts, const TextStyle& style) {
   std::vector<std::string> told;
   std::vector<Bar> bars;
-  for (const RunSummary* first : runs) {
+  for (const RunSummary* first : parts.runs) {
     const std::string policy = policy_cell(report, first->run);
     if (std::ranges::find(told, policy) != told.end()) continue;
     told.push_back(policy);
-    for (const RunSummary* run : runs) {
+    for (const RunSummary* run : parts.runs) {
       if (policy_cell(report, run->run) == policy)
         bars.push_back({policy, budget_cell(report, run->run), run->kl.mean});
     }
   }
-  return bar_chart(fmt::format("KL by budget, {}", traces::printable(kind.kind)), bars, style);
+  return bar_chart(fmt::format("KL by budget, {}", traces::printable(parts.kind.kind)), bars, style);
 }
 
 std::string heading_of(const KindSummary& kind) {
@@ -131,17 +152,17 @@ std::string heading_of(const KindSummary& kind) {
 }
 
 // Exact answers by depth: a row per run, a column per depth.
-std::string depth_table(const EvaluateReport& report, const KindSummary& kind, const TextStyle& style) {
+std::string depth_table(const EvaluateReport& report, const KindParts& parts, const TextStyle& style) {
   TableRow headings{"policy", "budget"};
   std::vector<TableRow> rows;
-  for (const DepthSummary& part : report.summary.depths) {
-    if (part.kind != kind.kind) continue;
-    if (!part.run) headings.push_back("depth " + shortest(part.depth));
-    const TableRow start = part.run ? TableRow{policy_cell(report, *part.run), budget_cell(report, *part.run)}
-                                    : TableRow{"full cache", ""};
+  for (const DepthSummary* part : parts.depths) {
+    if (!part->run) headings.push_back("depth " + shortest(part->depth));
+    const TableRow start = part->run
+                               ? TableRow{policy_cell(report, *part->run), budget_cell(report, *part->run)}
+                               : TableRow{"full cache", ""};
     const bool goes_on = !rows.empty() && std::equal(start.begin(), start.end(), rows.back().begin());
     if (!goes_on) rows.push_back(start);
-    rows.back().push_back(fmt::format("{}/{}", part.exact, part.tasks));
+    rows.back().push_back(fmt::format("{}/{}", part->exact, part->tasks));
   }
   if (rows.empty()) return "";
   rows.insert(rows.begin(), headings);
@@ -170,14 +191,12 @@ std::string correlation_table(const std::vector<const Correlation*>& correlation
 }
 
 // Nothing if no two runs could be ordered.
-std::string correlation_text(const EvaluateReport& report, const KindSummary& kind, const TextStyle& style) {
+std::string correlation_text(const KindParts& parts, const TextStyle& style) {
   std::string text;
   for (const Outcome outcome : kOutcomes) {
     std::vector<const Correlation*> found;
-    for (const Correlation& one : report.correlations) {
-      if (one.kind == kind.kind && one.answers == kind.answers && one.outcome == outcome)
-        found.push_back(&one);
-    }
+    std::ranges::copy_if(parts.correlations, std::back_inserter(found),
+                         [&](const Correlation* one) { return one->outcome == outcome; });
     if (std::ranges::none_of(found, [](const Correlation* one) { return one->policies > 1; })) continue;
     text += fmt::format(
         "\nDo these order the policies as {} does? Spearman's rank correlation of a task, pairs alike; other_half: the ceiling\n\n{}",
@@ -292,14 +311,14 @@ std::string text_report(const EvaluateReport& report, const TextStyle& style) {
   }
   std::string text = fmt::format(
       "{}\n  model {}\n  {} layers, {} query heads on {} KV heads; {} tasks, {}, {}; {:.1f} s of prefill, {:.1f} s of decoding\n",
-      one_line(report.model_path), traces::printable(model.name, 200), model.layers, model.query_heads,
-      model.kv_heads, report.result.tasks.size(), name(options.dtype), options.runs.front().backend, prefill,
-      decode);
-  for (const KindSummary& kind : report.summary.kinds) {
-    text += heading_of(kind) + outcome_table(report, kind, style);
-    if (kind.answers) text += depth_table(report, kind, style);
-    text += open_loop_table(report, kind, style) + correlation_text(report, kind, style);
-    if (style.plot) text += divergence_plot(report, kind, style);
+      one_line(report.model_path), traces::printable(model.name, traces::kMostQuoted), model.layers,
+      model.query_heads, model.kv_heads, report.result.tasks.size(), name(options.dtype),
+      options.runs.front().backend, prefill, decode);
+  for (const KindParts& parts : parts_of(report)) {
+    text += heading_of(parts.kind) + outcome_table(report, parts, style);
+    if (parts.kind.answers) text += depth_table(report, parts, style);
+    text += open_loop_table(report, parts, style) + correlation_text(parts, style);
+    if (style.plot) text += divergence_plot(report, parts, style);
   }
   return text;
 }

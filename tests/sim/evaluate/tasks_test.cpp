@@ -100,6 +100,29 @@ TEST(Tasks, MayBeNestedAsDeeplyAsTheyNeed) {
   EXPECT_THAT(refusal(deep), HasSubstr("nested deeper than 2 levels"));
 }
 
+TEST(Tasks, HaveKindsInTheOrderInWhichTheyAppear) {
+  std::vector<Task> tasks(4);
+  for (const size_t i : {0, 2, 3}) tasks[i].kind = "b";
+  tasks[1].kind = "a";
+  tasks[2].is_answer = true;
+  const std::vector<TaskKind> kinds = kinds_of(tasks);
+  ASSERT_EQ(kinds.size(), 3u);
+  EXPECT_EQ(kinds[0].name, "b");
+  EXPECT_FALSE(kinds[0].answers);
+  EXPECT_THAT(kinds[0].tasks, ElementsAre(0, 3));
+  EXPECT_EQ(kinds[1].name, "a");
+  EXPECT_THAT(kinds[1].tasks, ElementsAre(1));
+  EXPECT_EQ(kinds[2].name, "b");
+  EXPECT_TRUE(kinds[2].answers);
+  EXPECT_THAT(kinds[2].tasks, ElementsAre(2));
+}
+
+TEST(Tasks, OfAsManyKindsAreLookedUpNotSearched) {
+  std::vector<Task> tasks(300'000);
+  for (size_t i = 0; i < tasks.size(); ++i) tasks[i].kind = "kind " + std::to_string(i);
+  EXPECT_EQ(kinds_of(tasks).size(), tasks.size());  // a search takes minutes
+}
+
 TEST(TasksRefusal, NamesLineByteAndMember) {
   const std::string good = R"({"id":"a","prompt":[1],"answer":[1,2]})";
   EXPECT_EQ(refusal(good + "\n" + R"({"id":"b","prompt":[1,256],"answer":[1,2]})"),
