@@ -40,8 +40,17 @@ struct Fields<Header> {
 
 namespace {
 
+constexpr int64_t kMostFileBytes = int64_t{1} << 29;
+constexpr WrittenLimits kLineLimits{.bytes = size_t{1} << 29};
+constexpr size_t kMostTaken = size_t{1} << 31;  // by all lines, each while it is read; results keep a quarter
+
 // Every results file begins so.
 constexpr std::string_view kBeginning = R"({"format":"kvbound-evaluate-results")";
+
+// What is not UTF-8, such as a path, becomes U+FFFD.
+std::string text_of(const Document& json) {
+  return json.dump(-1, ' ', false, Document::error_handler_t::replace);
+}
 
 // Throws TraceError naming the first field, or item of a list, in which a file's evaluation is another one.
 void require_same(const std::string& path, const std::string& name, const Document& expected,
@@ -59,7 +68,7 @@ void require_same(const std::string& path, const std::string& name, const Docume
     }
   }
   const auto text = [](const Document& json) {
-    return json.is_null() ? "none" : traces::printable(json.dump(), 120);
+    return json.is_null() ? "none" : traces::printable(text_of(json), traces::kMostQuoted);
   };
   throw TraceError(path, -1, name,
                    fmt::format("is {} in these results and {} now: they are of another evaluation",
@@ -73,10 +82,11 @@ ResultsFile::ResultsFile(const std::string& path, const Document& evaluation) : 
   if (descriptor_ < 0) throw traces::io_error("open", path, errno);
   try {
     if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EWOULDBLOCK) throw IoError("cannot use " + path + ": another process does");
+      if (errno == EWOULDBLOCK)
+        throw IoError("cannot use " + without_middle(path) + ": another process does");
       throw traces::io_error("lock", path, errno);
     }
-    read(evaluation);
+    read(Document::parse(text_of(evaluation)));  // as it is written
   } catch (...) {
     close(descriptor_);
     throw;
@@ -96,12 +106,13 @@ void ResultsFile::add(const TaskResult& result) {
 }
 
 void ResultsFile::read(const Document& evaluation) {
-  const std::string text = traces::whole_text(path_);
+  const std::string text = traces::whole_text(path_, kMostFileBytes);
   const std::string_view beginning = std::string_view(text).substr(0, kBeginning.size());
   if (!kBeginning.starts_with(beginning))
     throw TraceError(path_, 0, "line 1",
                      "is not of a results file of kvbound evaluate; the file is left as it is");
   const size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
+  size_t all_taken = 0;
   for (size_t begin = 0, number = 1; begin < whole; ++number) {
     const size_t end = text.find('\n', begin);
     const std::string name = fmt::format("line {}", number);
@@ -110,7 +121,10 @@ void ResultsFile::read(const Document& evaluation) {
       if (number == 1) {
         require_same(path_, name, evaluation, parse_fields<Header>("the header", line).evaluation);
       } else {
-        TaskResult result = task_result_of(line);
+        size_t taken = 0;
+        TaskResult result = task_result_of(line, kLineLimits, &taken);
+        all_taken += taken;
+        if (all_taken > kMostTaken) throw Error("with the lines before it takes too much memory");
         std::string id = result.id;
         if (!results_.emplace(std::move(id), std::move(result)).second)
           throw TraceError(path_, static_cast<int64_t>(begin), name, "has a task that an earlier line has");
@@ -118,8 +132,9 @@ void ResultsFile::read(const Document& evaluation) {
     } catch (const TraceError&) {
       throw;
     } catch (const Error& error) {
-      throw TraceError(path_, static_cast<int64_t>(begin), name,
-                       "is no line of a results file: " + traces::printable(error.what(), 120));
+      throw TraceError(
+          path_, static_cast<int64_t>(begin), name,
+          "is no line of a results file: " + traces::printable(error.what(), traces::kMostQuoted));
     }
     begin = end + 1;
   }
@@ -129,7 +144,7 @@ void ResultsFile::read(const Document& evaluation) {
 }
 
 void ResultsFile::append(const Document& json) {
-  const std::string line = json.dump(-1, ' ', false, Document::error_handler_t::replace) + "\n";
+  const std::string line = text_of(json) + "\n";
   for (std::string_view rest = line; !rest.empty();) {
     const ssize_t written = write(descriptor_, rest.data(), rest.size());
     if (written < 0 && errno == EINTR) continue;

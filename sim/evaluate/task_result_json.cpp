@@ -47,8 +47,8 @@ void require_nonnegative(const std::string& name, const FieldsJson& json) {
 FieldsJson to_json(const RunFigures& run) { return fields_of(run); }
 FieldsJson to_json(const TaskResult& result) { return fields_of(result); }
 
-TaskResult task_result_of(std::string_view text) {
-  const auto result = parse_fields<TaskResult>("the task", text);
+TaskResult task_result_of(std::string_view text, const WrittenLimits& limits, size_t* taken) {
+  const auto result = parse_fields<TaskResult>("the task", text, limits, taken);
   require_nonnegative("the task", fields_of(result));
   return result;
 }

@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <kvbound/sim/options/written_json.hpp>
+
 #include "task_result.hpp"
 
 namespace kvbound::sim {
@@ -14,7 +16,7 @@ nlohmann::ordered_json to_json(const RunFigures& run);
 nlohmann::ordered_json to_json(const TaskResult& result);
 
 /// The result that to_json wrote, from text. Throws Error, naming the member, unless every member is there and of its kind, and
-/// none of its numbers negative.
-TaskResult task_result_of(std::string_view text);
+/// none of its numbers negative; as written_json, which has the other parameters.
+TaskResult task_result_of(std::string_view text, const WrittenLimits& limits = {}, size_t* taken = nullptr);
 
 }  // namespace kvbound::sim

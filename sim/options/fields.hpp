@@ -29,6 +29,8 @@
 #include <kvbound/reference/core/view.hpp>
 #include <kvbound/traces/messages.hpp>
 
+#include "written_json.hpp"
+
 namespace kvbound::sim {
 
 using FieldsJson = nlohmann::ordered_json;
@@ -53,11 +55,12 @@ FieldsJson fields_of(const Value& value);
 template <class Value>
 void read_fields(const char* name, const FieldsJson& json, Value& value);
 
-/// The same from text.
+/// The same from text, within the limits of written_json.
 template <class Value>
-Value parse_fields(const char* name, std::string_view text) {
+Value parse_fields(const char* name, std::string_view text, const WrittenLimits& limits = {},
+                   size_t* taken = nullptr) {
   Value value;
-  read_fields(name, FieldsJson::parse(text, nullptr, false), value);
+  read_fields(name, written_json(name, text, limits, taken), value);
   return value;
 }
 
@@ -179,7 +182,7 @@ template <class Value>
 void read(const char* name, const FieldsJson& json, std::map<std::string, Value>& map) {
   if (!json.is_object()) refuse(name, json, "an object");
   map.clear();
-  for (const auto& [key, value] : json.items()) read_fields(key.c_str(), value, map[key]);
+  for (const auto& [key, value] : json.items()) read_fields(traces::printable(key).c_str(), value, map[key]);
 }
 inline void read(const char* name, const FieldsJson& json, Matrix& matrix) {
   int64_t rows = 0, cols = 0;

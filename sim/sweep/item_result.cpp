@@ -258,7 +258,7 @@ ItemResult item_result_of(const std::string& path, std::string_view bytes) {
     throw TraceError(path, -1, "", "is no result of a sweep, or was damaged: its hash is another");
   try {
     ItemResult result;
-    read_fields("it", FieldsJson::from_cbor(body.begin(), body.end(), true, false), result);
+    read_fields("it", written_cbor("it", body), result);
     require_seconds("seconds", result.seconds);
     for (const RunPart& run : result.runs) {
       require_seconds("compress_seconds", run.compress_seconds);

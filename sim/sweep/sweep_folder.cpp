@@ -10,6 +10,8 @@
 #include <sstream>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/fields.hpp>
 #include <kvbound/traces/input_file.hpp>
@@ -37,6 +39,7 @@ using traces::OutputFile, traces::uninterrupted;
 
 constexpr std::array kParts{"plans", "results", "runs", "attempts"};
 constexpr const char* kClaims = "claims";
+constexpr int64_t kMostKeysBytes = int64_t{16} << 20;  // of runs, a line each
 
 void write_file(const std::string& path, std::string_view text,
                 OutputFile::Durability durability = OutputFile::Durability::machine) {
@@ -72,7 +75,7 @@ void make_folder(const fs::path& path) {
 // A file's text; empty if it cannot be read.
 std::string text_or_none(const std::string& path) {
   try {
-    return traces::whole_text(path);
+    return traces::whole_text(path, kMostKeysBytes);
   } catch (const Error&) {
     return "";
   }
@@ -127,7 +130,7 @@ bool SweepFolder::is_one(const std::string& path) {
 
 std::optional<std::string> SweepFolder::note(const std::string& name) const {
   const std::string path = (fs::path(path_) / name).string();
-  return fs::exists(path) ? std::optional(traces::whole_text(path)) : std::nullopt;
+  return fs::exists(path) ? std::optional(traces::whole_text(path, kMostWrittenFileBytes)) : std::nullopt;
 }
 
 void SweepFolder::keep_note(const std::string& name, const std::string& text) const {
@@ -137,7 +140,7 @@ void SweepFolder::keep_note(const std::string& name, const std::string& text) co
 Sweep SweepFolder::sweep(const std::optional<std::string>& hash) const {
   const fs::path folder(path_);
   const std::string path = (hash ? folder / "plans" / (*hash + ".json") : folder / "plan.json").string();
-  const std::string text = traces::whole_text(path);
+  const std::string text = traces::whole_text(path, kMostWrittenFileBytes);
   if (hash && traces::sha256_of(text) != *hash)
     throw TraceError(path, -1, "", "was damaged: its hash is another than its name");
   return parse_sweep(path, text);
@@ -186,18 +189,23 @@ void SweepFolder::remove_result(const std::string& file) const {
 }
 
 ItemResult SweepFolder::result(const std::string& file) const {
-  return item_result_of(result_path(file), traces::whole_text(result_path(file)));
+  return item_result_of(result_path(file), traces::whole_text(result_path(file), kMostWrittenFileBytes));
 }
 
 void SweepFolder::keep_result(const std::string& file, const ItemResult& result) const {
-  const std::string path = result_path(file);
+  const std::string path = result_path(file), bytes = bytes_of(result);
+  if (std::ssize(bytes) > kMostWrittenFileBytes)
+    throw TraceError(path, -1, "",
+                     fmt::format("would have {} bytes; expected at most {} MiB: give the plan fewer "
+                                 "layers_per_item or policies_per_item",
+                                 bytes.size(), kMostWrittenFileBytes >> 20));
   make_folder(fs::path(path).parent_path());
   std::string keys;
   for (const RunPart& run : result.runs) keys += run.key + "\n";
   // Before the results, which are found by it.
   if (!fs::exists(runs_path(file)) || text_or_none(runs_path(file)) != keys)
     write_file(runs_path(file), keys);
-  write_file(path, bytes_of(result));
+  write_file(path, bytes);
 }
 
 std::vector<std::string> SweepFolder::runs_of(const std::string& file) const {
@@ -224,7 +232,7 @@ std::vector<Attempt> SweepFolder::attempts(const std::string& file) const {
   const std::string path = attempts_path(file);
   if (!fs::exists(path)) return {};
   try {
-    return parse_fields<std::vector<Attempt>>("attempts", traces::whole_text(path));
+    return parse_fields<std::vector<Attempt>>("attempts", traces::whole_text(path, kMostWrittenFileBytes));
   } catch (const Error&) {  // damaged
     return {Attempt{}};
   }

@@ -7,6 +7,7 @@ usage: evaluate_test.py KVBOUND      KVBOUND: the program's path
 """
 import csv
 import json
+import os
 import signal
 import time
 
@@ -263,6 +264,29 @@ class Resumptions(EvaluateTest):
             refused('task "task 0": has other tokens, steps, layers or runs', [json.dumps(changed), *lines[1:]])
         refused('task "task 0": has other', [json.dumps(json.loads(lines[0]) | {"steps": 99})])
         refused("at byte .*line 5: has a task that an earlier line has", [*lines, lines[1]])
+
+    def test_results_that_are_nested_deeply_or_large_are_refused(self):
+        self.evaluate(self.POLICIES, "--resume", "results")
+        (self.folder / "out.json").unlink()
+        header, *lines = (self.folder / "results").read_text().splitlines()
+        deep = "[" * 200_000 + "]" * 200_000
+
+        def refused(pattern, text):
+            (self.folder / "results").write_text(text + "\n")
+            self.refuses(INVALID, f"^kvbound: results: {pattern}", "evaluate", "model", "tasks.jsonl", "--policy",
+                         ",".join(self.POLICIES), "--budget", "50%", "--resume", "results")
+        refused("at byte 0: line 1: .*: the header is nested deeper than 32 levels",
+                json.dumps(json.loads(header) | {"evaluation": "@"}).replace(" ", "").replace('"@"', deep))
+        refused("at byte [0-9]+: line 2: .*: the task is nested deeper", header + '\n{"id":' + deep + "}")
+        refused("at byte [0-9]+: line 2: .*: the task takes more than 512 MiB of memory", header + '\n{"id":[' + "0," * 20_000_000 + "0]}")
+
+    def test_names_that_are_not_utf_8_may_be_resumed(self):
+        os.rename(self.folder / "model", os.fsencode(self.folder) + b"/mod\xe8le")
+        arguments = ("evaluate", os.fsdecode(b"mod\xe8le"), "tasks.jsonl", "--policy", "tova", "--budget", "50%", "--resume", "results")
+        self.passes(*arguments)
+        before = (self.folder / "results").read_bytes()
+        self.passes(*arguments, "--json", "out.json")
+        self.assertEqual((self.folder / "results").read_bytes(), before)
 
     def test_other_files_are_refused_and_left(self):
         (self.folder / "results").write_text("a letter\n")

@@ -149,6 +149,9 @@ TEST(ItemResults, AreNotReadFromOtherDocuments) {
   changed["layers"][0] = "\xff";  // no UTF-8, which CBOR does not look for
   EXPECT_THAT(refusal(changed), HasSubstr("p: is no result of a sweep: layers is \""));
   EXPECT_THAT(refusal(nlohmann::ordered_json::array()), HasSubstr("is no result of a sweep"));
+  const std::string lists(1'000'000, '\x81');  // each of one item
+  EXPECT_THAT(test::message_of<TraceError>([&] { item_result_of("p", traces::sha256_of(lists) + lists); }),
+              HasSubstr("is no result of a sweep: it is nested deeper than 32 levels"));
 }
 
 }  // namespace
