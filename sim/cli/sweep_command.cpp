@@ -17,6 +17,7 @@
 #include <kvbound/sim/sweep/slurm_engine.hpp>
 #include <kvbound/sim/sweep/sweep_folder.hpp>
 #include <kvbound/sim/sweep/worker.hpp>
+#include <kvbound/traces/messages.hpp>
 
 #include "commands.hpp"
 #include "gather_files.hpp"
@@ -86,7 +87,7 @@ Share share_of(const CommandLine& line, const char* option) {
   const auto index = parse_integer(text.substr(0, slash));
   const auto count = slash == std::string::npos ? std::nullopt : parse_integer(text.substr(slash + 1));
   if (!index || !count || *count < 1 || *index < 0 || *index >= *count)
-    throw UsageError(fmt::format("--{} '{}': expected I/N with 0 <= I < N", option, one_line(text)));
+    throw UsageError(fmt::format("--{} {}: expected I/N with 0 <= I < N", option, traces::quoted(text)));
   return {*index, *count};
 }
 
@@ -113,7 +114,7 @@ void refuse_control_characters(const CommandLine& line) {
 SweepRequest parse_sweep_request(const CommandLine& line) {
   const std::string engine = line.text("engine").value_or("local");
   if (engine != "local" && engine != "slurm")
-    throw UsageError(fmt::format("--engine '{}': expected local or slurm", one_line(engine)));
+    throw UsageError(fmt::format("--engine {}: expected local or slurm", traces::quoted(engine)));
   SweepRequest request;
   request.slurm = engine == "slurm";
   if (request.slurm) {
@@ -144,7 +145,7 @@ SweepRequest parse_sweep_request(const CommandLine& line) {
   return request;
 }
 
-// The sweep that the command line names, and its hash in the folder.
+// The sweep that the command line names, and its hash in the folder, if it could be kept there.
 struct Chosen {
   Sweep sweep;
   std::string hash;
@@ -160,6 +161,16 @@ std::optional<Sweep> earlier_sweep(const SweepFolder& folder) {
   }
 }
 
+// Calls keep(). A list needs nothing of what is kept for later, so that whoever may only read a folder can print it.
+template <class Keep>
+void keep_unless_listing(const CommandLine& line, const Keep& keep) {
+  try {
+    keep();
+  } catch (const IoError&) {
+    if (!line.has("list")) throw;
+  }
+}
+
 Chosen choose(const CommandLine& line, const SweepRequest& request, const SweepFolder& folder) {
   const std::vector<std::string> plans = line.positionals("PLAN", 0, 1);
   if (request.hash) {
@@ -168,17 +179,18 @@ Chosen choose(const CommandLine& line, const SweepRequest& request, const SweepF
   }
   if (plans.empty()) {
     if (!SweepFolder::is_one(folder.path()))
-      throw UsageError("no PLAN, and none in " + one_line(folder.path()));
-    Sweep latest = folder.sweep();
-    const std::string hash = folder.keep_sweep(latest);
-    return {std::move(latest), hash};
+      throw UsageError("no PLAN, and none in " + one_line(without_middle(folder.path())));
+    Chosen latest{folder.sweep(), ""};
+    keep_unless_listing(line, [&] { latest.hash = folder.keep_sweep(latest.sweep); });
+    return latest;
   }
   const std::optional<Sweep> earlier = earlier_sweep(folder);
   Progress progress("hashing", !line.has("quiet"));
-  Sweep sweep = resolve(read_plan(plans.front()), earlier ? &*earlier : nullptr, header_options(line),
-                        [&](int64_t done, int64_t whole) { progress.update(done, whole); });
-  const std::string hash = folder.keep_sweep(sweep);
-  return {std::move(sweep), hash};
+  Chosen chosen{resolve(read_plan(plans.front()), earlier ? &*earlier : nullptr, header_options(line),
+                        [&](int64_t done, int64_t whole) { progress.update(done, whole); }),
+                ""};
+  keep_unless_listing(line, [&] { chosen.hash = folder.keep_sweep(chosen.sweep); });
+  return chosen;
 }
 
 int be_worker(const CommandLine& line, const SweepFolder& folder, const SweepRequest& request) {
@@ -265,7 +277,7 @@ int tell_given_up(const Sweep& sweep, const std::vector<PlannedItem>& items, con
     if (found == outcome.given_up.end()) continue;
     std::cerr << fmt::format("kvbound: {}: given up after {} tries; the last: {}\n",
                              text_of(item.item, sweep), found->second.size(),
-                             one_line(found->second.back().problem.value_or("")));
+                             one_line(without_middle(found->second.back().problem.value_or(""))));
   }
   return outcome.given_up.empty() ? outcome.exit_code : kWorld;
 }
@@ -323,7 +335,7 @@ int run_on_slurm(const CommandLine& line, const SweepRequest& request, const Swe
       request.json, request.csv};
   const std::string job = submit_array(folder, chosen.hash, options);
   std::cout << fmt::format("job {}: {} tasks for {} items; logs in {}/slurm\n", job, options.jobs,
-                           std::ssize(agenda.items) - agenda.done, one_line(folder.path()))
+                           std::ssize(agenda.items) - agenda.done, one_line(without_middle(folder.path())))
             << std::flush;
   if (options.json || options.csv) submit_gathering(folder, chosen.hash, options, job);
   if (!line.has("wait")) return kPass;
@@ -353,7 +365,7 @@ int sweep_command(const Arguments& arguments) {
     calibrate(folder, chosen.sweep, *request.calibrate, request.quiet);
   }
   const CostRates rates = measured_rates(folder, chosen.sweep);
-  keep_rates(folder, rates);
+  keep_unless_listing(line, [&] { keep_rates(folder, rates); });
   const Agenda agenda = agenda_of(folder, chosen.sweep, rates);
   if (line.has("list")) {
     std::cout << list_of(chosen.sweep, agenda, rates);

@@ -6,17 +6,20 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/options/runs.hpp>
+#include <kvbound/traces/messages.hpp>
 
 #include "device.hpp"
 
 namespace kvbound::sim {
 
+bool is_backend(std::string_view name) { return name == kReference || name == "emulated" || name == "cuda"; }
+
 void require_backend(std::string_view name) {
   if (name == "cuda") {
     if (const DeviceSearch search = find_device(); !search.found)
       throw NoDevice("no CUDA device: " + search.why);
-  } else if (name != kReference && name != "emulated") {
-    throw InvalidPolicy("no backend '" + std::string(name) + "'; known backends: reference, emulated, cuda");
+  } else if (!is_backend(name)) {
+    throw InvalidPolicy("no backend " + traces::quoted(name) + "; known backends: reference, emulated, cuda");
   }
 }
 

@@ -11,6 +11,7 @@
 
 namespace kvbound::sim {
 
+bool is_backend(std::string_view name);
 /// Throws InvalidPolicy, listing the backends, if there is no backend of this name; NoDevice if it cannot run on this
 /// machine.
 void require_backend(std::string_view name);

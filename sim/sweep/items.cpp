@@ -25,14 +25,11 @@ std::string digest(const Document& json, size_t digits) {
 using RunBlocks = std::vector<std::shared_ptr<const std::vector<size_t>>>;
 
 RunBlocks run_blocks(const Sweep& sweep) {
-  std::vector<Policy> policies;  // in the order in which they first appear
+  std::map<std::string, size_t> policies;  // with their numbers, in the order in which they first appear
   std::vector<std::vector<size_t>> blocks;
   for (size_t r = 0; r < sweep.runs.size(); ++r) {
-    const Policy& policy = sweep.runs[r].policy.policy;
-    const auto found = std::ranges::find(policies, policy);
-    const auto index = static_cast<size_t>(found - policies.begin());
-    if (found == policies.end()) policies.push_back(policy);
-    const size_t block = index / static_cast<size_t>(sweep.policies_per_item);
+    const auto number = policies.emplace(canonical(sweep.runs[r].policy.policy), policies.size()).first;
+    const size_t block = number->second / static_cast<size_t>(sweep.policies_per_item);
     if (block >= blocks.size()) blocks.resize(block + 1);
     blocks[block].push_back(r);
   }
@@ -68,9 +65,9 @@ std::vector<SweepItem> items_of(const Sweep& sweep) {
 }
 
 std::string text_of(const SweepItem& item, const Sweep& sweep) {
-  return fmt::format("{}, layer{} {}, {} run{}", traces::printable(sweep.traces[item.trace].info.path, 200),
-                     item.layers.size() == 1 ? "" : "s", traces::layer_list(item.layers), item.runs->size(),
-                     item.runs->size() == 1 ? "" : "s");
+  return fmt::format("{}, layer{} {}, {} run{}", traces::printable_path(sweep.traces[item.trace].info.path),
+                     item.layers.size() == 1 ? "" : "s", without_middle(traces::layer_list(item.layers)),
+                     item.runs->size(), item.runs->size() == 1 ? "" : "s");
 }
 
 std::string key_of(const Run& run) {

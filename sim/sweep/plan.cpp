@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
+#include <set>
 #include <string_view>
 
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/json_field.hpp>
+#include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -55,6 +59,15 @@ std::vector<NamedPolicy> with_seeds(const std::vector<NamedPolicy>& policies,
     }
   }
   return all;
+}
+
+// Throws TraceError if there would be more than kMostRuns.
+void require_runs(const JsonField& plan, std::initializer_list<size_t> factors) {
+  int64_t runs = 1;
+  for (const size_t factor : factors) {
+    runs *= static_cast<int64_t>(factor);  // each at most kMostRuns, or the items of a list
+    if (runs > kMostRuns) plan.refuse(fmt::format("makes more than {} runs", kMostRuns));
+  }
 }
 
 // Calls read(); InvalidPolicy becomes an error of the field.
@@ -108,18 +121,28 @@ SweepPlan read_plan(const std::string& path) {
   const auto base = text(root, "base");
   if (base) plan.base = reading(root.member("base"), [&] { return parse_policy(*base); });
   const JsonField policies = root.member("policies");
-  plan.policies = reading(policies, [&] { return with_seeds(named_policies(texts(policies), base), seeds); });
+  const std::vector<NamedPolicy> unseeded =
+      reading(policies, [&] { return named_policies(texts(policies), base); });
+  require_runs(root, {unseeded.size(), std::max<size_t>(1, seeds.size())});
+  plan.policies = with_seeds(unseeded, seeds);
   const auto is_base = [&](const NamedPolicy& named) { return named.policy == *plan.base; };
   if (plan.base && std::ranges::none_of(plan.policies, is_base))
     root.member("base").refuse("draws random numbers with a seed that is not among the seeds");
-  for (size_t i = 0; i < plan.policies.size(); ++i) {
-    if (std::ranges::count(plan.policies, plan.policies[i].policy, &NamedPolicy::policy) > 1)
-      policies.refuse(fmt::format("'{}' is listed twice, with its seed", plan.policies[i].label));
+  std::set<std::string> known;
+  for (const NamedPolicy& one : plan.policies) {
+    if (!known.insert(canonical(one.policy)).second)
+      policies.refuse(fmt::format("{} is listed twice, with its seed", traces::quoted(one.label)));
   }
   plan.budgets = budgets_of(root.member("budgets"));
   const auto backends = root.find("backends"), merge_bounds = root.find("merge_bounds");
   plan.backends = backends ? texts(*backends) : std::vector{std::string(kReference)};
-  if (backends) refuse_twice(*backends, plan.backends);
+  if (backends) {
+    for (const JsonField& item : backends->items()) {
+      if (!is_backend(item.text())) item.expected("reference, emulated or cuda");
+    }
+    refuse_twice(*backends, plan.backends);
+  }
+  require_runs(root, {plan.policies.size(), plan.budgets.size(), plan.backends.size()});
   plan.layers = text(root, "layers");
   plan.steps = at_least_one(root, "steps");
   plan.recall_of = at_least_one(root, "recall").value_or(plan.recall_of);

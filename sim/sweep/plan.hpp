@@ -26,6 +26,9 @@ struct SweepPlan {
   std::optional<int64_t> policies_per_item;
 };
 
+/// The most runs of a plan: policies with each of their seeds, at all budgets, on all backends.
+inline constexpr int64_t kMostRuns = 100'000;
+
 /// Reads a plan: a JSON object. Its members:
 ///
 ///     format             "kvbound-sweep-plan"

@@ -148,9 +148,10 @@ std::vector<std::string> matches_of(const SweepPlan& plan, const std::string& pa
   globfree(&found);
   if (failed == GLOB_NOSPACE) throw std::bad_alloc();
   if (failed == GLOB_ABORTED)
-    throw IoError("cannot read a folder of the pattern " + traces::in_quotes(pattern, 200));
+    throw IoError("cannot read a folder of the pattern " + traces::in_quotes(pattern, traces::kMostQuoted));
   if (paths.empty())
-    throw TraceError(plan.path, -1, "traces", traces::in_quotes(pattern, 200) + ": no file has such a name");
+    throw TraceError(plan.path, -1, "traces",
+                     traces::in_quotes(pattern, traces::kMostQuoted) + ": no file has such a name");
   return paths;
 }
 
@@ -160,7 +161,7 @@ std::vector<std::string> paths_of(const SweepPlan& plan) {
   for (const std::string& pattern : plan.traces) {
     for (const std::string& path : matches_of(plan, pattern)) {
       if (!taken.insert(std::filesystem::weakly_canonical(path)).second)
-        throw TraceError(plan.path, -1, "traces", traces::in_quotes(path, 200) + " is listed twice");
+        throw TraceError(plan.path, -1, "traces", traces::printable_path(path) + " is listed twice");
       paths.push_back(path);
     }
   }
@@ -174,12 +175,12 @@ Scope scope_of(const SweepPlan& plan, const traces::TraceInfo& info) {
     throw TraceError(
         plan.path, -1, "layers",
         fmt::format("is {}; {} has layers 0 to {}, and lists such as 0,3-5 ascend", traces::in_quotes(text),
-                    traces::printable(info.path, 200), info.layers - 1));
+                    traces::printable_path(info.path), info.layers - 1));
   }
   if (plan.steps && *plan.steps > info.decode_tokens) {
     throw TraceError(plan.path, -1, "steps",
                      fmt::format("is {}; {} has {} decode steps", *plan.steps,
-                                 traces::printable(info.path, 200), info.decode_tokens));
+                                 traces::printable_path(info.path), info.decode_tokens));
   }
   return {*layers, plan.steps.value_or(info.decode_tokens), std::min(plan.recall_of, info.prompt_tokens),
           plan.merge_bounds, false};
@@ -204,6 +205,49 @@ class KnownHashes {
   std::map<Key, std::string> hashes_;
 };
 
+// JSON, in which a sweep is kept, has no other text.
+bool is_utf8(const std::string& text) {
+  try {
+    FieldsJson(text).dump();
+    return true;
+  } catch (const FieldsJson::type_error&) {
+    return false;
+  }
+}
+
+constexpr int64_t kMostLayers = int64_t{1} << 20;   // of a trace
+constexpr int64_t kMostBudgets = int64_t{1} << 26;  // one for each run and layer
+constexpr int64_t kMostItems = int64_t{1} << 22;    // of a sweep
+constexpr int64_t kMostCount = INT32_MAX;           // of anything else, as traces::Trace
+
+// Throws Error for what no trace has, or no computer can hold, before anything of that size is made.
+void require_sound(const SweepTrace& trace, int64_t runs) {
+  const auto require = [](const char* what, int64_t number, int64_t least, int64_t most) {
+    if (number >= least && number <= most) return;
+    throw Error(fmt::format("{} is {}; expected {} to {}", what, number, least, most));
+  };
+  const traces::TraceInfo& info = trace.info;
+  require("layers", info.layers, 1, std::min(kMostLayers, kMostBudgets / runs));
+  require("query_heads", info.shape.query_heads, 1, kMostCount);
+  require("kv_heads", info.shape.kv_heads, 1, info.shape.query_heads);
+  require("head_dim", info.shape.head_dim, 1, kMostCount);
+  require("model_dim", info.shape.model_dim, 1, kMostCount);
+  require("prompt_tokens", info.prompt_tokens, 1, kMostCount);
+  require("decode_tokens", info.decode_tokens, 0, kMostCount);
+  require("window_queries", info.window_queries, 1, info.prompt_tokens);
+}
+
+// How many items_of gives, if not too many.
+int64_t item_count(const Sweep& sweep) {
+  const auto blocks = [](int64_t all, int64_t block) { return all / block + (all % block != 0); };
+  std::set<std::string> policies;
+  for (const Run& run : sweep.runs) policies.insert(canonical(run.policy.policy));
+  int64_t layers = 0;
+  for (const SweepTrace& trace : sweep.traces)
+    layers += blocks(std::ssize(trace.scope.layers), sweep.layers_per_item);
+  return layers * blocks(std::ssize(policies), sweep.policies_per_item);
+}
+
 // Throws Error for what no plan gives.
 void require_sound(const Sweep& sweep) {
   const auto require = [](bool sound, const char* what) {
@@ -211,7 +255,9 @@ void require_sound(const Sweep& sweep) {
   };
   require(sweep.layers_per_item >= 1 && sweep.policies_per_item >= 1, "items of no layers or policies");
   require(!sweep.runs.empty() && !sweep.traces.empty(), "no runs or traces");
+  require(std::ssize(sweep.runs) <= kMostRuns, "too many runs");
   for (const SweepTrace& trace : sweep.traces) {
+    require_sound(trace, std::ssize(sweep.runs));
     const std::vector<int64_t>& layers = trace.scope.layers;
     const bool ascend = std::ranges::adjacent_find(layers, std::greater_equal()) == layers.end();
     require(!layers.empty() && ascend && layers.front() >= 0 && layers.back() < trace.info.layers,
@@ -219,6 +265,7 @@ void require_sound(const Sweep& sweep) {
     require(trace.scope.steps >= 0 && trace.scope.steps <= trace.info.decode_tokens,
             "steps that a trace has not");
   }
+  if (item_count(sweep) > kMostItems) throw Error(fmt::format("it has more than {} items", kMostItems));
 }
 
 }  // namespace
@@ -241,8 +288,17 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::
     SweepTrace& planned = sweep.traces.emplace_back();
     planned = {std::filesystem::absolute(path).lexically_normal().string(), "", fingerprint_of(trace),
                trace.info(), scope_of(plan, trace.info())};
+    if (!is_utf8(planned.file))
+      throw TraceError(plan.path, -1, "traces",
+                       traces::printable_path(planned.file) + " is not UTF-8, in which sweeps keep paths");
     planned.sha256 = known.of(planned);
     if (planned.sha256.empty()) whole += bytes_of(trace);
+  }
+  try {
+    require_sound(sweep);
+  } catch (const Error& error) {
+    throw TraceError(plan.path, -1, "",
+                     std::string("makes a sweep that cannot be computed: ") + error.what());
   }
   for (SweepTrace& planned : sweep.traces) {
     if (!planned.sha256.empty()) continue;

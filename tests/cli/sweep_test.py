@@ -253,9 +253,71 @@ class Sweeps(SweepTest):
         self.refuses(INVALID, r"^kvbound: plan.json: .*policies: ", "sweep", "plan.json", "--out", "study")
         self.write_plan(policies=["snapkv:window=9"])
         self.refuses(USAGE, r"a.safetensors: policy 'snapkv:window=9' at budget 30%", "sweep", "plan.json", "--out", "study")
+        self.write_plan(policies=[POLICIES[0]], backends=["reference", "gpu"])
+        self.refuses(INVALID, r'plan.json: at byte \d+: backends\[1\]: is "gpu"; expected reference, emulated or cuda', "sweep", "plan.json",
+                     "--out", "study")
+        self.write_plan(policies=["random:window=4"], base=None, seeds=list(range(10_000)), budgets=[str(8 + i) for i in range(11)])
+        plan = json.loads((self.folder / "plan.json").read_text())
+        del plan["base"]
+        (self.folder / "plan.json").write_text(json.dumps(plan))
+        self.refuses(INVALID, "plan.json: .*makes more than 100000 runs", "sweep", "plan.json", "--out", "study")
+        self.write_plan(traces=["x" * 5000])
+        result = self.run_program("sweep", "plan.json", "--out", "study")
+        self.assertEqual(result.returncode, INVALID)
+        self.assertNotIn("x" * 121, result.stderr)
+        self.write_plan()
         for option, value in (("--share", "3/3"), ("--share", "a"), ("--jobs", "0"), ("--engine", "pbs"), ("--retries", "-1")):
             self.refuses(USAGE, option, "sweep", "plan.json", "--out", "study", option, value)
         self.refuses(USAGE, "--sbatch is for --engine slurm", "sweep", "plan.json", "--out", "study", "--sbatch", "x")
+
+
+    def test_plans_and_results_that_are_nested_deeply_are_refused(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--quiet")
+        deep, plan = "[" * 200_000 + "]" * 200_000, self.folder / "study/plan.json"
+        good = plan.read_text()
+        plan.write_text(good.replace('"layers": ', f'"deep": {deep}, "layers": ', 1))
+        for arguments in (("gather", "study"), ("sweep", "--out", "study")):
+            self.refuses(INVALID, r"plan\.json: is no sweep of kvbound: it is nested deeper than 32 levels", *arguments)
+        for layers in (2**28, 2**62):
+            plan.write_text(re.sub(r'"layers": \d+', f'"layers": {layers}', good))
+            self.refuses(INVALID, rf"plan\.json: .*layers is {layers}; expected 1 to 1048576", "gather", "study")
+        plan.write_text(good)
+        for path in (self.folder / "study/results").glob("*/*"):
+            lists = b"\x81" * 1_000_000
+            path.write_bytes(hashlib.sha256(lists).hexdigest().encode() + lists)
+        self.refuses(INVALID, r"is no result of a sweep: it is nested deeper than 32 levels", "gather", "study")
+
+    def test_notes_and_attempts_that_are_nested_deeply_are_passed_over(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--calibrate", "1", "--list")
+        deep = "[" * 200_000 + "]" * 200_000
+        (self.folder / "study/rates.json").write_text(deep)
+        done = self.results()
+        self.passes("sweep", "--out", "study", "--quiet")
+        for path in (self.folder / "study/results").glob("*/*"):  # to be computed again, after an attempt that cannot be read
+            if path.name not in done:
+                path.unlink()
+                (self.folder / "study/attempts" / path.name).write_text(deep)
+        self.passes("sweep", "--out", "study", "--quiet")
+        self.check_gathered()
+
+    def test_names_that_are_not_utf_8_are_refused_where_they_are_planned(self):
+        (self.folder / "c.safetensors").rename(os.fsdecode(os.fsencode(self.folder) + b"/\xe8.safetensors"))
+        self.refuses(INVALID, r"^kvbound: plan.json: traces: .*/\\xe8.safetensors is not UTF-8", "sweep", "plan.json", "--out", "study")
+
+    def test_a_folder_that_may_only_be_read_is_listed(self):
+        self.passes("sweep", "plan.json", "--out", "study", "--list", "--calibrate", "2")
+        self.folder.chmod(0o755)
+        for path in (self.folder / "study").rglob("*"):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        (self.folder / "study").chmod(0o555)
+        self.addCleanup(lambda: [path.chmod(0o755) for path in [self.folder / "study", *(self.folder / "study").rglob("*")]])
+        nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        before = kvbound_cli.contents(self.folder)
+        for arguments in (("--out", "study", "--list"), ("plan.json", "--out", "study", "--list")):
+            listed = self.passes("sweep", *arguments, **nobody)
+            self.assertRegex(listed, r"6 items, 2 done; to do: [0-9.e-]+ s of one process, by rates of 2 finished items")
+        self.refuses(WORLD, "study/plan", "sweep", "--out", "study", **nobody)
+        self.assertEqual(kvbound_cli.contents(self.folder), before)
 
 
 class Faults(SweepTest):

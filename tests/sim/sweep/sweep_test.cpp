@@ -82,6 +82,20 @@ TEST(Sweeps, AreNotReadIfTheySayWhatNoPlanGives) {
               HasSubstr(none + "layers that"));
   EXPECT_THAT(refusal([](auto& json) { json["traces"][0]["scope"]["steps"] = 3; }),
               HasSubstr(none + "steps that"));
+  for (const int64_t layers : {int64_t{0}, int64_t{1} << 28, int64_t{1} << 62})
+    EXPECT_THAT(refusal([layers](auto& json) { json["traces"][0]["info"]["layers"] = layers; }),
+                HasSubstr("layers is " + std::to_string(layers) + "; expected 1 to 1048576"));
+  EXPECT_THAT(refusal([](auto& json) { json["traces"][0]["info"]["prompt_tokens"] = INT64_MAX; }),
+              HasSubstr("prompt_tokens is 9223372036854775807; expected 1 to 2147483647"));
+  EXPECT_THAT(refusal([](auto& json) { json["runs"] = std::vector(100'001, json["runs"][0]); }),
+              HasSubstr(none + "too many runs"));
+  EXPECT_THAT(refusal([](auto& json) {
+                json["traces"][0]["info"]["layers"] = 1'000'000;
+                auto& layers = json["traces"][0]["scope"]["layers"] = nlohmann::ordered_json::array();
+                for (int l = 0; l < 1'000'000; ++l) layers.push_back(l);
+                json["traces"] = std::vector(5, json["traces"][0]);
+              }),
+              HasSubstr(none + "more than 4194304 items"));
   EXPECT_THAT(refusal([](auto& json) { json["traces"][0]["info"].erase("scale"); }),
               HasSubstr("scale is missing"));
   EXPECT_EQ(refusal([](auto&) {}), "no error");
