@@ -221,7 +221,6 @@ int replay_command(const Arguments& arguments) {
   }
   files.prepare();
   flush_standard_output();
-  if (targets) targets->keep();
   for (std::vector<Dump>& trace_dumps : dumps) {
     for (Dump& dump : trace_dumps) dump.commit();
   }

@@ -55,11 +55,6 @@ DumpTargets::~DumpTargets() {
   while (!made_.empty()) made_.pop_back();
 }
 
-void DumpTargets::keep() {
-  for (traces::TemporaryName& folder : made_) folder.release();
-  made_.clear();
-}
-
 std::string DumpTargets::spool_folder() const {
   if (single_file_ && fs::is_other(targets_.front())) return fs::temp_directory_path().string();
   fs::path folder = single_file_ ? targets_.front().parent_path() : targets_.front();

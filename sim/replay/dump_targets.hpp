@@ -21,8 +21,7 @@ class DumpTargets {
   ///         would replace another file of this command; IoError if a single file's folder does not exist
   DumpTargets(const std::string& target, const std::vector<std::string>& traces, const std::vector<Run>& runs,
               OutputPaths& outputs);
-  /// Removes the folders that make_folders created and that are still empty, unless keep() was called; so does a signal that ends the
-  /// program.
+  /// Removes the folders that make_folders created and that are still empty; so does a signal that ends the program.
   ~DumpTargets();
   DumpTargets(const DumpTargets&) = delete;
   DumpTargets& operator=(const DumpTargets&) = delete;
@@ -34,7 +33,6 @@ class DumpTargets {
 
   /// Creates the folders that do not exist yet. Throws IoError.
   void make_folders();
-  void keep();
 
  private:
   bool single_file_;

@@ -88,18 +88,20 @@ TEST(DumpTargets, RefuseAFileWhereAFolderIsNeeded) {
       << "one dump replaces it";
 }
 
-TEST(DumpTargets, RemoveTheFoldersTheyMadeUnlessTheyAreKept) {
+TEST(DumpTargets, RemoveTheFoldersTheyMadeIfTheyAreEmpty) {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder.path("there"));
-  for (const bool keep : {false, true}) {
+  for (const bool full : {false, true}) {
     {
       DumpTargets targets =
           targets_for(folder.path("there/new/newer"), {"a.safetensors", "b.safetensors"}, 1);
       targets.make_folders();
       EXPECT_TRUE(std::filesystem::is_directory(folder.path("there/new/newer/b")));
-      if (keep) targets.keep();
+      if (full) folder.write("there/new/newer/b/dump", "x");
     }
-    EXPECT_EQ(std::filesystem::exists(folder.path("there/new")), keep);
+    EXPECT_EQ(std::filesystem::exists(folder.path("there/new/newer/b/dump")), full);
+    EXPECT_EQ(std::filesystem::exists(folder.path("there/new")), full);
+    EXPECT_FALSE(std::filesystem::exists(folder.path("there/new/newer/a")));
     EXPECT_TRUE(std::filesystem::exists(folder.path("there")));
   }
 }
