@@ -74,7 +74,7 @@ TEST(StrictJson, IsRefusedIfItsValuesTakeMuchMemory) {
     for (int i = 1; i < count; ++i) text += "," + item;
     return text + "]}";
   };
-  EXPECT_EQ(refusal(list("0", 15'000), limits), "no error");
+  EXPECT_EQ(refusal(list("0", 8'000), limits), "no error");
   for (const char* item : {"0", "null", "-0.12345678901234567", "[]", "\"\"", "{}", "[0]", "{\"\": 0}"})
     EXPECT_THAT(refusal(list(item, 20'000), limits),
                 testing::HasSubstr("its values take more than 1 MiB of memory up to here"))
