@@ -49,7 +49,7 @@ int gather_command(const Arguments& arguments) {
     throw TraceError(path, -1, "", "is no folder of a sweep: it has no plan.json");
   SweepFolder folder(path);
   const Sweep sweep = folder.sweep(hash);
-  tell_damaged(folder, sweep, {.mixed = request.mixed});
+  tell_damaged(folder, sweep, {.mixed = request.mixed, .refuse_undamaged = !request.partial});
   return gather_files(folder, sweep, request);
 }
 

@@ -76,12 +76,17 @@ void Requirements::agreement(const std::string& field, const TensorAgreement& ag
   require(agreement.agrees() || agreement.worst, field + ".worst", "is missing, though elements differ");
 }
 
+// Throws Error unless a source is a result of its item.
+void require_result(const SweepFolder& folder, const Sweep& sweep, const SweepItem& item,
+                    const ResultSource& source) {
+  require_result_of(folder.result_path(source.file), folder.result(source.file), sweep, item, source.runs);
+}
+
 // Why a source is no result of its item; none if it is one.
 std::optional<std::string> problem_of(const SweepFolder& folder, const Sweep& sweep, const SweepItem& item,
                                       const ResultSource& source) {
   try {
-    const std::string path = folder.result_path(source.file);
-    require_result_of(path, folder.result(source.file), sweep, item, source.runs);
+    require_result(folder, sweep, item, source);
     return std::nullopt;
   } catch (const Error& error) {
     return error.what();
@@ -113,6 +118,8 @@ std::vector<std::string> find_damaged(SweepFolder& folder, const Sweep& sweep, c
       for (const ResultSource& source : index.sources_of(item, key, options.mixed)) {
         if (shared.contains(source.file) || damaged.contains(source.file)) continue;
         if (auto problem = problem_of(folder, sweep, item, source)) {
+          if (options.refuse_undamaged && folder.is_undamaged(source.file))
+            require_result(folder, sweep, item, source);
           make_missing(folder, sweep, item, source, options.remove);
           damaged.insert(source.file);
           problems.push_back(*std::move(problem));

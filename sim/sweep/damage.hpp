@@ -12,6 +12,8 @@ struct DamageOptions {
   bool mixed = false;  ///< also look at results of other computations, as Gathering
   bool remove =
       false;  ///< from the disk, so that all processes see that they are missing; else from this object's view alone
+  bool refuse_undamaged =
+      false;  ///< throw for what has its hash and is no result all the same: somebody wrote it so
 };
 
 /// Reads every result that the sweep would use, and makes those missing that are no results of their items: whose hash is another,
@@ -20,7 +22,7 @@ struct DamageOptions {
 /// Before one is removed its item is claimed and it is read again, because another process may have replaced it meanwhile.
 ///
 /// returns  a line for each of them, which names the file and says what is wrong
-/// throws   IoError if they cannot be removed
+/// throws   IoError if they cannot be removed; with refuse_undamaged TraceError
 std::vector<std::string> find_damaged(SweepFolder& folder, const Sweep& sweep, const DamageOptions& options);
 
 /// Throws TraceError, naming the path and the field, unless a result has the layers, runs and shapes that a source promises.

@@ -252,10 +252,15 @@ std::string bytes_of(const ItemResult& result) {
   return traces::sha256_of(body) + body;
 }
 
+bool has_its_hash(std::string_view bytes) {
+  return bytes.size() >= kHashDigits &&
+         traces::sha256_of(bytes.substr(kHashDigits)) == bytes.substr(0, kHashDigits);
+}
+
 ItemResult item_result_of(const std::string& path, std::string_view bytes) {
-  const std::string_view body = bytes.substr(std::min(kHashDigits, bytes.size()));
-  if (bytes.size() < kHashDigits || traces::sha256_of(body) != bytes.substr(0, kHashDigits))
+  if (!has_its_hash(bytes))
     throw TraceError(path, -1, "", "is no result of a sweep, or was damaged: its hash is another");
+  const std::string_view body = bytes.substr(kHashDigits);
   try {
     ItemResult result;
     read_fields("it", written_cbor("it", body), result);

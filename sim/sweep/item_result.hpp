@@ -33,6 +33,9 @@ struct ItemResult {
 /// without its sign.
 std::string bytes_of(const ItemResult& result);
 
+/// Whether bytes begin with the hash of the rest: no disk and no copy damaged them.
+bool has_its_hash(std::string_view bytes);
+
 /// Throws TraceError, naming the path, for bytes that bytes_of did not write: cut off, changed, of another version.
 ItemResult item_result_of(const std::string& path, std::string_view bytes);
 

@@ -188,6 +188,14 @@ void SweepFolder::remove_result(const std::string& file) const {
   if (error) throw traces::io_error("remove", result_path(file), error.value());
 }
 
+bool SweepFolder::is_undamaged(const std::string& file) const {
+  try {
+    return has_its_hash(traces::whole_text(result_path(file), kMostWrittenFileBytes));
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 ItemResult SweepFolder::result(const std::string& file) const {
   return item_result_of(result_path(file), traces::whole_text(result_path(file), kMostWrittenFileBytes));
 }

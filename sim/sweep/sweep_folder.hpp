@@ -82,6 +82,8 @@ class SweepFolder {
   std::vector<std::string> runs_of(const std::string& file) const;
   /// Throws TraceError for a file that is no result of a sweep.
   ItemResult result(const std::string& file) const;
+  /// Whether the file can be read and has_its_hash.
+  bool is_undamaged(const std::string& file) const;
   void keep_result(const std::string& file, const ItemResult& result) const;
   std::string result_path(const std::string& file) const;
 

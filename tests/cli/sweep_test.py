@@ -164,10 +164,15 @@ class Sweeps(SweepTest):
                 else:
                     path.write_bytes(damage)
                 line = rf"\Akvbound: study/results/../{path.name}: [^\n]*; it counts as missing\n"
+                if kind == "environment":
+                    self.refuses(INVALID, rf"results/../{path.name}: is no result of a sweep: version is missing", "gather", "study",
+                                 "--json", "out.json", silent=True)
                 for arguments, code, rest in ((("gather", "study", "--json", "out.json"), INCONCLUSIVE, "no results of 1 item:"),
                                               (("gather", "study", "--partial", "--json", "part.json"), INCONCLUSIVE, "no results of 1 item:"),
                                               (("sweep", "--out", "study", "--list"), PASS, r"\Z"),
                                               (("sweep", "--out", "study", "--simulate", "10"), PASS, r"\Z")):
+                    if kind == "environment" and "out.json" in arguments:
+                        continue
                     result = self.run_program(*arguments)
                     self.assertEqual(result.returncode, code, result.stderr)
                     self.assertRegex(result.stderr, line + ("" if rest == r"\Z" else "kvbound: study: ") + rest)
@@ -285,9 +290,7 @@ class Sweeps(SweepTest):
         for path in (self.folder / "study/results").glob("*/*"):
             lists = b"\x81" * 1_000_000
             path.write_bytes(hashlib.sha256(lists).hexdigest().encode() + lists)
-        result = self.run_program("gather", "study")
-        self.assertEqual(result.returncode, INCONCLUSIVE)
-        self.assertRegex(result.stderr, r"is no result of a sweep: it is nested deeper than 32 levels; it counts as missing\n")
+        self.refuses(INVALID, r"is no result of a sweep: it is nested deeper than 32 levels", "gather", "study")
 
     def test_notes_and_attempts_that_are_nested_deeply_are_passed_over(self):
         self.passes("sweep", "plan.json", "--out", "study", "--calibrate", "1", "--list")

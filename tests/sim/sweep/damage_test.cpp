@@ -142,6 +142,8 @@ TEST_F(Damage, IsContentThatDoesNotFitTheItemThoughItsHashIsRight) {
     write(bytes_of(result));
     SweepFolder looking(path("s"));
     EXPECT_THAT(find_damaged(looking, sweep_, {}), ElementsAre(AllOf(HasSubstr(place), HasSubstr(field))));
+    SweepFolder refusing(path("s"));
+    EXPECT_THROW(find_damaged(refusing, sweep_, {.refuse_undamaged = true}), TraceError);
   }
   for (const auto& [name, other] : {std::pair{"gversion", "gwersion"}, {"kenvironment", "kenvirnoment"}}) {
     std::string body = sound_.substr(64);
