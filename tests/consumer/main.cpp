@@ -3,8 +3,8 @@
 #include <vector>
 
 #include <kvbound/cuda/support/device.hpp>
-#include <kvbound/reference/numerics/quiet_threads.hpp>
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/quiet_threads.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/traces/generate.hpp>
 #include <kvbound/traces/trace.hpp>
