@@ -6,13 +6,10 @@ import json
 
 import numpy as np
 
-import independent.replay
 from support import kvbound_cli
-from support.dumps import recompute
-from support.kernel_files import KernelFile, decode, prefill, random_rows, softmax_attention, topk
-from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, USAGE, CommandLineTest
-
-COUNTS = ("identical", "reordered", "other_cache", "undecided", "wrong_a", "wrong_b", "both_wrong")
+from support.diffs import RowsTest
+from support.kernel_files import SMALL_LAYER, KernelFile, compressed_layer, decode, prefill, random_rows, softmax_attention, topk
+from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, USAGE
 
 
 def alone(case, sequence):
@@ -29,20 +26,12 @@ def another_order(case):
     return case.changed(out=np.concatenate(out))
 
 
-class CheckAgainst(CommandLineTest):
+class CheckAgainst(RowsTest):
     def against(self, operation, one, other, code=PASS, *options):
         """Returns (report, {(tensor, row of A, row of B): verdict} of rows that are not identical, stdout, stderr)."""
-        one.write(self.folder / "a.safetensors")
-        other.write(self.folder / "b.safetensors")
-        result = self.run_program("check", operation, "a.safetensors", "--against", "b.safetensors", "--json", "out.json", *options)
-        self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}")
-        report = json.loads((self.folder / "out.json").read_text("utf-8"))
-        self.assertEqual(report["verdict"], {PASS: "agrees", MISMATCH: "differs", INCONCLUSIVE: "no evidence"}[code])
-        verdicts = {}
-        for item in report["tensors"]:
-            self.assertEqual(sum(item[count] for count in COUNTS), item["rows"])
-            for row in item["differing"]:
-                verdicts[item["tensor"], tuple(row["row"]), tuple(row["row_b"])] = row["verdict"]
+        report, result = self.compare_rows(one, other, code, "check", operation, "a.safetensors", "--against", "b.safetensors", *options)
+        verdicts = {(item["tensor"], tuple(row["row"]), tuple(row["row_b"])): row["verdict"]
+                    for item in report["tensors"] for row in item["differing"]}
         return report, verdicts, result.stdout, result.stderr
 
     def test_a_file_and_itself_are_identical(self):
@@ -202,18 +191,7 @@ class CheckAgainst(CommandLineTest):
         self.assertIn("compared: row 3 of A with 0 of B\n", stdout)
 
     def layer(self, policy, precision=np.float64):
-        """A trace's layer as a file of `scores` and `merge`, recomputed by NumPy."""
-        trace = self.generate("trace.safetensors", "--kind", "mixed", "--dtype", "F32", "--tokens", "120", "--seed", "3", "--layers", "1",
-                              "--query-heads", "4", "--kv-heads", "2", "--head-dim", "16", "--model-dim", "24",
-                              "--window-queries", "12", "--decode", "1")
-        _, entries = independent.replay.open_tensors(trace)
-        tensor = {name: independent.replay.read_tensor(entry) for name, entry in entries.items()}
-        inputs = {"q": tensor["layers.0.query"].swapaxes(0, 1)[:12], "k": tensor["layers.0.key"].swapaxes(0, 1)[:120],
-                  "v": tensor["layers.0.value"].swapaxes(0, 1)[:120], "w_o": tensor["layers.0.output_projection"]}
-        dump = recompute(trace, policy, "40", precision)
-        return KernelFile({**{name: ("F32", array) for name, array in inputs.items()},
-                           **{name.removeprefix("layers.0."): value for name, value in dump.tensors.items()}},
-                          policy=policy, budget="40")
+        return compressed_layer(self.generate("trace.safetensors", *SMALL_LAYER), policy, "40", precision)
 
     def test_scores_and_merges_are_compared_by_heads(self):
         for operation, policy, kind in (("scores", "snapkv:window=8+critical", "score"),

@@ -11,10 +11,8 @@ import zipfile
 
 import numpy as np
 
-import independent.replay
 from support import kvbound_cli
-from support.dumps import recompute
-from support.kernel_files import (KernelFile, compacted, decode, long_decode, paged, prefill, rounded, softmax_attention, topk)
+from support.kernel_files import (SMALL_LAYER, KernelFile, compacted, compressed_layer, decode, long_decode, paged, prefill, rounded, softmax_attention, topk)
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, USAGE, CommandLineTest
 
 REAL = ("F64", "F32", "F16", "BF16")
@@ -496,17 +494,7 @@ class Compression(CheckTest):
     """Scores, norms and merges of a trace's layer, recomputed by NumPy."""
 
     def layer(self, policy, budget="40"):
-        trace = self.generate("trace.safetensors", "--kind", "mixed", "--dtype", "F32", "--tokens", "120", "--seed", "3", "--layers", "1",
-                              "--query-heads", "4", "--kv-heads", "2", "--head-dim", "16", "--model-dim", "24",
-                              "--window-queries", "12", "--decode", "1")
-        dump = recompute(trace, policy, budget)
-        _, entries = independent.replay.open_tensors(trace)
-        tensor = {name: independent.replay.read_tensor(entry) for name, entry in entries.items()}
-        inputs = {"q": tensor["layers.0.query"].swapaxes(0, 1)[:12], "k": tensor["layers.0.key"].swapaxes(0, 1)[:120],
-                  "v": tensor["layers.0.value"].swapaxes(0, 1)[:120], "w_o": tensor["layers.0.output_projection"]}
-        return KernelFile({**{name: ("F32", array) for name, array in inputs.items()},
-                           **{name.removeprefix("layers.0."): value for name, value in dump.tensors.items()}},
-                          policy=policy, budget=budget, accumulate="F64")
+        return compressed_layer(self.generate("trace.safetensors", *SMALL_LAYER), policy, budget, accumulate="F64")
 
     def test_scores(self):
         for policy in ("snapkv:window=8", "snapkv:window=8+critical", "h2o:window=8+obcache-value", "tova"):

@@ -2,19 +2,16 @@
 
 usage: diff_against_test.py KVBOUND      KVBOUND: the program's path
 """
-import json
 from unittest import mock
 
 import numpy as np
 
 import independent.decoding
 from support import faults, kvbound_cli
-from support.diffs import CRITICAL, DiffTest
+from support.diffs import CRITICAL, DiffTest, RowsTest
 from support.dumps import Dump, recompute
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, USAGE, TraceFile
 
-COUNTS = {"identical": "identical", "reordered": "reordered", "other_cache": "other cache", "undecided": "undecided",
-          "wrong_a": "wrong: A", "wrong_b": "wrong: B", "both_wrong": "both wrong"}
 GROUP = 2  # query heads of a KV head in the generated traces
 
 
@@ -44,23 +41,12 @@ def ulps(one, other, dtype=np.float32):
     return (abs(one - other) / last_place).max()
 
 
-class AgainstTest(DiffTest):
+class AgainstTest(DiffTest, RowsTest):
     def against(self, trace, one, other, code=PASS, *options):
         """Runs the comparison; returns (report, {(layer, tensor, row): verdict} of rows that are not identical, stdout, stderr)."""
-        one.write(self.folder / "a.safetensors")
-        other.write(self.folder / "b.safetensors")
-        result = self.run_program("diff", "a.safetensors", "b.safetensors", "--against", trace, "--json", "out.json", *options)
-        self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}")
-        report = json.loads((self.folder / "out.json").read_text("utf-8"))
-        self.assertEqual(report["verdict"], {PASS: "agrees", MISMATCH: "differs", INCONCLUSIVE: "no evidence"}[code])
-        verdicts = {}
-        for item in report["tensors"]:
-            self.assertEqual(sum(item[count] for count in COUNTS), item["rows"])
-            for row in item["differing"]:
-                verdicts[item["layer"], item["tensor"], tuple(row["row"])] = row["verdict"]
-            for count, verdict in COUNTS.items():
-                self.assertEqual(item[count], sum(row["verdict"] == verdict for row in item["differing"])
-                                 if verdict != "identical" else item["rows"] - len(item["differing"]))
+        report, result = self.compare_rows(one, other, code, "diff", "a.safetensors", "b.safetensors", "--against", trace, *options)
+        verdicts = {(item["layer"], item["tensor"], tuple(row["row"])): row["verdict"]
+                    for item in report["tensors"] for row in item["differing"]}
         return report, verdicts, result.stdout, result.stderr
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 import independent.replay
 from support.dumps import Dump, recompute
-from support.kvbound_cli import INVALID, MISMATCH, PASS, CommandLineTest
+from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, CommandLineTest
 
 CRITICAL = "snapkv:window=8:pool=7+critical"
 REAL = ("F64", "F32", "F16", "BF16")
@@ -82,3 +82,24 @@ class DiffTest(CommandLineTest):
                     if change:
                         change(dump)
                     self.differs(trace, dump if kinds is None else dump.only(kinds), tensor)
+
+
+ROW_COUNTS = {"identical": "identical", "reordered": "reordered", "other_cache": "other cache", "undecided": "undecided",
+              "wrong_a": "wrong: A", "wrong_b": "wrong: B", "both_wrong": "both wrong"}
+
+
+class RowsTest(CommandLineTest):
+    def compare_rows(self, one, other, code, *arguments):
+        """Runs a command that compares a.safetensors, `one`, with b.safetensors; returns (its report, whose counts fit, the result)."""
+        one.write(self.folder / "a.safetensors")
+        other.write(self.folder / "b.safetensors")
+        result = self.run_program(*arguments, "--json", "out.json")
+        self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}")
+        report = json.loads((self.folder / "out.json").read_text("utf-8"))
+        self.assertEqual(report["verdict"], {PASS: "agrees", MISMATCH: "differs", INCONCLUSIVE: "no evidence"}[code])
+        for item in report["tensors"]:
+            self.assertEqual(sum(item[count] for count in ROW_COUNTS), item["rows"])
+            for count, verdict in ROW_COUNTS.items():
+                self.assertEqual(item[count], sum(row["verdict"] == verdict for row in item["differing"])
+                                 if verdict != "identical" else item["rows"] - len(item["differing"]))
+        return report, result

@@ -1,6 +1,8 @@
 """Files for `kvbound check`: a kernel's inputs and results, computed by NumPy."""
 import numpy as np
 
+import independent.replay
+from support.dumps import recompute
 from support.kernels import Kernel
 from support.kvbound_cli import TraceFile, encode
 
@@ -107,6 +109,22 @@ def paged(case, page_size, layout="NHD", seed=7):
     last = [(int(length) - 1) % page_size + 1 for length in np.diff(offsets)]
     return KernelFile({**case.tensors, **tensors, "kv_indptr": ("I32", indptr), "kv_indices": ("I32", pages),
                        "kv_last_page_len": ("I32", last)}, **case.metadata, kv_layout=layout)
+
+
+SMALL_LAYER = ("--kind", "mixed", "--dtype", "F32", "--tokens", "120", "--seed", "3", "--layers", "1", "--query-heads", "4", "--kv-heads",
+               "2", "--head-dim", "16", "--model-dim", "24", "--window-queries", "12", "--decode", "1")  # of `generate`
+
+
+def compressed_layer(trace, policy, budget, precision=np.float64, **options):
+    """The first layer of a trace of SMALL_LAYER as a file of `scores` and `merge`, recomputed by NumPy."""
+    _, entries = independent.replay.open_tensors(trace)
+    tensor = {name: independent.replay.read_tensor(entry) for name, entry in entries.items()}
+    inputs = {"q": tensor["layers.0.query"].swapaxes(0, 1)[:12], "k": tensor["layers.0.key"].swapaxes(0, 1)[:120],
+              "v": tensor["layers.0.value"].swapaxes(0, 1)[:120], "w_o": tensor["layers.0.output_projection"]}
+    dump = recompute(trace, policy, budget, precision)
+    return KernelFile({**{name: ("F32", array) for name, array in inputs.items()},
+                       **{name.removeprefix("layers.0."): value for name, value in dump.tensors.items()}},
+                      policy=policy, budget=budget, **options)
 
 
 def topk(rows=5, n=200, k=20, dtype="F32", seed=1, **options):
