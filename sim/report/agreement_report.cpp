@@ -43,7 +43,8 @@ std::pair<double, double> range_of(const FunctionalAgreement& functional, const 
 // "gain 0.500 (0.96 to 1.04 by rounding)"
 std::string text_of(const FunctionalAgreement& functional, const FunctionalValue& estimate) {
   const auto [least, most] = range_of(functional, estimate);
-  const int places = places_of(estimate.band);
+  const double off = std::abs(estimate.value - (functional.is_factor ? 1 : 0));
+  const int places = places_of(std::max(off, estimate.band));
   return fmt::format("{} {} ({} to {} by rounding)", functional.name, with_places(estimate.value, places),
                      with_places(least, places), with_places(most, places));
 }
