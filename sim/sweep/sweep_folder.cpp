@@ -124,8 +124,7 @@ std::string SweepFolder::keep_sweep(const Sweep& sweep) const {
 }
 
 bool SweepFolder::is_one(const std::string& path) {
-  std::error_code ignored;
-  return fs::exists(fs::path(path) / "plan.json", ignored);
+  return fs::exists(fs::path(path) / "plan.json");
 }
 
 std::optional<std::string> SweepFolder::note(const std::string& name) const {

@@ -25,13 +25,11 @@ std::string joined(const std::string& folder, const std::string& name) {
 }
 
 bool is_there(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(std::filesystem::symlink_status(path, ignored));
+  return std::filesystem::exists(std::filesystem::symlink_status(path));
 }
 
 void refuse_link(const std::string& path) {
-  std::error_code ignored;
-  if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path, ignored))) return;
+  if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path))) return;
   throw TraceError(path, -1, "", "is a symbolic link; expected a file in its own folder");
 }
 

@@ -11,18 +11,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_link(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_symlink(fs::symlink_status(path, ignored));
-}
+bool is_link(const fs::path& path) { return fs::is_symlink(fs::symlink_status(path)); }
 
 // The folders of all calls, in ascending order of their names.
 std::vector<std::string> call_folders(const std::string& folder) {
   std::vector<std::string> folders;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    std::error_code ignored;
-    const bool is_call = fs::exists(fs::symlink_status(entry.path() / "metadata.jsonl", ignored));
-    if (!is_call) continue;
+    if (!fs::exists(fs::symlink_status(entry.path() / "metadata.jsonl"))) continue;
     if (is_link(entry.path())) {
       throw TraceError(entry.path().string(), -1, "", "is a symbolic link; expected the folder of a call");
     }
@@ -41,8 +36,7 @@ bool is_method(const RecordedCall& call, const std::string& method) {
 RecordedSession::RecordedSession(const std::string& folder, const Progress& progress) : folder_(folder) {
   const std::vector<std::string> folders = call_folders(folder);
   if (folders.empty()) {
-    std::error_code ignored;
-    const bool is_call = fs::exists(fs::path(folder) / "metadata.jsonl", ignored);
+    const bool is_call = fs::exists(fs::path(folder) / "metadata.jsonl");
     throw TraceError(
         folder, -1, "",
         is_call ? "is the folder of one call; expected the folder above it, FLASHINFER_DUMP_DIR"

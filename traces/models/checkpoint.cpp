@@ -51,8 +51,7 @@ constexpr const char* kExpected =
 }
 
 void require_gguf(const std::string& path) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) refuse_missing(path, "");
+  if (!std::filesystem::exists(path)) refuse_missing(path, "");
   const std::string format = apparent_format(InputFile(path));
   if (format.empty() || format == "a GGUF file") return;
   throw TraceError(path, 0, "", "is " + format + "; " + kExpected);
@@ -60,8 +59,7 @@ void require_gguf(const std::string& path) {
 
 // Requires a file of a folder; if it is missing, says what the folder holds.
 void require_file(const std::filesystem::path& file) {
-  std::error_code ignored;
-  if (std::filesystem::exists(std::filesystem::symlink_status(file, ignored))) return;
+  if (std::filesystem::exists(std::filesystem::symlink_status(file))) return;
   constexpr auto kEndings = std::to_array<std::string_view>(
       {".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".npz", ".json"});
   std::set<std::pair<std::ptrdiff_t, std::string>> found;  // in the order of the endings
@@ -78,8 +76,7 @@ void require_file(const std::filesystem::path& file) {
 // transformers loads an adapter that is in a model's folder, too.
 void refuse_adapter(const std::filesystem::path& folder) {
   const auto adapter = folder / "adapter_config.json";
-  std::error_code ignored;
-  if (!std::filesystem::exists(adapter, ignored)) return;
+  if (!std::filesystem::exists(adapter)) return;
   throw TraceError(adapter.string(), -1, "",
                    "is there: an adapter is not computed; merge it into the model's weights");
 }
@@ -203,8 +200,7 @@ class Checkpoint::Finder {
 };
 
 Checkpoint::Checkpoint(const std::string& path) : path_(path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
+  if (std::filesystem::is_directory(path)) {
     open_folder(path);
   } else {
     require_gguf(path);
@@ -223,8 +219,7 @@ void Checkpoint::open_folder(const std::string& path) {
   require_file(config);
   refuse_adapter(folder);
   config_ = read_hugging_face_config(config.string());
-  std::error_code ignored;
-  const bool sharded = !std::filesystem::exists(whole, ignored) && std::filesystem::exists(index, ignored);
+  const bool sharded = !std::filesystem::exists(whole) && std::filesystem::exists(index);
   if (!sharded) require_file(whole);
   shards_ = std::make_unique<ShardSet>((sharded ? index : whole).string(), kMostHeaderBytes,
                                        ShardSet::Kind::checkpoint);
