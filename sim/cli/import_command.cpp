@@ -179,6 +179,19 @@ void check_outputs(const CommandLine& line, const traces::RecordedSession& sessi
   }
 }
 
+// Flushed, so that nothing is written if it cannot be printed.
+void print_summary(const std::vector<traces::ImportedLayer>& layers, const std::string& out,
+                   const std::optional<std::string>& dump) {
+  const traces::AttentionCall& first = *layers.front().call;
+  const traces::AttentionRequest request = first.request(layers.front().request);
+  std::cout << fmt::format(
+      "layers: {}; {} query heads on {} KV heads, head_dim {}, {}; tokens: {}; queries: {}\n", layers.size(),
+      first.query_heads(), first.kv_heads(), first.head_dim(), name(first.key_dtype()), request.tokens,
+      request.queries);
+  if (dump) std::cout << one_line(fmt::format("for a verdict: kvbound diff {} {}", out, *dump)) << "\n";
+  flush_standard_output();
+}
+
 void import_flashinfer(const CommandLine& line, const traces::RecordedSession& session,
                        const std::string& out) {
   const traces::AttentionCallOptions options = call_options(line);
@@ -194,21 +207,15 @@ void import_flashinfer(const CommandLine& line, const traces::RecordedSession& s
   if (dump) traces::OutputFile{*dump};  // it can be written, which is known before the trace is
   {
     Progress progress("importing", !line.has("quiet"));
-    traces::import_trace(layers, steps, out, !dump,
-                         [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+    traces::import_trace(
+        layers, steps, out, !dump, [&](int64_t done, int64_t whole) { progress.update(done, whole); },
+        [&] { print_summary(layers, out, dump); });
   }
   if (dump) {
     Progress progress("hashing", !line.has("quiet"));
     write_imported_dump(layers, steps, traces::Trace(out), *dump,
                         [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
-  const traces::AttentionCall& first = *layers.front().call;
-  const traces::AttentionRequest request = first.request(layers.front().request);
-  std::cout << fmt::format(
-      "layers: {}; {} query heads on {} KV heads, head_dim {}, {}; tokens: {}; queries: {}\n", layers.size(),
-      first.query_heads(), first.kv_heads(), first.head_dim(), name(first.key_dtype()), request.tokens,
-      request.queries);
-  if (dump) std::cout << one_line(fmt::format("for a verdict: kvbound diff {} {}", out, *dump)) << "\n";
 }
 
 }  // namespace

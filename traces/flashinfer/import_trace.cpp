@@ -114,7 +114,8 @@ void append_outputs(SafetensorsWriter& file, const std::string& tensor, const Ma
 }  // namespace
 
 void import_trace(const std::vector<ImportedLayer>& layers, int64_t steps, const std::string& path,
-                  bool with_outputs, const std::function<void(int64_t, int64_t)>& progress) {
+                  bool with_outputs, const std::function<void(int64_t, int64_t)>& progress,
+                  const std::function<void()>& written) {
   std::vector<AttentionRequest> requests;
   for (const ImportedLayer& layer : layers) requests.push_back(layer.call->request(layer.request));
   const Sizes sizes = sizes_of(*layers.front().call, requests.front());
@@ -140,6 +141,8 @@ void import_trace(const std::vector<ImportedLayer>& layers, int64_t steps, const
       append_outputs(file, tensor_of(l, "attention_output"), call.outputs(requests[l]), sizes);
     if (progress) progress(static_cast<int64_t>(l) + 1, std::ssize(layers));
   }
+  file.prepare();
+  if (written) written();
   file.finish();
 }
 
