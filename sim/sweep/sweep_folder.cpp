@@ -123,9 +123,7 @@ std::string SweepFolder::keep_sweep(const Sweep& sweep) const {
   return hash;
 }
 
-bool SweepFolder::is_one(const std::string& path) {
-  return fs::exists(fs::path(path) / "plan.json");
-}
+bool SweepFolder::is_one(const std::string& path) { return fs::exists(fs::path(path) / "plan.json"); }
 
 std::optional<std::string> SweepFolder::note(const std::string& name) const {
   const std::string path = (fs::path(path_) / name).string();
