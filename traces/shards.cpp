@@ -66,7 +66,8 @@ bool describes_a_trace(const Metadata& metadata) {
 
 // A folder is no trace, but may hold one.
 void refuse_folder(const std::string& path) {
-  if (!std::filesystem::is_directory(path)) return;
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return;
   std::set<std::string> found;
   for (const auto& entry : std::filesystem::directory_iterator(path)) {
     const std::string name = entry.path().filename().string();

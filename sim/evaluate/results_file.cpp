@@ -14,6 +14,7 @@
 #include <kvbound/sim/options/fields.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/messages.hpp>
+#include <kvbound/traces/system_call.hpp>
 
 #include "task_result_json.hpp"
 
@@ -78,7 +79,8 @@ void require_same(const std::string& path, const std::string& name, const Docume
 }  // namespace
 
 ResultsFile::ResultsFile(const std::string& path, const Document& evaluation) : path_(path) {
-  descriptor_ = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  descriptor_ = traces::uninterrupted(
+      [&] { return open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666); });
   if (descriptor_ < 0) throw traces::io_error("open", path, errno);
   try {
     if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
@@ -151,7 +153,8 @@ void ResultsFile::append(const Document& json) {
     if (written < 0) throw traces::io_error("write", path_, errno);
     rest.remove_prefix(static_cast<size_t>(written));
   }
-  if (fsync(descriptor_) != 0 && errno != EINVAL) throw traces::io_error("flush", path_, errno);
+  if (traces::uninterrupted([&] { return fsync(descriptor_); }) != 0 && errno != EINVAL)
+    throw traces::io_error("flush", path_, errno);
 }
 
 }  // namespace kvbound::sim

@@ -41,7 +41,8 @@ class Command:
 COMMANDS = (
     Command("generate", ("generate", "--kind", "sink", "--tokens", "16", "--decode", "2", "--layers", "1", "--head-dim", "4", "--model-dim", "8",
                          "--window-queries", "8", "out.safetensors"), ("out.safetensors",)),
-    Command("replay --json --csv", ("replay", "../inputs/trace.safetensors", *RUNS, "--json", "out.json", "--csv", "out.csv"), ("out.json", "out.csv")),
+    Command("replay --json --csv", ("replay", "../inputs/trace.safetensors", *RUNS, "--json", "out.json", "--csv", "out.csv"),
+            ("out.json", "out.csv")),
     Command("replay --dump", ("replay", "../inputs/trace.safetensors", "--policy", POLICY, "--budget", "8", "--dump", "out.safetensors"),
             ("out.safetensors",)),
     Command("diff --json", ("diff", "../inputs/trace.safetensors", "../inputs/dump.safetensors", "--json", "out.json"), ("out.json",)),

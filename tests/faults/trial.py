@@ -36,10 +36,7 @@ class Fault(NamedTuple):
     @property
     def codes(self):
         """The exit codes with which it may end. What is no error, an interruption or a transfer of less, is met by going on."""
-        if self.error not in (errno.EINTR, SHORT):
-            return self.command.codes
-        keeps_results = self.command.name == "evaluate --resume" and self.function in ("open", "fsync")  # nothing is lost there
-        return self.command.codes if keeps_results else (PASS,)
+        return (PASS,) if self.error in (errno.EINTR, SHORT) else self.command.codes
 
 
 class Ended(NamedTuple):
