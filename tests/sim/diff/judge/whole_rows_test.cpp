@@ -2,15 +2,20 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include <kvbound/reference/core/infinity.hpp>
+#include <kvbound/sim/diff/claims/claims.hpp>
 #include <kvbound/sim/diff/judge/whole_rows.hpp>
 
+#include "support/merging_cases.hpp"
 #include "support/random_layer.hpp"
+#include "support/replay_case.hpp"
 
 namespace kvbound::sim::whole_rows_test {
 namespace {
@@ -198,6 +203,40 @@ RC_GTEST_PROP(WholeRows, AreNeverOutsideWhereTheirElementsAreNot, ()) {
   judge_rows({claim, expected, bounds}, rows_of(claim), "scores", agreement);
   RC_ASSERT(agreement.outside == 0);
   RC_ASSERT(agreement.agrees());
+}
+
+const TensorAgreement& find(const test::ReplayJudgement& judgement, const std::string& tensor) {
+  return *std::ranges::find(judgement.agreements, tensor, &TensorAgreement::tensor);
+}
+
+// Clusters so large that a factor of their mean is within the bounds of all its elements, for inputs rounded to 16 bits.
+TEST(WholeRows, OfMergedEntriesShowFactorsThatNoElementDoes) {
+  reference::Arithmetic arithmetic = reference::double_precision();
+  arithmetic.input = 0x1p-12;
+  const Policy policy{SnapKv{8, 1}, {}, {}, {}, test::with_target(D2o{}, test::kMergeAll)};
+  const test::ReplayCase given(test::trace_layer({{4, 2, 32, 9}, 1200, 8, 0, 3}), policy, 9, 0, arithmetic);
+  for (const auto& [name, claim, numbers] : {std::tuple("merged_key", &LayerClaims::merged_key, "keys"),
+                                             {"merged_value", &LayerClaims::merged_value, "values"}}) {
+    SCOPED_TRACE(name);
+    const LayerClaims right = claims_of(given.own);
+    const TensorAgreement own = find(given.judge(right), name);
+    ASSERT_EQ(own.functionals.size(), 2u);
+    EXPECT_EQ(own.functionals[0].rows, 18) << "a row for each entry";
+    const double band = own.functionals[0].worst.band;
+    EXPECT_EQ(own.functionals[0].worst_at, std::vector<int64_t>{0});
+    const auto with_factor = [&](double factor) {
+      LayerClaims claims = right;
+      for (int64_t c = 0; c < 32; ++c) (claims.*claim)->numbers[c] *= factor;
+      return find(given.judge(claims), name);
+    };
+    EXPECT_TRUE(with_factor(1 - 0.999 * band).agrees());
+    const TensorAgreement wrong = with_factor(1 - 1.001 * band);
+    EXPECT_EQ(wrong.outside, 0) << "no element is";
+    EXPECT_FALSE(wrong.agrees());
+    EXPECT_EQ(wrong.functionals[0].outside_at, std::vector<int64_t>{0});
+    EXPECT_EQ(wrong.diagnosis.value().fault,
+              fmt::format("{} are {:.3f} of what they should be", numbers, 1 - 1.001 * band));
+  }
 }
 
 }  // namespace

@@ -4,9 +4,7 @@
 #include <span>
 #include <stdexcept>
 #include <string_view>
-#include <tuple>
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <kvbound/sim/diff/claims/claims.hpp>
@@ -129,36 +127,6 @@ TEST(LayerReplay, AcceptsWhatInputsInSinglePrecisionLeadTo) {
   }
   EXPECT_GT(merged, 500);
   EXPECT_GT(different, 100) << "rounding was to matter";
-}
-
-// Clusters so large that a factor of their mean is within the bounds of all its elements, for inputs rounded to 16 bits.
-TEST(LayerReplay, FindsFactorsOfMergedEntriesThatNoElementShows) {
-  reference::Arithmetic arithmetic = reference::double_precision();
-  arithmetic.input = 0x1p-12;
-  const Policy policy{SnapKv{8, 1}, {}, {}, {}, test::with_target(D2o{}, test::kMergeAll)};
-  const ReplayCase given(test::trace_layer({{4, 2, 32, 9}, 1200, 8, 0, 3}), policy, 9, 0, arithmetic);
-  for (const auto& [name, claim, numbers] : {std::tuple("merged_key", &LayerClaims::merged_key, "keys"),
-                                             {"merged_value", &LayerClaims::merged_value, "values"}}) {
-    SCOPED_TRACE(name);
-    const LayerClaims right = claims_of(given.own);
-    const TensorAgreement own = find(given.judge(right), name);
-    ASSERT_EQ(own.functionals.size(), 2u);
-    EXPECT_EQ(own.functionals[0].rows, 18) << "a row for each entry";
-    const double band = own.functionals[0].worst.band;
-    EXPECT_EQ(own.functionals[0].worst_at, Positions{0});
-    const auto with_factor = [&](double factor) {
-      LayerClaims claims = right;
-      for (int64_t c = 0; c < 32; ++c) (claims.*claim)->numbers[c] *= factor;
-      return find(given.judge(claims), name);
-    };
-    EXPECT_TRUE(with_factor(1 - 0.999 * band).agrees());
-    const TensorAgreement wrong = with_factor(1 - 1.001 * band);
-    EXPECT_EQ(wrong.outside, 0) << "no element is";
-    EXPECT_FALSE(wrong.agrees());
-    EXPECT_EQ(wrong.functionals[0].outside_at, Positions{0});
-    EXPECT_EQ(wrong.diagnosis.value().fault,
-              fmt::format("{} are {:.3f} of what they should be", numbers, 1 - 1.001 * band));
-  }
 }
 
 const Policy kKeepKv{H2o{6, 2, 4}, {}, {}, {}, test::with_target(KeepKv{}, test::kMergeAll)};
