@@ -7,17 +7,15 @@ As root, parts run as another user, and on small disks of their own (tmpfs); for
 """
 import os
 import resource
-import shutil
 import subprocess
 from pathlib import Path
 
 from faults import commands
 from faults.trial import MOST_SECONDS
 from support import kvbound_cli
-from support.kvbound_cli import PASS, WORLD, CommandLineTest
+from support.kvbound_cli import NOBODY, PASS, WORLD, CommandLineTest
 
 ROOT = os.geteuid() == 0
-NOBODY = 65534
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -33,13 +31,6 @@ class Limits(CommandLineTest):
         self.inputs, self.case = self.folder / "inputs", self.folder / "case"
         self.folder.chmod(0o755)
         self.codes = set()
-
-    def another_user(self, user=NOBODY):
-        """Options that run the program as another user, who may not enter the folder that it was built in."""
-        copy = self.folder / "kvbound"
-        if not copy.exists():
-            shutil.copy(kvbound_cli.program, copy)
-        return {"user": user, "group": NOBODY, "executable": copy}
 
     def run_command(self, command, **options):
         """Runs a command in the folder as it is."""

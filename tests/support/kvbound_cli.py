@@ -3,6 +3,7 @@ import json
 import os
 import resource
 import signal
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -123,6 +124,9 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
+NOBODY = 65534  # the number of the user and the group of that name
+
+
 class CommandLineTest(unittest.TestCase):
     """Each test has a folder of its own, in which the program runs."""
 
@@ -138,6 +142,14 @@ class CommandLineTest(unittest.TestCase):
 
     def run_program(self, *arguments, **options):
         return run(*arguments, **{"cwd": self.folder, **options})
+
+    def another_user(self, user=NOBODY):
+        """Options that run the program as another user, who may not enter the folder that it was built in: as a copy of it."""
+        self.folder.chmod(0o755)
+        copy = self.folder / "kvbound"
+        if not copy.exists():
+            shutil.copy(program, copy)
+        return {"user": user, "group": NOBODY, "extra_groups": [], "executable": copy}
 
     def passes(self, *arguments, code=PASS, **options):
         """Runs the program and requires this exit code; returns its standard output."""
