@@ -311,12 +311,11 @@ class Sweeps(SweepTest):
 
     def test_a_folder_that_may_only_be_read_is_listed(self):
         self.passes("sweep", "plan.json", "--out", "study", "--list", "--calibrate", "2")
-        self.folder.chmod(0o755)
         for path in (self.folder / "study").rglob("*"):
             path.chmod(0o555 if path.is_dir() else 0o444)
         (self.folder / "study").chmod(0o555)
         self.addCleanup(lambda: [path.chmod(0o755) for path in [self.folder / "study", *(self.folder / "study").rglob("*")]])
-        nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        nobody = self.another_user() if os.geteuid() == 0 else {}
         before = kvbound_cli.contents(self.folder)
         for arguments in (("--out", "study", "--list"), ("plan.json", "--out", "study", "--list")):
             listed = self.passes("sweep", *arguments, **nobody)
