@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include <kvbound/cuda/support/call_site.hpp>
+#include <kvbound/reference/core/call_site.hpp>
 
 namespace kvbound::cuda::emulation {
 

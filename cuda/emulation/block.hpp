@@ -9,7 +9,7 @@
 #include <string>
 
 #include <kvbound/cuda/support/build.hpp>
-#include <kvbound/cuda/support/call_site.hpp>
+#include <kvbound/reference/core/call_site.hpp>
 
 #include "observer.hpp"
 #include "schedule.hpp"

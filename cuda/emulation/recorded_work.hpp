@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include <kvbound/cuda/support/call_site.hpp>
+#include <kvbound/reference/core/call_site.hpp>
 
 namespace kvbound::cuda::emulation {
 

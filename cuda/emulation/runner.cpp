@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <ranges>
 #include <utility>
 
 namespace kvbound::cuda::emulation {
@@ -36,8 +35,8 @@ std::optional<Fault> Runner::run(const Grid& grid, uint64_t cluster, Observer* w
   prepare(cluster);
   std::array<SharedArena*, kMostBlocksOfCluster> arenas;  // the observer reads it until the cluster ends
   if (watching != nullptr) {
-    std::ranges::transform(blocks_ | std::views::take(resident_), arenas.begin(),
-                           [](const auto& block) { return &block->shared; });
+    std::transform(blocks_.begin(), blocks_.begin() + resident_, arenas.begin(),
+                   [](const auto& block) { return &block->shared; });
     watching->begin_cluster({arenas.data(), static_cast<size_t>(resident_)});
     observer = watching;
   }

@@ -121,7 +121,7 @@ void multiply_add(float (&c)[4], const uint32_t (&a)[2 * kHalves], const uint32_
     const uint32_t* a;
     const uint32_t* b;
   } mine{c, a, b};
-  const auto multiply = [&widen](const auto& of) {
+  const auto multiply = [&](const auto& of) {
     const auto low = [&](uint32_t word) { return widen(static_cast<uint16_t>(word & 0xffff)); };
     const auto high = [&](uint32_t word) { return widen(static_cast<uint16_t>(word >> 16)); };
     float left[16][kDepth];

@@ -6,7 +6,7 @@
 #include <string>
 
 #include <kvbound/cuda/support/build.hpp>
-#include <kvbound/cuda/support/call_site.hpp>
+#include <kvbound/reference/core/call_site.hpp>
 #include <kvbound/reference/core/error.hpp>
 
 namespace kvbound::cuda::native {

@@ -17,10 +17,10 @@
 #include <utility>
 
 #include <kvbound/cuda/support/build.hpp>
-#include <kvbound/cuda/support/call_site.hpp>
 #include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/storage.hpp>
+#include <kvbound/reference/core/call_site.hpp>
 
 #ifdef KVBOUND_CUDA_NATIVE
 #ifdef __CUDACC__

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
-#include <source_location>
 
+#include "call_site.hpp"
 #include "parallel_times.hpp"
 
 #ifndef _OPENMP
@@ -30,7 +30,7 @@ inline std::atomic<double> least_for_threads = 75e-6;
 /// where  the loop's name in ParallelTimes
 template <class MakeState, class Piece>
 void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece,
-                  const std::source_location where = std::source_location::current()) {
+                  CallSite where = CallSite::current()) {
   if (ParallelTimes* const times = ParallelTimes::of_this_thread()) {
     return times->run(count, make_state, piece, where);
   }
@@ -63,8 +63,7 @@ void parallel_for(int64_t count, const MakeState& make_state, const Piece& piece
 
 /// The same without a state: piece(0), ..., piece(count - 1).
 template <class Piece>
-void parallel_for(int64_t count, const Piece& piece,
-                  const std::source_location where = std::source_location::current()) {
+void parallel_for(int64_t count, const Piece& piece, CallSite where = CallSite::current()) {
   struct Nothing {};
   parallel_for(
       count, [] { return Nothing(); }, [&](Nothing, int64_t i) { piece(i); }, where);

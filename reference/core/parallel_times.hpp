@@ -9,12 +9,13 @@
 #include <functional>
 #include <iterator>
 #include <queue>
-#include <source_location>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "call_site.hpp"
 
 namespace kvbound::reference {
 
@@ -66,8 +67,7 @@ class ParallelTimes {
 
   /// Does what parallel_for does, in order. A loop that ends with an exception is not counted.
   template <class MakeState, class Piece>
-  void run(int64_t count, const MakeState& make_state, const Piece& piece,
-           const std::source_location& where) {
+  void run(int64_t count, const MakeState& make_state, const Piece& piece, CallSite where) {
     if (in_piece_ || count <= 1) return in_order(count, make_state, piece, [] {});
     const double serial = lap();
     std::vector<double> seconds;
@@ -127,10 +127,10 @@ class ParallelTimes {
     return std::chrono::duration<double>(since_ - before).count();
   }
 
-  void add(const std::source_location& where, double serial, double state, std::span<const double> pieces) {
-    std::string_view file = where.file_name();
+  void add(CallSite where, double serial, double state, std::span<const double> pieces) {
+    std::string_view file = where.file;
     file.remove_prefix(file.rfind('/') + 1);  // npos + 1 = 0
-    const std::string place = std::string(file) + ":" + std::to_string(where.line());
+    const std::string place = std::string(file) + ":" + std::to_string(where.line);
     auto part = std::ranges::find(parts_, place, &Part::place);
     if (part == parts_.end()) {
       parts_.push_back({place, 0, 0, 0, 0, std::vector<double>(threads_.size())});

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <source_location>
 #include <span>
 
+#include <kvbound/reference/core/call_site.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/view.hpp>
 
@@ -15,8 +15,7 @@ namespace kvbound::reference {
 ///
 /// where  the loop's name in ParallelTimes
 template <class Work>
-void for_column_blocks(MutableMatrixView matrix, const Work& work,
-                       const std::source_location where = std::source_location::current()) {
+void for_column_blocks(MutableMatrixView matrix, const Work& work, CallSite where = CallSite::current()) {
   constexpr int64_t kBlock = 8192;  // long beside starting a piece of work
   const int64_t blocks = (matrix.cols + kBlock - 1) / kBlock;
   parallel_for(

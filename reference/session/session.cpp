@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
-#include <source_location>
 #include <utility>
 #include <variant>
 
+#include <kvbound/reference/core/call_site.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/parallel.hpp>
@@ -92,8 +92,7 @@ class ReferenceSession final : public Session {
   int64_t steps_taken() const { return next_position_ - layer_.prompt_tokens(); }
   HeadStepper& stepper(int64_t g) { return *steppers_[g]; }
   template <class Work>
-  void for_each_head(const Work& work,
-                     const std::source_location where = std::source_location::current()) const {
+  void for_each_head(const Work& work, CallSite where = CallSite::current()) const {
     parallel_for(shape_.kv_heads, work, where);
   }
 

@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <optional>
-#include <ranges>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -269,8 +268,9 @@ class CompactCheck {
   // Whether any of the head's rows would be right in place of any other; of a single row, whether zeros would.
   bool any_rows_fit(int64_t g) const {
     if (n_ == 1) return before(g, 0) == std::string(row_bytes_, '\0');
-    return std::ranges::all_of(std::views::iota(int64_t{1}, n_),
-                               [&](int64_t j) { return before(g, j) == before(g, 0); });
+    for (int64_t j = 1; j < n_; ++j)
+      if (before(g, j) != before(g, 0)) return false;
+    return true;
   }
 
   void judge_any_order(int64_t g, const Rows& kept, const Rows& rows) {

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 #include <cerrno>
-#include <ranges>
 #include <set>
 
 #include <fmt/format.h>
@@ -72,7 +71,7 @@ void DumpTargets::make_folders() {
     std::vector<fs::path> missing;
     for (fs::path path = folder; !path.empty() && !fs::exists(path); path = path.parent_path())
       missing.push_back(path);
-    for (const fs::path& path : missing | std::views::reverse) made_.emplace_back(path.string());
+    for (; !missing.empty(); missing.pop_back()) made_.emplace_back(missing.back().string());
     std::error_code error;
     fs::create_directories(folder, error);
     if (error)

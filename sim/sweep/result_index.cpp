@@ -13,8 +13,8 @@ std::vector<ResultSource> ResultIndex::sources_of(const SweepItem& item, const I
   if (has(key.file())) return {{key.file(), *item.runs}};
   std::vector<std::string> files = files_of(key.content);
   const auto is_own = [&](const std::string& file) { return file.ends_with("-" + key.computation); };
-  const auto others = std::ranges::stable_partition(files, is_own);
-  if (!mixed) files.erase(others.begin(), files.end());
+  const auto others = std::stable_partition(files.begin(), files.end(), is_own);
+  if (!mixed) files.erase(others, files.end());
   std::vector<size_t> wanted = *item.runs;
   std::vector<ResultSource> sources;
   for (const std::string& file : files) {

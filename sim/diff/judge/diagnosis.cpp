@@ -5,7 +5,6 @@
 #include <map>
 #include <numbers>
 #include <numeric>
-#include <ranges>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -128,6 +127,15 @@ std::map<int64_t, int64_t> sources(const Rows& rows, int64_t candidates,
   return of_heads;
 }
 
+// What `of` says of each pair.
+std::string listed(const std::map<int64_t, int64_t>& pairs, const auto& of) {
+  std::vector<int64_t> numbers;
+  for (const auto& pair : pairs) numbers.push_back(of(pair));
+  return fmt::format("{}", fmt::join(numbers, ", "));
+}
+int64_t key_of(const std::pair<const int64_t, int64_t>& pair) { return pair.first; }
+int64_t value_of(const std::pair<const int64_t, int64_t>& pair) { return pair.second; }
+
 std::optional<std::string> heads_fault(const Rows& rows) {
   const auto holds =
       sources(rows, rows.front().row().outputs.rows, [](const DifferingOutput& row, int64_t other) {
@@ -135,9 +143,8 @@ std::optional<std::string> heads_fault(const Rows& rows) {
       });
   if (holds.empty()) return std::nullopt;
   const bool is_one = holds.size() == 1;
-  return fmt::format("query head{} {} hold{} the output{} of {}", is_one ? "" : "s",
-                     fmt::join(std::views::keys(holds), ", "), is_one ? "s" : "", is_one ? "" : "s",
-                     fmt::join(std::views::values(holds), ", "));
+  return fmt::format("query head{} {} hold{} the output{} of {}", is_one ? "" : "s", listed(holds, key_of),
+                     is_one ? "s" : "", is_one ? "" : "s", listed(holds, value_of));
 }
 
 // Queries that attend to the entries of another KV head.
@@ -155,10 +162,10 @@ std::optional<std::string> kv_heads_fault(const Rows& rows) {
                         });
   if (is_tiled) return fmt::format("query heads read KV head h mod {}; expected h div {}", kv_heads, group);
   const bool is_one = reads.size() == 1;
-  const auto own = std::views::transform(std::views::keys(reads), [&](int64_t head) { return head / group; });
+  const auto own = [&](const auto& pair) { return pair.first / group; };
   return fmt::format("query head{} {} read{} KV head{} {}; expected {}", is_one ? "" : "s",
-                     fmt::join(std::views::keys(reads), ", "), is_one ? "s" : "", is_one ? "" : "s",
-                     fmt::join(std::views::values(reads), ", "), fmt::join(own, ", "));
+                     listed(reads, key_of), is_one ? "s" : "", is_one ? "" : "s", listed(reads, value_of),
+                     listed(reads, own));
 }
 
 // How far the claimed outputs are from those with a fault, as a sum of squares.

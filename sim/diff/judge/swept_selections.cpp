@@ -104,7 +104,7 @@ SweptSelection swept_critical(const UncertainScores& attention, const UncertainS
     open.push_back(left[i]);
   }
   std::ranges::sort(open);
-  open.erase(std::ranges::unique(open).begin(), open.end());
+  open.erase(std::unique(open.begin(), open.end()), open.end());
   for (const int64_t i : own) exact[i] = kInfinity;
   return {reference::select_top(exact, k), fault, std::move(open)};
 }

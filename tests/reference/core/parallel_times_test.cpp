@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <chrono>
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -9,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <kvbound/reference/core/call_site.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/parallel_times.hpp>
 #include <kvbound/reference/eviction/obcache.hpp>
@@ -36,7 +36,7 @@ void sleep(int milliseconds) { std::this_thread::sleep_for(std::chrono::millisec
 
 TEST(ParallelTimes, AddUpWhatIsInLoopsAndWhatIsNot) {
   ParallelTimes times({1, 2});
-  const auto where = std::source_location::current();
+  const auto where = CallSite::current();
   sleep(20);
   for (int repeat = 0; repeat < 2; ++repeat) {
     times.run(

@@ -1,7 +1,7 @@
 // Where in our source something was called: std::source_location, which Clang 14 does not have.
 #pragma once
 
-namespace kvbound::cuda {
+namespace kvbound {
 
 /// As the last parameter `CallSite where = CallSite::current()`, the caller's place.
 struct CallSite {
@@ -15,4 +15,4 @@ struct CallSite {
   }
 };
 
-}  // namespace kvbound::cuda
+}  // namespace kvbound
