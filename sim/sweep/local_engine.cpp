@@ -21,17 +21,6 @@
 #include <kvbound/sim/options/fields.hpp>
 
 namespace kvbound::sim {
-namespace {
-
-// What a worker says of an item.
-struct WorkerLine {
-  int64_t item = 0;
-  std::string file;
-  double seconds = 0;
-  std::vector<std::string> given_up;  // the problem of each try; empty: the item has results
-};
-
-}  // namespace
 
 template <>
 struct Fields<WorkerLine> {
@@ -171,20 +160,16 @@ class LocalEngine {
 
   void take(const std::string& line) {
     deaths_ = 0;
-    WorkerLine found;
-    try {
-      found = parse_fields<WorkerLine>("line", line);
-    } catch (const Error&) {  // of a library that the worker uses
-      return;
-    }
-    if (found.given_up.empty()) {
+    const auto found = worker_line_of(line);
+    if (!found) return;
+    if (found->given_up.empty()) {
       ++outcome_.done;
-      if (report_) report_(found.item, found.seconds);
+      if (report_) report_(found->item, found->seconds);
       return;
     }
-    std::vector<Attempt>& attempts = outcome_.given_up[found.file];
+    std::vector<Attempt>& attempts = outcome_.given_up[found->file];
     attempts.clear();
-    for (const std::string& problem : found.given_up) attempts.push_back({"", 0, problem});
+    for (const std::string& problem : found->given_up) attempts.push_back({"", 0, problem});
   }
 
   // A worker that was killed is replaced: its item's tries are counted. One that gave up by itself is not.
@@ -215,6 +200,12 @@ class LocalEngine {
 LocalOutcome run_locally(const SweepFolder& folder, const std::string& hash, const LocalOptions& options,
                          const std::function<void(int64_t, double)>& report) {
   return LocalEngine(folder, hash, options, report).run();
+}
+
+std::optional<WorkerLine> worker_line_of(const std::string& line) try {
+  return parse_fields<WorkerLine>("line", line);
+} catch (const Error&) {
+  return std::nullopt;
 }
 
 std::string line_of(const ItemReport& report) {

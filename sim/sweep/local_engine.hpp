@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,17 @@ inline constexpr int kReplaceWorker = 75;
 LocalOutcome run_locally(const SweepFolder& folder, const std::string& hash, const LocalOptions& options,
                          const std::function<void(int64_t, double)>& report);
 
+/// What a worker says of an item.
+struct WorkerLine {
+  int64_t item = 0;
+  std::string file;
+  double seconds = 0;
+  std::vector<std::string> given_up;  ///< the problem of each try; empty: the item has results
+};
+
 /// What a worker writes to its engine, a line an item.
 std::string line_of(const ItemReport& report);
+/// What line_of wrote, without the line's end; none for another line, such as one of a library that the worker uses.
+std::optional<WorkerLine> worker_line_of(const std::string& line);
 
 }  // namespace kvbound::sim
