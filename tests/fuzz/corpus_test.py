@@ -1,47 +1,62 @@
-"""Every input that the fuzzer starts from, whole and damaged, is read or refused in one line (tests/fuzz/reader_fuzz.cpp).
+"""Every input of the corpus, every well-formed one, and mutations of these are read or refused in one line (README.md).
 
 usage: corpus_test.py READER_REPLAY KVBOUND      the programs' paths
 """
-import random
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-from fuzz import write_corpus
+from fuzz import corpus, write_corpus
 
 program = None
 kvbound = None
-DAMAGED = 6  # of each input
+MUTATIONS = 20  # of each well-formed input
 
 
-def damaged(content, generator):
-    """The input with a few bytes changed, and perhaps cut; its letter stays."""
-    changed = bytearray(content)
-    for _ in range(generator.randint(1, 4)):
-        changed[generator.randrange(1, len(changed))] = generator.choice((0, 1, 0x7f, 0x80, 0xff, generator.randrange(256)))
-    return bytes(changed[:generator.choice((len(changed), generator.randrange(1, len(changed))))])
+def replayed(inputs, *mutations):
+    """What the program says of {name: content}: {letter: (inputs that were read, inputs that were refused)}."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in inputs.items():
+            (Path(folder) / name).write_bytes(content)
+        result = subprocess.run([program, folder, *map(str, mutations)], capture_output=True, text=True)
+    if result.returncode or result.stderr:
+        raise AssertionError(f"status {result.returncode}: {result.stderr}")
+    return {letter: (int(read), int(refused)) for letter, read, refused in map(str.split, result.stdout.splitlines())}
 
 
 class Corpus(unittest.TestCase):
-    def test_is_read_or_refused(self):
-        generator = random.Random(1)
-        with tempfile.TemporaryDirectory() as folder:
-            paths = []
-            for name, content in write_corpus.inputs(kvbound):
-                for number, part in enumerate([content, *(damaged(content, generator) for _ in range(DAMAGED))]):
-                    paths.append(Path(folder) / f"{name}-{number}")
-                    paths[-1].write_bytes(part)
-            self.assertGreater(len(paths), 200)
-            result = subprocess.run([program, *paths], capture_output=True, text=True)
-            self.assertEqual((result.returncode, result.stderr), (0, ""))
+    @classmethod
+    def setUpClass(cls):
+        listing = subprocess.run([program, "--readers"], capture_output=True, text=True, check=True).stdout
+        cls.readers = {line[0] for line in listing.splitlines()}
+        cls.seeds = {f"{content[:1].decode()}-{name}": content for name, content in write_corpus.inputs(kvbound)}
 
-    def test_starts_with_letters_of_every_reader(self):
-        readers = {line.split()[1] for line in (Path(__file__).parent / "reader_fuzz.cpp").read_text().splitlines()
-                   if line.startswith("//   ") and len(line.split()[1]) == 1}
-        self.assertEqual({content[:1].decode() for _, content in write_corpus.inputs(kvbound)}, readers)
-        self.assertGreater(len(readers), 8)
+    def test_well_formed_inputs_of_every_reader_are_read(self):
+        found = replayed(self.seeds)
+        self.assertEqual(set(found), self.readers)
+        self.assertEqual({letter: refused for letter, (_, refused) in found.items() if refused}, {})
+
+    def test_mutations_are_read_or_refused(self):
+        found = replayed(self.seeds, MUTATIONS, 1)
+        for letter, counts in found.items():
+            self.assertTrue(all(counts), f"{letter}: read {counts[0]}, refused {counts[1]}: all mutations end alike")
+
+    def test_what_the_fuzzer_found_is_read_or_refused(self):
+        inputs = dict(corpus.inputs())
+        found = replayed(inputs)
+        self.assertEqual(set(found), self.readers)
+        self.assertEqual(sum(map(sum, found.values())), len(inputs))
+
+    def test_is_small(self):
+        self.assertLess(corpus.PATH.stat().st_size, 3e6)
+
+    def test_the_dictionary_has_keys_types_and_names(self):
+        words = set(write_corpus.words())
+        self.assertLessEqual({"data_offsets", "BF16", "kv_indptr", "snapkv", "critical", "split.count", "kvbound-trace", "general.alignment"}, words)
+        self.assertTrue(all(re.fullmatch(r"[\x21-\x7e]+", word) and '"' not in word for word in words))
 
 
 if __name__ == "__main__":
