@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include <kvbound/reference/core/error.hpp>
 
@@ -264,6 +265,13 @@ LayerWeights Checkpoint::layer_weights(Finder& finder, int64_t layer) const {
 void Checkpoint::find_weights() {
   Finder finder(*this);
   const ModelConfig& c = config_;
+  const size_t tensors = gguf_ ? gguf_->tensors().size() : shards_->tensors().size();
+  // Before they are looked for, one after the other: a configuration may say anything.
+  if (std::cmp_greater(c.layers, tensors)) {
+    throw TraceError(path_, -1, "",
+                     "has " + std::to_string(c.layers) + " layers, as its configuration says, and only " +
+                         std::to_string(tensors) + " tensors; expected several of each layer");
+  }
   for (int64_t l = 0; l < c.layers; ++l) layers_.push_back(layer_weights(finder, l));
   // Of two equal tensors some writers keep one, not always the embedding.
   const bool output_alone = c.tied_output && !gguf_ && !finder.has(finder.body_name(kEmbedding)) &&

@@ -50,5 +50,14 @@ TEST(Checkpoint, UsesTheBiasesThatAreThere) {
               HasSubstr("is not 0: a trace cannot represent a bias of W^O"));
 }
 
+// The names of some 15 tensors of each layer were made and kept: of a million layers, gigabytes.
+TEST(Checkpoint, RefusesMoreLayersThanTensorsAtOnce) {
+  const TinyCheckpoint model(1, [](GgufParts& parts) { parts.set("llama.block_count", uint32_t{10'000}); });
+  EXPECT_THAT(
+      test::message_of<TraceError>([&] { model.open(); }),
+      HasSubstr(
+          "has 10000 layers, as its configuration says, and only 21 tensors; expected several of each layer"));
+}
+
 }  // namespace
 }  // namespace kvbound::traces::checkpoint_test
