@@ -21,7 +21,7 @@ if [[ ${1:-} == --pack ]]; then
   rm -rf $folder/minimal
   for letter in "${letters[@]}"; do
     mkdir -p $folder/minimal/"$letter"
-    "$fuzzer" -merge=1 -timeout=10 -rss_limit_mb=1024 $folder/minimal/"$letter" $folder/{seeds,corpus}/"$letter" 2>$folder/logs/merge-"$letter"
+    "$fuzzer" -set_cover_merge=1 -timeout=10 -rss_limit_mb=2048 $folder/minimal/"$letter" $folder/{seeds,corpus}/"$letter" 2>$folder/logs/merge-"$letter"
   done
   exec /usr/bin/python3 tests/fuzz/corpus.py pack $folder/{minimal,found}
 fi
