@@ -89,4 +89,9 @@ nlohmann::ordered_json written_cbor(const char* name, std::string_view bytes, co
   return Value::from_cbor(bytes, true, false);
 }
 
+void require_written_cbor(const char* name, std::string_view bytes, const WrittenLimits& limits) {
+  Counter counter(name, limits);
+  Value::sax_parse(bytes, &counter, Value::input_format_t::cbor);
+}
+
 }  // namespace kvbound::sim

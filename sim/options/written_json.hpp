@@ -28,6 +28,9 @@ nlohmann::ordered_json written_json(const char* name, std::string_view text, con
 nlohmann::ordered_json written_cbor(const char* name, std::string_view bytes,
                                     const WrittenLimits& limits = {});
 
+/// Throws Error for CBOR of more than the limits; ill-formed CBOR is passed over.
+void require_written_cbor(const char* name, std::string_view bytes, const WrittenLimits& limits = {});
+
 /// The largest file that a value is read from.
 inline constexpr int64_t kMostWrittenFileBytes = int64_t{1} << 28;
 

@@ -93,9 +93,9 @@ void keep_rates(const SweepFolder& folder, const CostRates& rates) {
 }
 
 CostRates kept_rates(const SweepFolder& folder) {
-  const auto text = folder.note(kRatesNote);
-  if (!text) return {};
   try {
+    const auto text = folder.note(kRatesNote);
+    if (!text) return {};
     return parse_fields<CostRates>("rates", *text);
   } catch (const Error&) {
     return {};

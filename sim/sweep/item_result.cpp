@@ -257,6 +257,20 @@ bool has_its_hash(std::string_view bytes) {
          traces::sha256_of(bytes.substr(kHashDigits)) == bytes.substr(0, kHashDigits);
 }
 
+void require_readable(const std::string& path, std::string_view bytes) {
+  const auto refuse = [&](const std::string& problem) {
+    throw TraceError(path, -1, "", problem + ": give the plan fewer layers_per_item or policies_per_item");
+  };
+  if (std::ssize(bytes) > kMostWrittenFileBytes)
+    refuse(fmt::format("would have {} bytes; expected at most {} MiB", bytes.size(),
+                       kMostWrittenFileBytes >> 20));
+  try {
+    require_written_cbor("it", bytes.substr(kHashDigits));
+  } catch (const Error& error) {
+    refuse(std::string("could not be read: ") + error.what());
+  }
+}
+
 ItemResult item_result_of(const std::string& path, std::string_view bytes) {
   if (!has_its_hash(bytes))
     throw TraceError(path, -1, "", "is no result of a sweep, or was damaged: its hash is another");

@@ -36,6 +36,9 @@ std::string bytes_of(const ItemResult& result);
 /// Whether bytes begin with the hash of the rest: no disk and no copy damaged them.
 bool has_its_hash(std::string_view bytes);
 
+/// Throws TraceError, naming the path and what a plan should have less of, if bytes_of an item are more than item_result_of reads.
+void require_readable(const std::string& path, std::string_view bytes);
+
 /// Throws TraceError, naming the path, for bytes that bytes_of did not write: cut off, changed, of another version.
 ItemResult item_result_of(const std::string& path, std::string_view bytes);
 

@@ -66,6 +66,21 @@ int set_lock(int descriptor, int64_t offset, short kind) {
   return uninterrupted([&] { return fcntl(descriptor, F_OFD_SETLK, &lock); }) == 0 ? 0 : errno;
 }
 
+// Removes what stands at a path, unless it is of the kind that belongs there, or leads to it: a folder in the place of a file, say.
+void make_way(const fs::path& path, fs::file_type kind) {
+  std::error_code error;
+  if (!fs::exists(fs::symlink_status(path, error)) || fs::status(path, error).type() == kind) return;
+  fs::remove_all(path, error);
+  if (error) throw traces::io_error("remove", path.string(), error.value());
+}
+
+// The same before a file is written.
+void write_over(const fs::path& path, std::string_view text,
+                OutputFile::Durability durability = OutputFile::Durability::machine) {
+  make_way(path, fs::file_type::regular);
+  write_file(path.string(), text, durability);
+}
+
 void make_folder(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
@@ -127,11 +142,13 @@ bool SweepFolder::is_one(const std::string& path) { return fs::exists(fs::path(p
 
 std::optional<std::string> SweepFolder::note(const std::string& name) const {
   const std::string path = (fs::path(path_) / name).string();
-  return fs::exists(path) ? std::optional(traces::whole_text(path, kMostWrittenFileBytes)) : std::nullopt;
+  std::error_code damaged;
+  if (!fs::exists(path, damaged) && !damaged) return std::nullopt;
+  return traces::whole_text(path, kMostWrittenFileBytes);
 }
 
 void SweepFolder::keep_note(const std::string& name, const std::string& text) const {
-  write_file((fs::path(path_) / name).string(), text);
+  write_over(fs::path(path_) / name, text);
 }
 
 Sweep SweepFolder::sweep(const std::optional<std::string>& hash) const {
@@ -199,18 +216,14 @@ ItemResult SweepFolder::result(const std::string& file) const {
 
 void SweepFolder::keep_result(const std::string& file, const ItemResult& result) const {
   const std::string path = result_path(file), bytes = bytes_of(result);
-  if (std::ssize(bytes) > kMostWrittenFileBytes)
-    throw TraceError(path, -1, "",
-                     fmt::format("would have {} bytes; expected at most {} MiB: give the plan fewer "
-                                 "layers_per_item or policies_per_item",
-                                 bytes.size(), kMostWrittenFileBytes >> 20));
+  require_readable(path, bytes);
+  make_way(fs::path(path).parent_path(), fs::file_type::directory);
   make_folder(fs::path(path).parent_path());
   std::string keys;
   for (const RunPart& run : result.runs) keys += run.key + "\n";
   // Before the results, which are found by it.
-  if (!fs::exists(runs_path(file)) || text_or_none(runs_path(file)) != keys)
-    write_file(runs_path(file), keys);
-  write_file(path, bytes);
+  if (text_or_none(runs_path(file)) != keys) write_over(runs_path(file), keys);
+  write_over(path, bytes);
 }
 
 std::vector<std::string> SweepFolder::runs_of(const std::string& file) const {
@@ -235,7 +248,8 @@ std::optional<Claim> SweepFolder::claim(const std::string& file) const {
 
 std::vector<Attempt> SweepFolder::attempts(const std::string& file) const {
   const std::string path = attempts_path(file);
-  if (!fs::exists(path)) return {};
+  std::error_code damaged;
+  if (!fs::exists(path, damaged) && !damaged) return {};
   try {
     return parse_fields<std::vector<Attempt>>("attempts", traces::whole_text(path, kMostWrittenFileBytes));
   } catch (const Error&) {  // damaged
@@ -244,14 +258,15 @@ std::vector<Attempt> SweepFolder::attempts(const std::string& file) const {
 }
 
 void SweepFolder::keep_attempts(const std::string& file, const std::vector<Attempt>& attempts) const {
-  write_file(attempts_path(file),
+  write_over(attempts_path(file),
              fields_of(attempts).dump(-1, ' ', false, FieldsJson::error_handler_t::replace),
              OutputFile::Durability::process);
 }
 
 void SweepFolder::forget_attempts(const std::string& file) const {
-  if (unlink(attempts_path(file).c_str()) != 0 && errno != ENOENT)
-    throw traces::io_error("remove", attempts_path(file), errno);
+  std::error_code error;
+  fs::remove_all(attempts_path(file), error);  // all: it may be a folder
+  if (error) throw traces::io_error("remove", attempts_path(file), error.value());
 }
 
 void SweepFolder::forget_attempts() const {

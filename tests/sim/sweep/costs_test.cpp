@@ -1,4 +1,6 @@
 // Estimated costs of items, and the order that they give.
+#include <filesystem>
+
 #include <gtest/gtest.h>
 
 #include <kvbound/sim/sweep/schedule.hpp>
@@ -40,6 +42,9 @@ TEST(Costs, AreThoseOfFinishedItemsOfTheSamePolicies) {
   EXPECT_EQ(kept_rates(folder).runs, rates.runs);
   folder.keep_note("rates.json", "{");
   EXPECT_FALSE(kept_rates(folder).known());
+  std::filesystem::remove(scratch.path("s/rates.json"));
+  std::filesystem::create_directory(scratch.path("s/rates.json"));
+  EXPECT_FALSE(kept_rates(folder).known()) << "a folder";
 }
 
 TEST(Schedules, BeginWithTheLargestItemsAndKeepTheOrderOfEqualOnes) {

@@ -154,5 +154,18 @@ TEST(ItemResults, AreNotReadFromOtherDocuments) {
               HasSubstr("is no result of a sweep: it is nested deeper than 32 levels"));
 }
 
+TEST(ItemResults, ThatCouldNotBeReadBackAreRefused) {
+  const auto refusal = [](const std::string& bytes) {
+    return test::message_of<TraceError>([&] { require_readable("p", bytes); });
+  };
+  EXPECT_EQ(refusal(bytes_of(whole_result())), "no error");
+  EXPECT_THAT(refusal(std::string((size_t{1} << 28) + 1, 'x')),
+              HasSubstr("p: would have 268435457 bytes; expected at most 256 MiB: give"));
+  const std::string texts =
+      "\x9a" + std::string("\x01\x00\x00\x00", 4) + std::string(size_t{1} << 24, '\x60');
+  EXPECT_THAT(refusal(std::string(64, '0') + texts),
+              HasSubstr("p: could not be read: it takes more than 1024 MiB of memory: give the plan fewer"));
+}
+
 }  // namespace
 }  // namespace kvbound::sim::item_result_test

@@ -86,10 +86,40 @@ TEST(SweepFolders, KeepTriesWholeOrNotAtAll) {
   const test::TemporaryFolder scratch;
   const SweepFolder folder(scratch.path("s"));
   folder.make();
-  fs::create_directory(scratch.path("s/attempts/a"));  // nothing can replace it
-  EXPECT_THROW(folder.keep_attempts("a", {{"h", 5, std::nullopt}}), IoError);
-  fs::remove(scratch.path("s/attempts/a"));
+  EXPECT_THROW(folder.keep_attempts(std::string(256, 'a'), {{"h", 5, std::nullopt}}), IoError);
   EXPECT_TRUE(fs::is_empty(scratch.path("s/attempts")));
+}
+
+TEST(SweepFolders, ReplaceWhatIsNoFileOrNoFolder) {
+  const test::TemporaryFolder scratch;
+  const SweepFolder folder(scratch.path("s"));
+  folder.make();
+  const auto put_folder = [&](const std::string& name) {
+    fs::remove_all(scratch.path(name));
+    fs::create_directories(scratch.path(name + "/inside"));
+  };
+  put_folder("s/attempts/a");
+  EXPECT_EQ(folder.attempts("a").size(), 1) << "a damaged one was a try, too";
+  folder.keep_attempts("a", {{"h", 5, "no"}, {"h", 6, "no"}});
+  EXPECT_EQ(folder.attempts("a").size(), 2);
+  put_folder("s/attempts/a");
+  folder.forget_attempts();
+  EXPECT_FALSE(fs::exists(scratch.path("s/attempts/a")));
+
+  put_folder("s/rates.json");
+  folder.keep_note("rates.json", "{}");
+  EXPECT_EQ(folder.note("rates.json"), "{}");
+
+  ItemResult result;
+  result.host = "h";
+  scratch.write("s/results/ab", "a file");
+  put_folder("s/runs/1");
+  EXPECT_FALSE(folder.has("ab-1"));
+  folder.keep_result("ab-1", result);
+  EXPECT_EQ(folder.result("ab-1").host, "h");
+  put_folder("s/results/ab/ab-1");
+  folder.keep_result("ab-1", result);
+  EXPECT_EQ(folder.result("ab-1").host, "h");
 }
 
 TEST(SweepFolders, ListWholeResultsAlone) {
