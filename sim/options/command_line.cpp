@@ -164,14 +164,50 @@ void OutputPaths::add(const std::string& option, const std::string& path) {
   if (!is_new) throw UsageError(fmt::format("--{}: {} is {}", option, traces::quoted(path), place->second));
 }
 
-std::string one_line(const std::string& text) {
-  constexpr const char* kDigits = "0123456789abcdef";
+namespace {
+
+struct Character {
+  size_t bytes;
+  char32_t code;
+};
+
+// The first character of a text in UTF-8; none if it is ill-formed.
+std::optional<Character> first_character(std::string_view text) {
+  const auto lead = static_cast<unsigned char>(text.front());
+  if (lead < 0x80) return Character{1, lead};
+  if (lead < 0xc2 || lead > 0xf4) return std::nullopt;
+  const size_t bytes = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  if (text.size() < bytes) return std::nullopt;
+  char32_t code = lead & (0x7f >> bytes);
+  for (const char c : text.substr(1, bytes - 1)) {
+    if ((c & 0xc0) != 0x80) return std::nullopt;
+    code = code << 6 | (c & 0x3f);
+  }
+  const bool too_long = bytes == 3 ? code < 0x800 : bytes == 4 && code < 0x10000;
+  const bool is_character = code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+  return too_long || !is_character ? std::nullopt : std::optional(Character{bytes, code});
+}
+
+bool is_plain(char32_t code) {
+  const auto within = [code](char32_t first, char32_t last) { return first <= code && code <= last; };
+  return !within(0, 0x1f) && !within(0x7f, 0x9f) && !within(0x2028, 0x202e) && !within(0x2066, 0x2069);
+}
+
+}  // namespace
+
+std::string one_line(std::string_view text) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
   std::string line;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7f) {
-      line += c;
-    } else {
+  while (!text.empty()) {
+    const std::optional<Character> character = first_character(text);
+    const std::string_view bytes = text.substr(0, character ? character->bytes : 1);
+    text.remove_prefix(bytes.size());
+    if (character && is_plain(character->code)) {
+      line += bytes;
+      continue;
+    }
+    for (const char c : bytes) {
+      const auto byte = static_cast<unsigned char>(c);
       (line += "\\x") += {kDigits[byte >> 4], kDigits[byte & 15]};
     }
   }

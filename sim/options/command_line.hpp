@@ -94,8 +94,9 @@ class OutputPaths {
   std::map<std::filesystem::path, std::string> taken_;  // canonical path -> its role, for messages
 };
 
-/// Any text on one line: control characters, for example in file names, are shown as \xNN.
-std::string one_line(const std::string& text);
+/// Any text on one line of a terminal, for example names of files: bytes of control characters (C0, DEL, C1), of what separates
+/// lines or changes the direction of text (U+2028-202E, U+2066-2069), and those that are no UTF-8 are shown as \xNN.
+std::string one_line(std::string_view text);
 
 /// Throws IoError if standard output could not be written. Call it before output files get their names.
 void flush_standard_output();
