@@ -29,6 +29,8 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   const std::string& path() const { return path_; }
+  /// The file that has the bytes until commit(): path() if it is written directly.
+  std::string place() const { return temporary_ ? temporary_->path() : path_; }
 
   void write(std::string_view bytes);
   /// Flushes, syncs and closes: everything that can fail for lack of space. No write() may follow. With several

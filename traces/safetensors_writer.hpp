@@ -34,6 +34,8 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::string& path, const Strings& metadata, std::vector<TensorDeclaration> tensors);
 
   const std::string& path() const { return file_.path(); }
+  /// The file that can be read between prepare() and finish().
+  std::string place() const { return file_.place(); }
 
   /// Appends the next numbers of `tensor`, each rounded once to the tensor's type. Tensors are written in the order of
   /// their declaration, each in any number of pieces.

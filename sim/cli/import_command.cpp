@@ -205,17 +205,18 @@ void import_flashinfer(const CommandLine& line, const traces::RecordedSession& s
   if (dump) require_one_arithmetic(layers);
   check_outputs(line, session, out, calls);
   if (dump) traces::OutputFile{*dump};  // it can be written, which is known before the trace is
-  {
-    Progress progress("importing", !line.has("quiet"));
-    traces::import_trace(
-        layers, steps, out, !dump, [&](int64_t done, int64_t whole) { progress.update(done, whole); },
-        [&] { print_summary(layers, out, dump); });
-  }
-  if (dump) {
-    Progress progress("hashing", !line.has("quiet"));
-    write_imported_dump(layers, steps, traces::Trace(out), *dump,
-                        [&](int64_t done, int64_t whole) { progress.update(done, whole); });
-  }
+  std::optional<Progress> progress;
+  const auto update = [&](int64_t done, int64_t whole) { progress->update(done, whole); };
+  std::unique_ptr<traces::SafetensorsWriter> dump_file;  // on the disk before the trace has its name
+  const auto written = [&](const std::string& place) {
+    progress.emplace("hashing", dump && !line.has("quiet"));
+    if (dump) dump_file = imported_dump(layers, steps, traces::Trace(place), *dump, update);
+    progress.reset();
+    print_summary(layers, out, dump);
+  };
+  progress.emplace("importing", !line.has("quiet"));
+  traces::import_trace(layers, steps, out, !dump, update, written);
+  if (dump_file) dump_file->finish();
 }
 
 }  // namespace

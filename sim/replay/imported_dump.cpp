@@ -7,7 +7,6 @@
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/traces/flashinfer/attention_call.hpp>
-#include <kvbound/traces/safetensors_writer.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -43,9 +42,10 @@ void require_one_arithmetic(const std::vector<traces::ImportedLayer>& layers) {
   }
 }
 
-void write_imported_dump(const std::vector<traces::ImportedLayer>& layers, int64_t steps,
-                         const traces::Trace& trace, const std::string& path,
-                         const traces::Trace::Progress& progress) {
+std::unique_ptr<traces::SafetensorsWriter> imported_dump(const std::vector<traces::ImportedLayer>& layers,
+                                                         int64_t steps, const traces::Trace& trace,
+                                                         const std::string& path,
+                                                         const traces::Trace::Progress& progress) {
   const std::string sha256 = trace.sha256(progress);
   std::vector<traces::TensorDeclaration> tensors;
   std::vector<Matrix> outputs;
@@ -59,15 +59,17 @@ void write_imported_dump(const std::vector<traces::ImportedLayer>& layers, int64
     declare("prompt_output", outputs.back().rows() - steps);
     if (steps > 0) declare("output", steps);
   }
-  traces::SafetensorsWriter file(path, dump_metadata(*layers.front().call, sha256), tensors);
+  auto file =
+      std::make_unique<traces::SafetensorsWriter>(path, dump_metadata(*layers.front().call, sha256), tensors);
   auto tensor = tensors.begin();
   for (const Matrix& rows : outputs) {
     const auto of_prompt = static_cast<size_t>((rows.rows() - steps) * rows.cols());
-    file.append(tensor++->name, rows.numbers().first(of_prompt), traces::NonFiniteNumbers::allowed);
+    file->append(tensor++->name, rows.numbers().first(of_prompt), traces::NonFiniteNumbers::allowed);
     if (steps == 0) continue;
-    file.append(tensor++->name, rows.numbers().subspan(of_prompt), traces::NonFiniteNumbers::allowed);
+    file->append(tensor++->name, rows.numbers().subspan(of_prompt), traces::NonFiniteNumbers::allowed);
   }
-  file.finish();
+  file->prepare();
+  return file;
 }
 
 }  // namespace kvbound::sim

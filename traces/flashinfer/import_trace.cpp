@@ -115,7 +115,7 @@ void append_outputs(SafetensorsWriter& file, const std::string& tensor, const Ma
 
 void import_trace(const std::vector<ImportedLayer>& layers, int64_t steps, const std::string& path,
                   bool with_outputs, const std::function<void(int64_t, int64_t)>& progress,
-                  const std::function<void()>& written) {
+                  const std::function<void(const std::string&)>& written) {
   std::vector<AttentionRequest> requests;
   for (const ImportedLayer& layer : layers) requests.push_back(layer.call->request(layer.request));
   const Sizes sizes = sizes_of(*layers.front().call, requests.front());
@@ -142,7 +142,7 @@ void import_trace(const std::vector<ImportedLayer>& layers, int64_t steps, const
     if (progress) progress(static_cast<int64_t>(l) + 1, std::ssize(layers));
   }
   file.prepare();
-  if (written) written();
+  if (written) written(file.place());
   file.finish();
 }
 

@@ -26,11 +26,12 @@ struct ImportedLayer {
 /// path          appears whole or not at all
 /// with_outputs  whether attention_output is the kernels' output
 /// progress      called with the layers done, and their number; may be empty
-/// written       called when the trace is on the disk but has not got its name; if it throws there is no trace; may be empty
+/// written       called with the file that the trace is in, on the disk, when it has not got its name; if it throws there is no
+///               trace; may be empty
 /// throws        InvalidOption for calls whose heads, head_dim, queries, tokens or scale differ, and for too many steps;
 ///               TraceError for NaN or infinity and for requests that cannot be read; IoError
 void import_trace(const std::vector<ImportedLayer>& layers, int64_t steps, const std::string& path,
                   bool with_outputs, const std::function<void(int64_t, int64_t)>& progress = {},
-                  const std::function<void()>& written = {});
+                  const std::function<void(const std::string&)>& written = {});
 
 }  // namespace kvbound::traces
