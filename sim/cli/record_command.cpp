@@ -100,7 +100,11 @@ int record_command(const Arguments& arguments) {
                              fmt::join(tokens.begin() + options.prompt, tokens.end(), " "));
     flush_standard_output();
   };
-  traces::record(checkpoint, options, places[1], update, print);
+  try {
+    traces::record(checkpoint, options, places[1], update, print);
+  } catch (const NonFinite& error) {
+    throw TraceError(places[0], -1, "", error.what());
+  }
   return kPass;
 }
 
