@@ -544,6 +544,7 @@ class Refusals(ImportTest):
         self.refuses(WORLD, "cannot create", "import", "flashinfer", "dumps", "missing/out", "--call", 3, "--request", 0)
         self.refuses(WORLD, "cannot write", "import", "flashinfer", "dumps", "out", "--call", 3, "--request", 0, file_size_limit=512)
         self.refuses(WORLD, "cannot create", "import", "flashinfer", "dumps", "out", "--call", 3, "--request", 0, "--dump", "missing/dump")
+        self.refuses(WORLD, "cannot write /dev/full", "import", "flashinfer", "dumps", "out", "--call", 3, "--request", 0, "--dump", "/dev/full")
 
     def test_layers_that_differ(self):
         record_decode(self.dumps, Batch())

@@ -327,7 +327,7 @@ class Refusals(RecordTest):
     def test_numbers_that_the_stored_type_cannot_hold(self):
         model = TinyModel()
         model.weights["model.layers.1.self_attn.v_proj.weight"] *= 1e6
-        self.refused(model.write_folder(self.folder / "model"), r"layers.1.value: -?\d+.* does not fit F16")
+        self.refused(model.write_folder(self.folder / "model"), r"model: layers.1.value: -?\d+.* does not fit F16")
 
     def test_folders_and_files_that_are_no_checkpoints(self):
         (self.folder / "empty").mkdir()

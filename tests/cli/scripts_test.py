@@ -3,12 +3,13 @@
 usage: scripts_test.py KVBOUND      KVBOUND: the program's path
 """
 import json
+import resource
 import subprocess
 import sys
 
 import numpy as np
 from support import kvbound_cli
-from support.kvbound_cli import MISMATCH, CommandLineTest, TraceFile
+from support.kvbound_cli import INVALID, MISMATCH, WORLD, CommandLineTest, TraceFile
 
 SCRIPTS = kvbound_cli.REPOSITORY / "traces" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -166,6 +167,51 @@ class Numbers(CommandLineTest):
                 self.assertEqual(len(list(self.folder.iterdir())), 1 if parts == shards[:1] else 3)
                 raise ZeroDivisionError
             self.assertEqual(list(self.folder.iterdir()), [])
+
+
+class Failures(CommandLineTest):
+    def run_script(self, *arguments, **options):
+        return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=self.folder, **options)
+
+    def test_what_was_killed_left_goes_with_the_next_run_of_the_program(self):
+        killed = ("import os, signal, sys; sys.path.insert(0, sys.argv[1]); from trace_file import Files; "
+                  "Files('t.index.json', {}, [{'a': ('F32', (2,))}, {'b': ('F32', (2,))}]); os.kill(os.getpid(), signal.SIGKILL)")
+        self.assertEqual(self.run_script("-c", killed, SCRIPTS).returncode, -9)
+        self.assertEqual(len(list(self.folder.glob(".t*.tmp"))), 3)
+        self.generate("trace.safetensors", "--kind", "flat", "--tokens", 8, "--window-queries", 4)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["trace.safetensors"])
+
+    def test_a_dump_is_whole_or_as_it_was(self):
+        trace = self.generate("trace.safetensors", "--kind", "flat", "--tokens", 64, "--window-queries", 40, "--layers", 1)
+        dump = self.folder / "dump.safetensors"
+        dump.write_bytes(b"old")
+        script = SCRIPTS / "write_dump.py", trace, dump
+        result = self.run_script(*script, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))
+        self.assertEqual((result.returncode, result.stderr), (WORLD, f"write_dump: '{dump}': File too large\n"))
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["dump.safetensors", "trace.safetensors"])
+        self.assertEqual(dump.read_bytes(), b"old")
+        trace.write_bytes(b"no trace")
+        result = self.run_script(*script)
+        self.assertEqual(result.returncode, INVALID)
+        self.assertRegex(result.stderr, r"\Awrite_dump: '.*trace\.safetensors' is no trace for this script: [^\n]*\n\Z")
+
+    def test_a_device_is_not_replaced(self):
+        trace = self.generate("trace.safetensors", "--kind", "flat", "--tokens", 64, "--window-queries", 40, "--layers", 1)
+        (self.folder / "prose").write_text("The king saw a black horse. The queen looked away from them.\n" * 40, "utf-8")
+        device = self.folder / "null"
+        device.symlink_to("/dev/null")
+        for arguments in ((SCRIPTS / "write_dump.py", trace, device),
+                          (SCRIPTS / "make_tasks.py", "prose", "bytes", device, "--make", "continuation", "--lengths", "100", "--tasks", "2")):
+            result = self.run_script(*arguments)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertTrue(device.is_symlink())
+        with self.assertRaisesRegex(Invalid, "is no regular file"):
+            Files(device, {}, [{"a": ("F32", (2,))}])
+        self.assertTrue(device.is_symlink())
+
+    def test_names_are_shown_on_one_line(self):
+        result = self.run_script(SCRIPTS / "make_tasks.py", b"a\n\x1b\xff\xc2\x9b.txt".decode("utf-8", "surrogateescape"), "bytes", "out", "--make", "needle")
+        self.assertEqual(result.stderr, "make_tasks: a\\x0a\\x1b\\xff\\xc2\\x9b.txt: No such file or directory\n")
 
 
 class Names(CommandLineTest):

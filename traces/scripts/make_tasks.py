@@ -28,7 +28,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from portable_random import Permutation, Stream
-from script_options import Invalid, Parser, count, run
+from script_options import Invalid, Parser, count, run, temporary_beside
 from script_options import layers as numbers
 
 PASSAGE, WORDS, NUMBERS, POSITIONS = range(4)  # what the numbers of a child stream are drawn for
@@ -354,7 +354,11 @@ def write(path, lines):
         sys.stdout.writelines(lines)
         return
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if path.exists() and not path.is_file():  # such as /dev/null, which must not be replaced
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(lines)
+        return
+    temporary = temporary_beside(path)
     try:
         with open(temporary, "x", encoding="utf-8", newline="\n") as file:
             file.writelines(lines)

@@ -1,12 +1,38 @@
-"""What the scripts' command lines share: one line for an error, and kvbound's exit codes."""
+"""What the scripts share: one line for an error, kvbound's exit codes, names of temporary files."""
 import argparse
+import hashlib
+import itertools
+import os
 import re
 import signal
 import sys
+from pathlib import Path
+
+# Controls, separators of lines, what changes the direction of text, and bytes of names that are not UTF-8.
+NOT_PLAIN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+temporary_numbers = itertools.count()
 
 
 class Invalid(Exception):
     """A caller's mistake: one line with the values in it."""
+
+
+def one_line(text):
+    """Text of unknown origin on one line of a terminal: bytes that are not plain as \\xNN, as kvbound shows them."""
+    def shown(match):
+        how = "surrogateescape" if "\udc80" <= match[0] <= "\udcff" else "surrogatepass"
+        return "".join(f"\\x{byte:02x}" for byte in match[0].encode("utf-8", how))
+    return NOT_PLAIN.sub(shown, str(text))
+
+
+def temporary_beside(path):
+    """A name for a file until it is whole: one of kvbound's, .NAME.PID-N-MACHINE.tmp, which removes what killed processes left."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+        machine = hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:12]
+    except OSError:
+        machine = ""
+    return path.with_name(f".{path.name}.{os.getpid()}-{next(temporary_numbers)}-{machine}.tmp")
 
 
 class Parser(argparse.ArgumentParser):
@@ -16,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message):
-        print(f"{self.prog.removesuffix('.py')}: {message}; --help lists the options", file=sys.stderr)
+        print(one_line(f"{self.prog.removesuffix('.py')}: {message}; --help lists the options"), file=sys.stderr)
         sys.exit(2)
 
 
@@ -64,17 +90,19 @@ class Progress:
 
 
 def run(name, action):
-    """Runs a script. Exit codes: 3 what an Invalid says; 4 I/O; 130, 143 interrupted; one line on standard error each."""
+    """Runs a script. Exit codes: 3 what an Invalid says; 4 I/O; 129, 130, 143 interrupted; one line on standard error each."""
     def terminate(number, frame):
         raise SystemExit(128 + number)
-    signal.signal(signal.SIGTERM, terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores the latter
+            signal.signal(number, terminate)
     try:
         action()
     except Invalid as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(one_line(f"{name}: {error}"), file=sys.stderr)
         sys.exit(3)
     except OSError as error:
-        print(f"{name}: {error.filename or 'I/O'}: {error.strerror or error}", file=sys.stderr)
+        print(one_line(f"{name}: {error.filename or 'I/O'}: {error.strerror or error}"), file=sys.stderr)
         sys.exit(4)
     except KeyboardInterrupt:
         print(f"{name}: interrupted; nothing was written", file=sys.stderr)

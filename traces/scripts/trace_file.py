@@ -14,7 +14,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from script_options import Invalid
+from script_options import Invalid, temporary_beside
 
 STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 ALIGNMENT = 8  # of the data's beginning, as safetensors libraries write it
@@ -85,7 +85,10 @@ class Files:
             raise Invalid(f"{path} is one file, not {len(shards)}")
         names = [f"{stem}-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
         self.final = [self.path.with_name(name) for name in names] if is_index else [self.path]
-        self.temporary = [final.with_name(f".{final.name}.{os.getpid()}.tmp") for final in self.final]
+        for final in (*self.final, self.path):
+            if final.exists() and not final.is_file():  # such as /dev/null, which must not be replaced
+                raise Invalid(f"{final} is no regular file")
+        self.temporary = [temporary_beside(final) for final in self.final]
         self.views = {}
         try:
             for file, tensors in zip(self.temporary, shards):
@@ -94,7 +97,7 @@ class Files:
                 weight_map = {name: final.name for final, tensors in zip(self.final, shards) for name in tensors}
                 index = json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=1).encode()
                 self.final.append(self.path)
-                self.temporary.append(self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp"))
+                self.temporary.append(temporary_beside(self.path))
                 self.temporary[-1].write_bytes(index)
         except BaseException:
             self.discard()

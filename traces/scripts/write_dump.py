@@ -8,8 +8,10 @@ Replace the two functions between the lines by your kernel; the rest reads the t
 """
 import hashlib
 import json
+import os
 import struct
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -35,7 +37,7 @@ def read_trace(path):
 
 
 def write_dump(path, metadata, tensors):
-    """Writes a safetensors file: the header's length, the header, the numbers."""
+    """Writes a safetensors file: the header's length, the header, the numbers. A regular one appears whole or not at all."""
     header, data = {"__metadata__": metadata}, b""
     for name, array in tensors.items():
         raw = np.ascontiguousarray(array).tobytes()
@@ -43,7 +45,16 @@ def write_dump(path, metadata, tensors):
                         "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
     text = json.dumps(header).encode()
-    open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
+    path, content = Path(path), struct.pack("<Q", len(text)) + text + data
+    if path.exists() and not path.is_file():  # such as /dev/null
+        path.write_bytes(content)
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 # ---- your kernel ----------------------------------------------------------------------------------------------------
@@ -102,4 +113,11 @@ def main(trace, dump, budget=None):
 if __name__ == "__main__":
     if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except OSError as error:
+        print(f"write_dump: {ascii(str(error.filename or sys.argv[2]))}: {error.strerror}", file=sys.stderr)
+        sys.exit(4)
+    except (LookupError, TypeError, ValueError, MemoryError, struct.error) as error:
+        print(f"write_dump: {ascii(sys.argv[1])} is no trace for this script: {ascii(str(error))[:200]}", file=sys.stderr)
+        sys.exit(3)
