@@ -84,7 +84,8 @@ void require_agreement(const Metadata& first, const Metadata& second) {
     const auto found = first.strings.find(key);
     if (found == first.strings.end() || found->second == value) continue;
     throw TraceError(second.path, second.offset, "__metadata__." + printable(key),
-                     "is " + in_quotes(value) + ", but " + first.path + " says " + in_quotes(found->second));
+                     "is " + in_quotes(value) + ", but " + without_middle(first.path) + " says " +
+                         in_quotes(found->second));
   }
 }
 
@@ -126,7 +127,7 @@ void ShardSet::open_shards(int64_t header_limit, Kind kind) {
   for (const auto& [tensor, shard] : shard_of) {
     if (!find(tensor)) {
       throw TraceError(path_, -1, "weight_map." + printable(tensor),
-                       "is " + shard + ", which lacks this tensor");
+                       "is " + printable_path(shard) + ", which lacks this tensor");
     }
   }
 }
@@ -139,8 +140,9 @@ void ShardSet::add_tensors(const SafetensorsFile& file, const std::map<std::stri
     const bool as_mapped = mapped != shard_of.end() && mapped->second == shard;
     if (!as_mapped && kind == Kind::trace) {
       throw TraceError(file.path(), entry.header_offset, printable(entry.name),
-                       mapped == shard_of.end() ? "the index does not list this tensor"
-                                                : "the index puts this tensor into " + mapped->second);
+                       mapped == shard_of.end()
+                           ? "the index does not list this tensor"
+                           : "the index puts this tensor into " + printable_path(mapped->second));
     }
     const auto [place, is_new] = tensors_.emplace(entry.name, StoredTensor{&file, &entry});
     if (is_new) continue;
@@ -149,7 +151,7 @@ void ShardSet::add_tensors(const SafetensorsFile& file, const std::map<std::stri
       place->second = {&file, &entry};
     } else if (mapped == shard_of.end() || std::filesystem::path(other).filename() != mapped->second) {
       throw TraceError(file.path(), entry.header_offset, printable(entry.name),
-                       "is in " + other + ", too, and the index names neither");
+                       "is in " + without_middle(other) + ", too, and the index names neither");
     }
   }
 }

@@ -66,9 +66,9 @@ CommandLine import_command_line() {
   return line;
 }
 
-traces::AttentionCallOptions call_options(const CommandLine& line) {
+traces::AttentionCallOptions call_options(const CommandLine& line, const traces::RecordedSession& session) {
   traces::AttentionCallOptions options;
-  if (line.has("plan")) options.plan = line.integer("plan", 1, INT64_MAX, 1);
+  if (line.has("plan")) options.plan = line.integer("plan", 1, session.size(), 1);
   options.causal = line.has("causal");
   if (const auto layout = line.text("kv-layout")) {
     if (layout != "NHD" && layout != "HND")
@@ -142,7 +142,7 @@ std::vector<int64_t> chosen_calls(const CommandLine& line, const traces::Recorde
   }
   if (found.size() == 1) return found;
   throw UsageError(fmt::format("{} has {} calls of attention kernels; choose by --call (--list shows them)",
-                               session.folder(), found.size()));
+                               without_middle(session.folder()), found.size()));
 }
 
 std::vector<traces::ImportedLayer> chosen_requests(
@@ -173,8 +173,8 @@ void check_outputs(const CommandLine& line, const traces::RecordedSession& sessi
     const std::filesystem::path place = std::filesystem::weakly_canonical(std::filesystem::absolute(*path));
     const auto [end, ignored] = std::ranges::mismatch(dumps, place);
     if (end == dumps.end())
-      throw UsageError(
-          fmt::format("--{}: {} is in {}, which is read", option, traces::quoted(*path), session.folder()));
+      throw UsageError(fmt::format("--{}: {} is in {}, which is read", option, traces::quoted(*path),
+                                   without_middle(session.folder())));
     outputs.add(option, *path);
   }
 }
@@ -194,7 +194,7 @@ void print_summary(const std::vector<traces::ImportedLayer>& layers, const std::
 
 void import_flashinfer(const CommandLine& line, const traces::RecordedSession& session,
                        const std::string& out) {
-  const traces::AttentionCallOptions options = call_options(line);
+  const traces::AttentionCallOptions options = call_options(line, session);
   std::vector<std::unique_ptr<traces::AttentionCall>> calls;
   for (const int64_t number : chosen_calls(line, session)) {
     calls.push_back(std::make_unique<traces::AttentionCall>(session, number, options));
@@ -241,7 +241,7 @@ int import_command(const Arguments& arguments) {
         places[1], [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
   if (list) {
-    std::cout << listing(*session, call_options(line));
+    std::cout << listing(*session, call_options(line, *session));
   } else {
     import_flashinfer(line, *session, places[2]);
   }

@@ -237,6 +237,18 @@ class BadTraces(CommandLineTest):
             self.assertEqual(result.returncode, INVALID, result.stderr)
             self.assertNotIn("x" * 121, result.stderr)
 
+    def test_messages_quote_no_more_than_120_characters_of_an_index(self):
+        long = "x" * 5000
+        path, index = write_sharded(TraceFile(), self.folder)
+        name = "y" * 240
+        (self.folder / "shard-1.safetensors").rename(self.folder / name)
+        renamed = {tensor: name if shard == "shard-1.safetensors" else shard for tensor, shard in index["weight_map"].items()}
+        for weight_map in (renamed | {KEY: long}, renamed | {KEY: name}, renamed | {"layers.9.key": name}):
+            path.write_text(json.dumps(index | {"weight_map": weight_map}))
+            result = self.run_program("inspect", path.name)
+            self.assertIn(result.returncode, (INVALID, WORLD), result.stderr)
+            self.assertNotRegex(result.stderr, "x{121}|y{121}")
+
     def test_messages_stay_on_one_line_whatever_a_file_is_called(self):
         for name in ("two\nlines", "cr\r", "escape\x1b[31m", "tab\t"):
             self.refuses_trace(r"cannot open .*\\x", name=name, code=WORLD)

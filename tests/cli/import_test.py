@@ -530,7 +530,7 @@ class Refusals(ImportTest):
                 (("flashinfer", "dumps", "out", "--call", "7"), "--call '7': expected ascending calls or ranges such as 3,5-7 within 1..6"),
                 (("flashinfer", "dumps", "out", "--call", "0"), "--call '0'"), (("flashinfer", "dumps", "out", "--call", "3"), "has 3 requests"),
                 (("flashinfer", "dumps", "out", "--call", "3", "--request", "3"), "--request '3': expected an integer from 0 to 2"),
-                (("flashinfer", "dumps", "out", "--call", "3", "--plan", "9"), "call 9: dumps has calls 1 to 6"),
+                (("flashinfer", "dumps", "out", "--call", "3", "--plan", "9"), "--plan '9': expected an integer from 1 to 6"),
                 (("flashinfer", "dumps", "out", "--kv-layout", "nhd"), "--kv-layout 'nhd'"),
                 (("flashinfer", "dumps", "out", "--call", "3", "--kv-layout", "HND"), "--kv-layout HND: call .* says NHD"),
                 (("flashinfer", "dumps", "out", "--sm-scale", "nan"), "--sm-scale 'nan'"),

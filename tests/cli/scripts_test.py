@@ -187,7 +187,7 @@ class Failures(CommandLineTest):
         dump.write_bytes(b"old")
         script = SCRIPTS / "write_dump.py", trace, dump
         result = self.run_script(*script, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))
-        self.assertEqual((result.returncode, result.stderr), (WORLD, f"write_dump: '{dump}': File too large\n"))
+        self.assertEqual((result.returncode, result.stderr), (WORLD, f"write_dump: '{trace} or {dump}': File too large\n"))
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["dump.safetensors", "trace.safetensors"])
         self.assertEqual(dump.read_bytes(), b"old")
         trace.write_bytes(b"no trace")
@@ -210,7 +210,8 @@ class Failures(CommandLineTest):
         self.assertTrue(device.is_symlink())
 
     def test_names_are_shown_on_one_line(self):
-        result = self.run_script(SCRIPTS / "make_tasks.py", b"a\n\x1b\xff\xc2\x9b.txt".decode("utf-8", "surrogateescape"), "bytes", "out", "--make", "needle")
+        result = self.run_script(SCRIPTS / "make_tasks.py", b"a\n\x1b\xff\xc2\x9b.txt".decode("utf-8", "surrogateescape"), "bytes", "out",
+                                 "--make", "needle")
         self.assertEqual(result.stderr, "make_tasks: a\\x0a\\x1b\\xff\\xc2\\x9b.txt: No such file or directory\n")
 
 

@@ -55,8 +55,8 @@ RecordedSession::RecordedSession(const std::string& folder, const Progress& prog
 
 const RecordedCall& RecordedSession::call(int64_t number) const {
   if (number < 1 || number > size()) {
-    throw InvalidOption("call " + std::to_string(number) + ": " + folder_ + " has calls 1 to " +
-                        std::to_string(size()));
+    throw InvalidOption("call " + std::to_string(number) + ": " + without_middle(folder_) +
+                        " has calls 1 to " + std::to_string(size()));
   }
   const Entry& entry = calls_[static_cast<size_t>(number - 1)];
   if (entry.failure) std::rethrow_exception(entry.failure);

@@ -79,7 +79,7 @@ void GgufSet::add_tensors(const GgufFile& file) {
     const auto [place, is_new] = tensors_.emplace(tensor.name, PlacedGgufTensor{&file, &tensor});
     if (is_new) continue;
     throw TraceError(file.path(), tensor.header_offset, printable(tensor.name),
-                     "is in " + place->second.file->path() + ", too");
+                     "is in " + without_middle(place->second.file->path()) + ", too");
   }
 }
 
