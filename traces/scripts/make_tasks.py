@@ -28,7 +28,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from portable_random import Permutation, Stream
-from script_options import Invalid, Parser, count, run, temporary_beside
+from script_options import Invalid, Parser, count, run, temporary_beside, whole_file
 from script_options import layers as numbers
 
 PASSAGE, WORDS, NUMBERS, POSITIONS = range(4)  # what the numbers of a child stream are drawn for
@@ -370,7 +370,7 @@ def write(path, lines):
 
 
 def make_tasks(options):
-    data = Path(options.text).read_bytes()
+    data = whole_file(options.text)
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 from attention_recorder import Recorder, refuse
-from script_options import Parser, Progress, count, layers, run
+from script_options import Parser, Progress, count, layers, run, whole_file
 from trace_file import INDEX, Files, Invalid
 
 NAME = "kvbound_recorder"
@@ -234,7 +234,7 @@ def record(options):
 def read_tokens(options):
     """The token ids: a file's bytes, or decimal numbers separated by white space or commas, also as a JSON array."""
     if options.bytes:
-        return list(Path(options.bytes).read_bytes())
+        return list(whole_file(options.bytes))
     text = Path(options.tokens).read_text("utf-8", errors="replace").strip()
     if text.startswith("["):
         try:

@@ -35,6 +35,15 @@ def temporary_beside(path):
     return path.with_name(f".{path.name}.{os.getpid()}-{next(temporary_numbers)}-{machine}.tmp")
 
 
+def whole_file(path):
+    """A file's bytes; errors name it, also those of reading."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 class Parser(argparse.ArgumentParser):
     """Shows a script's docstring as its help; a usage error is one line and exit code 2."""
 

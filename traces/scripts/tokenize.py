@@ -30,7 +30,7 @@ else:
     import re
     from pathlib import Path
 
-    from script_options import Invalid, Parser, count, run
+    from script_options import Invalid, Parser, count, run, whole_file
 
 # Llama 3's and Qwen2's words, as their tokenizer.json has them.
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -187,7 +187,7 @@ def tokenizer_of(model):
 def tokenize(options):
     tokenizer = tokenizer_of(options.model)
     try:
-        text = Path(options.text).read_bytes().decode("utf-8")
+        text = whole_file(options.text).decode("utf-8")
     except UnicodeDecodeError as error:
         raise Invalid(f"{options.text}: {error}") from None
     if options.no_bos:

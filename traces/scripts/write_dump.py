@@ -88,6 +88,8 @@ def main(trace, dump, budget=None):
                                          "decode_tokens", "window_queries"))
     budget, group = int(budget or max(n // 5, WINDOW)), heads // kv_heads
     scale = np.float32(metadata.get("scale", dim**-0.5))
+    if n <= WINDOW or recorded < WINDOW:
+        raise ValueError(f"it has {n} prompt tokens and {recorded} recorded queries; expected more than {WINDOW}, and as many")
     results = {}
     for layer in range(layers):
         keys, values, queries = (tensors[f"layers.{layer}.{name}"] for name in ("key", "value", "query"))
@@ -116,7 +118,7 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except OSError as error:
-        print(f"write_dump: {ascii(str(error.filename or sys.argv[2]))}: {error.strerror}", file=sys.stderr)
+        print(f"write_dump: {ascii(error.filename or ' or '.join(sys.argv[1:3]))}: {error.strerror}", file=sys.stderr)
         sys.exit(4)
     except (LookupError, TypeError, ValueError, MemoryError, struct.error) as error:
         print(f"write_dump: {ascii(sys.argv[1])} is no trace for this script: {ascii(str(error))[:200]}", file=sys.stderr)
