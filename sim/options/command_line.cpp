@@ -67,6 +67,7 @@ std::optional<std::string> CommandLine::text(const char* name) const {
 std::string CommandLine::required(const char* name) const {
   const auto value = text(name);
   if (!value) throw UsageError(fmt::format("--{} is missing", name));
+  if (value->empty()) throw UsageError(fmt::format("--{}: an empty text", name));
   return *value;
 }
 
