@@ -180,6 +180,9 @@ RoundingScale rounding_scale(MatrixView values, MatrixView output_projection) {
     for (size_t c = 0; c < row_norms.size(); ++c) sum += std::abs(values.row(i)[c]) * row_norms[c];
     scale.absolute_projections.push_back(sum);
   }
+  // Twice, because the |w_i| sum to at most 2: neither L nor theta, nor what they are made of, overflows.
+  const double largest = 2 * (l1_norm(scale.absolute_projections) + scale.projection_sum);
+  require_finite("the sum of absolute projected values", {&largest, 1});
   return scale;
 }
 

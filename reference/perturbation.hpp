@@ -121,7 +121,7 @@ struct RoundingScale {
 ///
 /// values             [tokens, head_dim]
 /// output_projection  [head_dim, model_dim]
-/// throws             ShapeMismatch
+/// throws             ShapeMismatch; NonFinite if L or theta might overflow
 RoundingScale rounding_scale(MatrixView values, MatrixView output_projection);
 
 /// The most by which a computed L may exceed a computed theta through rounding alone.

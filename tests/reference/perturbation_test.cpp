@@ -185,6 +185,13 @@ TEST(RoundingScale, AddsUpWithoutSigns) {
   EXPECT_EQ(scale.head_dim, 2);
   EXPECT_EQ(scale.model_dim, 2);
   EXPECT_TRUE(rounding_scale(Matrix(0, 2), Matrix(2, 2)).absolute_projections.empty());
+  // 0 times infinity would be NaN, which bounds nothing.
+  for (const double value : {0, 1}) {
+    EXPECT_EQ(message_of<NonFinite>([&] {
+                rounding_scale(matrix({{value, value}}), matrix({{1e308}, {-1e308}}));
+              }),
+              "the sum of absolute projected values[0] is inf");
+  }
 }
 
 TEST(PerturbationRounding, IsTwiceGammaTimesTheAbsoluteTerms) {
