@@ -251,6 +251,7 @@ class Sweeps(SweepTest):
 
     def test_plans_and_folders_that_are_none_are_refused(self):
         self.refuses(USAGE, "--out", "sweep", "plan.json")
+        self.refuses(USAGE, "--out: an empty text", "sweep", "plan.json", "--out", "")
         self.refuses(USAGE, "no PLAN, and none in study", "sweep", "--out", "study")
         self.refuses(INVALID, "is no folder of a sweep", "gather", "nowhere")
         self.refuses(WORLD, "missing.json", "sweep", "missing.json", "--out", "study")
