@@ -50,10 +50,10 @@ def undamaged(surface, files, arguments):
     return Case(surface.name, "nothing", arguments, files, own=surface.own, script=surface.script)
 
 
-def damaged(draw, name, content):
-    """A file's bytes with a damage of its kind or of bytes, and the damage's name."""
+def damaged(draw, name, content, damages):
+    """A file's bytes with one of the damages, by default of those of its kind or of bytes, and the damage's name."""
     own = generators_of(name)
-    damage = draw.choice(draw.choice((own, own, own, raw_bytes.DAMAGES)))
+    damage = draw.choice(damages or draw.choice((own, own, own, raw_bytes.DAMAGES)))
     try:
         return damage(draw, content), damage.__name__
     except (ValueError, IndexError, KeyError, OverflowError):  # what is no such file, because it was damaged before
@@ -71,7 +71,7 @@ def case_of(surface, number):
         case.codes |= {WORLD}
     if arguments[0] in ("replay", "recall", "predict", "evaluate") and "--resume" not in arguments:  # whose bounds hold, whatever a trace says
         case.codes -= {MISMATCH}
-    if draw.random() < 0.05:
+    if draw.random() < 0.05 and not surface.damages:
         name, thing = draw.choice(chosen), draw.choice(things.THINGS)
         del files[name]
         case.things, case.what = {name: thing}, f"{thing.__name__} in the place of {name}"
@@ -80,7 +80,7 @@ def case_of(surface, number):
         case.named += PurePosixPath(name).parts
         return case
     for name in draw.sample(chosen, min(len(chosen), draw.choice((1, 1, 1, 1, 1, 2)))):
-        files[name], damage = damaged(draw, name, files[name])
+        files[name], damage = damaged(draw, name, files[name], surface.damages)
         case.what += f"{damage} of {name} "
     case.sound = surface.figures and not any(word in case.what for word in ("plan", "hashed", "trace"))
     return case

@@ -3,12 +3,16 @@ import json
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from faults.hostile import archive, cbor, gguf, json_text, raw_bytes, tensors, text_lines
+from faults.hostile import archive, cbor, extremes, gguf, json_text, raw_bytes, tensors, text_lines
 from faults.hostile.inputs import POLICY, models, npz_of
+from support.peer_file import PEER
 
 REPLAY = "--policy", f"{POLICY}+critical,h2o:window=4+keepkv", "--budget", "8,50%"
 EVALUATE = "--policy", f"{POLICY},tova+d2o", "--budget", "8"
 RESUMED = "--policy", POLICY, "--budget", "8"
+INSTANCE = {"schema": "kvbound-instance-1", "property": "ckv-3.3", "query_heads": 1, "logits": [[0.0, 0.0]], "values": [[0.0], [1.0]],
+            "output_projection": [[1.0]], "stage_one": [0], "kept": [0], "epsilon": 0.0}
+INSTANCES = INSTANCE, INSTANCE | {"property": "kkv-kl", "logits": [[0.0, 1.0]], "votes": [1, 1], "query_vectors": [[1.0]], "ema": 0.5}
 OPERATIONS = "attention", "topk", "compact", "scores", "norms", "merge"
 
 # Generators by a file's ending, or its folder.
@@ -31,6 +35,7 @@ class Surface:
     cases     how many a whole run tries
     world     whether it may end with 4: damaged files name others
     own       files and folders that the command may change
+    damages   in place of those of the files' kinds and of bytes
     script    of traces/scripts, in place of the program
     figures   whether damage is found, so that a command that passes has the figures of undamaged files
     """
@@ -42,8 +47,23 @@ class Surface:
     damaged: tuple = ("",)
     world: bool = False
     own: tuple = ()
+    damages: tuple = ()
     script: str | None = None
     figures: bool = False
+
+
+def of_extremes():
+    """Commands that take a trace of any size."""
+    policies = ",".join(f"{host}+{component}" for host, component in (
+        ("snapkv:window=1", "critical"), ("snapkv:window=1", "theta-sweep+kvmerger"), ("snapkv:window=1", "exact"), ("tova", "obcache-joint"),
+        ("snapkv:window=1", "greedy"), ("h2o:window=1", "keepkv"), ("tova", "d2o"), ("snapkv:window=1", "keepkv-paper+adakv"),
+                                                                      ("streaming-llm:sinks=1", "cam"),
+        ("snapkv:window=1", "obcache-key+pyramid")))
+    for budget, *more in (("50%",), ("1",), ("2,100%", "--merge-bounds")):
+        yield "replay", "trace.safetensors", "--policy", policies, "--budget", budget, *more, "--json", "out.json", "--csv", "out.csv"
+    yield "inspect", "trace.safetensors", "--heads", "--window", "1", "--json", "out.json"
+    yield "recall", "trace.safetensors", "--k", "1", "--recent", "1", "--windows", "1", "--json", "out.json"
+    yield "predict", "trace.safetensors", "--policy", "tova", "--budget", "1", "--top", "1", "--shares", "1", "--window", "1", "--json", "out.json"
 
 
 def of_traces(made):
@@ -56,9 +76,11 @@ def of_traces(made):
                                                                                                        "--budget", "8", "--window", "4",
                                                                                                        "--json", "out.json"),
                ("replay", "{}", "--policy", f"{POLICY}+keepkv", "--budget", "8", "--merge-bounds", "--csv", "out.csv")]
-    yield Surface("traces", trace, tuple(tuple(word.replace("{}", "trace.safetensors") for word in command) for command in reading), 4000)
+    commands = tuple(tuple(word.replace("{}", "trace.safetensors") for word in command) for command in reading)
+    yield Surface("traces", trace, commands, 4000)
     yield Surface("traces in shards", (made.shards(),),
                   tuple(tuple(word.replace("{}", "trace.index.json") for word in command) for command in reading), 1500, world=True)
+    yield Surface("traces of extreme sizes and numbers", trace, tuple(of_extremes()), 3000, damages=extremes.DAMAGES)
     diffs = tuple(made.dumps())
     yield Surface("dumps, by diff", diffs, (("diff", "trace.safetensors", "dump.safetensors", "--json", "out.json"),), 2400)
     twice = tuple({**files, "other.safetensors": files["dump.safetensors"]} for files in diffs)
@@ -119,6 +141,12 @@ def of_documents(made):
         content = json.dumps(json.loads(content)).encode()
         yield Surface(f"documents, by report: {name.removesuffix('.json')}", ({"document.json": content},),
                       (("report", "document.json", "-o", "out.html"),), 300)
+
+
+    instances = tuple({"instance.json": json.dumps(instance).encode()} for instance in INSTANCES)
+    yield Surface("instances, by prove --replay", instances, (("prove", "--replay", "instance.json", "--json", "out.json"),), 600)
+    bench = "bench", "selection", "--shape", "pocket:256", "--repeats", "1", "--peer", "peer.json", "--json", "out.json"
+    yield Surface("times, by bench --peer", ({"peer.json": json.dumps(PEER).encode()},), (bench,), 400)
 
 
 def of_scripts(made):
