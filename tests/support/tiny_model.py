@@ -126,6 +126,15 @@ class TinyModel(Llama):
             tensors[called] = GGML_TYPES[dtype], array.shape, encode(array, dtype)
         return tensors
 
+    def gguf_parts(self, parts):
+        """{file's name: bytes} of a model in so many files."""
+        tensors, files = list(self.gguf_tensors().items()), {}
+        for part in range(parts):
+            own = {"split.no": (4, part), "split.count": (4, parts), "split.tensors.count": (5, len(tensors))}
+            metadata = {**(self.gguf_metadata() if part == 0 else {}), **own}
+            files[f"model-{part + 1:05}-of-{parts:05}.gguf"] = gguf_bytes(metadata, dict(tensors[part::parts]))
+        return files
+
     def write_gguf(self, path):
         path.write_bytes(gguf_bytes(self.gguf_metadata(), self.gguf_tensors()))
         return path

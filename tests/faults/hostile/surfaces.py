@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from faults.hostile import archive, cbor, extremes, gguf, json_text, raw_bytes, tensors, text_lines
-from faults.hostile.inputs import POLICY, models, npz_of
+from faults.hostile.inputs import MODEL, POLICY, models, npz_of
 from support.peer_file import PEER
+from support.tiny_model import TinyModel
 
 REPLAY = "--policy", f"{POLICY}+critical,h2o:window=4+keepkv", "--budget", "8,50%"
 EVALUATE = "--policy", f"{POLICY},tova+d2o", "--budget", "8"
@@ -108,6 +109,8 @@ def of_models(made):
                   ("model/",), world=True)
     yield Surface("models in GGUF", tuple({"model.gguf": model, "ids": b"1 2 3 4"} for model in models()),
                   (("record", "model.gguf", *record[:-1], "out.safetensors"),), 2400, ("model",))
+    parts = {**TinyModel(**MODEL).gguf_parts(2), **ids}
+    yield Surface("models in GGUF, in parts", (parts,), (("record", "model-00001-of-00002.gguf", *record),), 800, ("model",), world=True)
     evaluation = made.evaluation()
     tokens = {**{name: content for name, content in evaluation.items() if name.startswith("model/")}, **ids}
     yield Surface("token ids", (tokens,), (("record", "model", *record), ("record", "model", "--bytes", "ids", "--prompt", "3", "--steps",
