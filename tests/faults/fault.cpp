@@ -7,6 +7,7 @@
 //
 // OpenBLAS always gets the memory that it asks for. Calls are counted from this library's constructor on, when the libraries that the program needs are there. glibc's own calls,
 // such as those of fwrite, are none.
+#undef _FORTIFY_SOURCE  // whose headers define some of these functions themselves
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
@@ -33,6 +34,7 @@ void* __libc_malloc(size_t);
 void* __libc_calloc(size_t, size_t);
 void* __libc_realloc(void*, size_t);
 void* __libc_memalign(size_t, size_t);
+int __open_2(const char*, int);
 }
 
 namespace {
@@ -169,6 +171,12 @@ int open(const char* path, int flags, ...) {
   va_end(list);
   static const auto next = behind(open, "open");
   return fails(kOpen) ? -1 : next(path, flags, mode);
+}
+
+// What _FORTIFY_SOURCE makes of it where no file may be made.
+int __open_2(const char* path, int flags) {
+  static const auto next = behind(__open_2, "__open_2");
+  return fails(kOpen) ? -1 : next(path, flags);
 }
 
 // How libstdc++ opens a folder.

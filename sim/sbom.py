@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""What a built program consists of and was built with: a bill of materials (SBOM), CycloneDX 1.5 in JSON, on standard output.
+
+usage: sbom.py KVBOUND      KVBOUND: the program in its build folder, on the Debian or Ubuntu on which it was built
+
+It lists the packages of sim/packages.sh that are built with, those of the libraries that the program loads, with their files' SHA-256,
+D3, which pages of `kvbound report` carry with them, and the CUDA runtime, if that is linked. The same program on the same packages
+gives the same bytes; a time is told only if SOURCE_DATE_EPOCH is set.
+"""
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from datetime import datetime, timezone
+from pathlib import Path
+from urllib.parse import quote
+
+HERE = Path(__file__).resolve().parent
+TOOLS = {"g++", "cmake", "ninja-build"}  # of the packages that are built with, those of which nothing is in the program
+
+
+def output_of(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stdout
+
+
+def sha256(path):
+    return [{"alg": "SHA-256", "content": hashlib.sha256(Path(path).read_bytes()).hexdigest()}]
+
+
+def licences(copyright_file):
+    """The names of licences in a package's file `copyright`, if that is in Debian's format."""
+    text = Path(copyright_file).read_text("utf-8", "replace") if Path(copyright_file).exists() else ""
+    names = sorted(set(re.findall(r"^License: *(\S.*?) *$", text, re.MULTILINE))) if text.startswith("Format:") else []
+    return {"licenses": [{"license": {"name": name}} for name in names]} if names else {}
+
+
+def package_of(file):
+    """The package that a file is of. Packages name some files as they were before /lib became /usr/lib."""
+    real = os.path.realpath(file)
+    for path in (real, real.removeprefix("/usr")):
+        found = subprocess.run(["dpkg-query", "--search", path], capture_output=True, text=True, check=False)
+        if found.returncode == 0:
+            return found.stdout.split(":")[0]
+    sys.exit(f"sbom.py: {real} is of no package")
+
+
+def component(package, libraries, distribution):
+    """libraries: those of its files that the program loads, {name: path}"""
+    name, version, architecture, maintainer = output_of(
+        "dpkg-query", "-W", "-f", "${Package}\t${Version}\t${Architecture}\t${Maintainer}\n", package).splitlines()[0].split("\t")
+    purl = f"pkg:deb/{distribution['ID']}/{quote(name)}@{quote(version, ':')}?arch={architecture}&distro={distribution['ID']}-{distribution['VERSION_ID']}"
+    files = [{"type": "file", "name": library, "hashes": sha256(path)} for library, path in sorted(libraries.items())]
+    return {"type": "application" if name in TOOLS else "library", "bom-ref": purl, "supplier": {"name": maintainer}, "name": name,
+            "version": version, "scope": "excluded" if name in TOOLS else "required", **licences(f"/usr/share/doc/{name}/copyright"), "purl": purl,
+            **({"components": files} if files else {})}
+
+
+def packages(program):
+    """{package: the libraries of it that the program loads}, with all that is built with."""
+    built_with = output_of("bash", "-c", f'source {HERE}/packages.sh && printf "%s\\n" "${{build_packages[@]}}"').split()
+    found = {package: {} for package in built_with}
+    for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", output_of("ldd", program), re.MULTILINE):
+        found.setdefault(package_of(path), {})[Path(path).name] = path
+    return found
+
+
+def carried(cache):
+    """What is in the program and is of no package that is built with: D3, and the CUDA runtime."""
+    script = Path(cache["KVBOUND_D3"])
+    version = re.search(r"v(\d[\d.]+)", script.read_text("utf-8"))[1]
+    yield {"type": "library", "bom-ref": f"pkg:npm/d3@{version}", "name": "d3", "version": version, "hashes": sha256(script),
+           **licences(cache["KVBOUND_D3_LICENSE"]), "purl": f"pkg:npm/d3@{version}"}
+    if cache.get("KVBOUND_CUDA") == "ON" and cache.get("CMAKE_CUDA_COMPILER"):
+        version = re.search(r"\bV(\d[\d.]+)", output_of(cache["CMAKE_CUDA_COMPILER"], "--version"))[1]
+        purl = f"pkg:generic/cudart_static@{version}"
+        yield {"type": "library", "bom-ref": purl, "supplier": {"name": "NVIDIA"}, "name": "cudart_static", "version": version, "purl": purl}
+
+
+def document(program):
+    version, revision = re.fullmatch(r"kvbound (\S+) \((.*)\)\n", output_of(program, "--version")).groups()
+    cache = dict(re.findall(r"^(\w+):\w+=(.*)$", (program.parent / "CMakeCache.txt").read_text("utf-8"), re.MULTILINE))
+    distribution = dict(re.findall(r'^(\w+)="?(.*?)"?$', Path("/etc/os-release").read_text("utf-8"), re.MULTILINE))
+    root = {"type": "application", "bom-ref": "kvbound", "name": "kvbound", "version": version, "hashes": sha256(program),
+            "licenses": [{"license": {"id": "MIT"}}], "properties": [{"name": "kvbound:revision", "value": revision}]}
+    components = sorted([*(component(*package, distribution) for package in packages(program).items()), *carried(cache)], key=lambda one: one["bom-ref"])
+    refs = [one["bom-ref"] for one in components]
+    when = os.environ.get("SOURCE_DATE_EPOCH")
+    told = {"timestamp": datetime.fromtimestamp(int(when), timezone.utc).isoformat()} if when else {}
+    content = {"metadata": {**told, "component": root}, "components": components,
+               "dependencies": [{"ref": "kvbound", "dependsOn": refs}, *({"ref": ref} for ref in refs)]}
+    serial = uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(content, sort_keys=True))
+    return {"bomFormat": "CycloneDX", "specVersion": "1.5", "serialNumber": f"urn:uuid:{serial}", "version": 1, **content}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    print(json.dumps(document(Path(sys.argv[1]).resolve(strict=True)), indent=1, ensure_ascii=False))
