@@ -37,14 +37,15 @@ def licences(copyright_file):
     return {"licenses": [{"license": {"name": name}} for name in names]} if names else {}
 
 
-def package_of(file):
-    """The package that a file is of. Packages name some files as they were before /lib became /usr/lib."""
-    real = os.path.realpath(file)
-    for path in (real, real.removeprefix("/usr")):
-        found = subprocess.run(["dpkg-query", "--search", path], capture_output=True, text=True, check=False)
-        if found.returncode == 0:
-            return found.stdout.split(":")[0]
-    sys.exit(f"sbom.py: {real} is of no package")
+def owners(files):
+    """{file: the package that it is of}. Packages name some files as they were before /lib became /usr/lib."""
+    names = {file: {os.path.realpath(file), os.path.realpath(file).removeprefix("/usr")} for file in files}
+    said = subprocess.run(["dpkg-query", "--search", *sorted(set().union(*names.values()))], capture_output=True, text=True, check=False).stdout
+    found = {path: package for package, path in re.findall(r"^([^:,\s]+)[^/\n]*: (/.*)$", said, re.MULTILINE)}
+    without = [file for file in files if not names[file] & found.keys()]
+    if without:
+        sys.exit(f"sbom.py: of no package: {', '.join(without)}")
+    return {file: found[(names[file] & found.keys()).pop()] for file in files}
 
 
 def component(package, libraries, distribution):
@@ -62,8 +63,8 @@ def packages(program):
     """{package: the libraries of it that the program loads}, with all that is built with."""
     built_with = output_of("bash", "-c", f'source {HERE}/packages.sh && printf "%s\\n" "${{build_packages[@]}}"').split()
     found = {package: {} for package in built_with}
-    for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", output_of("ldd", program), re.MULTILINE):
-        found.setdefault(package_of(path), {})[Path(path).name] = path
+    for path, package in owners(re.findall(r"(?:=> |^\s*)(/\S+) \(0x", output_of("ldd", program), re.MULTILINE)).items():
+        found.setdefault(package, {})[Path(path).name] = path
     return found
 
 
