@@ -9,14 +9,13 @@ from faults.hostile.inputs import POLICY
 from support import kvbound_cli
 from support.kvbound_cli import WORLD
 
-WORDS = tuple(dict.fromkeys([*(value.decode("utf-8", "surrogateescape").strip('"') for value in (*json_text.NUMBERS, *json_text.TEXTS,
-                                                                                                 *json_text.OTHERS[:9]) if len(value) < 10_000),
-                             *map(str, raw_bytes.EDGES), "-0", "0-", "0-1", "1-0", "0,0", "0,,1", ",", "0/0", "0/1", "1/1", "1/2", "-1/2",
-                             "1e3", "1%", "0%", "100%", "100.5%", "-5%", "5%%",
-                             "\u0665", "\uff15", " 1", "1 ", "1\n", "\x1b[2J", "\u009b2J", "\udcff", "x" * 120, "x" * 5000,
-                             ",".join("1" * 2000), "cuda", "emulated", "reference", "F16",
-                             "F64", "pocket", "pocket:0", "pocket:-1", "slurm", "local", "NHD", "any", "none", "a" * 64, "0" * 64, "--json",
-                             "-", "--", "nan%"]))
+VALUES = (value.decode("utf-8", "surrogateescape").strip('"') for value in (*json_text.NUMBERS, *json_text.TEXTS, *json_text.OTHERS[:9])
+          if len(value) < 10_000)
+WORDS = tuple(dict.fromkeys((
+    *VALUES, *map(str, raw_bytes.EDGES), "-0", "0-", "0-1", "1-0", "0,0", "0,,1", ",", "0/0", "0/1", "1/1", "1/2", "-1/2", "1e3", "1%", "0%", "100%",
+    "100.5%", "-5%", "5%%", "\u0665", "\uff15", " 1", "1 ", "1\n", "\x1b[2J", "\u009b2J", "\udcff", "x" * 120, "x" * 5000, ",".join("1" * 2000),
+    "cuda", "emulated", "reference", "F16", "F64", "pocket", "pocket:0", "pocket:-1", "slurm", "local", "NHD", "any", "none", "a" * 64, "0" * 64,
+    "--json", "-", "--", "nan%")))
 POLICIES = ("snapkv", "h2o", "tova", "streaming-llm", "random", "+", ":", "=", ",", "window", "pool", "critical", "alpha", "keepkv",
             "threshold", "none", "0", "4", "9", "-1", "1e400", "nan", "\x1b[2J",
             "\u009b", "\udcff", "x" * 300, "greedy", "adakv", "pyramid", "beta", "d2o", "cam", "seed", "exact", "space", "projected", "ema",
@@ -28,23 +27,44 @@ COSTLY = {"--search": r"\d", "--jobs": r"\d{2,18}"}
 COSTLY_ELSEWHERE = r"\d{4,18}"
 COSTLY_COMMANDS = "generate", "prove", "bench", "sweep", "record", "evaluate", "replay"
 
-ENVIRONMENT = {"OMP_NUM_THREADS": ("0", "-1", "1", "2", "257", "1000000", "4294967297", "99999999999999999999", "x", "", "1,2", "\x1b[2J",
-                                   "\udcff", "2 "), "OMP_THREAD_LIMIT": ("0", "1", "-1", "x"),
-               "OMP_STACKSIZE": ("1", "0", "1000G", "x", "16k", "\x1b[2J"), "OMP_PROC_BIND": ("true", "close", "x"),
-               "OMP_PLACES": ("cores", "{0}", "{99}", "x"), "GOMP_CPU_AFFINITY": ("0", "9-0", "x"),
-               "OMP_WAIT_POLICY": ("active", "passive", "x"), "OMP_DYNAMIC": ("true", "x"), "OMP_NESTED": ("true",),
-               "OMP_MAX_ACTIVE_LEVELS": ("0", "99", "-1"), "OMP_SCHEDULE": ("dynamic,1", "x"),
-               "OPENBLAS_NUM_THREADS": ("0", "-1", "1000", "x", ""), "OPENBLAS_CORETYPE": ("", "Haswell", "x", "\x1b[2J", "\udcff",
-                                                                                           "y" * 5000, "\u009b"), "OPENBLAS_VERBOSE": ("0", "x"),
-               "GOTO_NUM_THREADS": ("0", "x"), "TMPDIR": ("", "/nowhere", "/dev/null", "\udcff"), "HOME": ("", "/nowhere", "\x1b[2J"),
-               "LC_ALL": ("", "C", "xx_XX.UTF-8", "\x1b[2J", "tr_TR.UTF-8"),
-               "LANG": ("x", "\udcff"), "LANGUAGE": ("x",), "TZ": ("", "x", "\x1b[2J", ":/dev/zero"), "TERM": ("", "dumb", "\x1b[2J"),
-               "NO_COLOR": ("", "1"), "COLUMNS": ("0", "-1", "x", "99999999999999999999"),
-               "CUDA_VISIBLE_DEVICES": ("", "-1", "x", "99"), "SLURM_ARRAY_TASK_ID": ("-1", "x", "99999999999999999999", "\x1b[2J"),
-               "SLURM_ARRAY_TASK_COUNT": ("0", "x"), "SLURM_JOB_ID": ("x", "\udcff"),
-               "SLURM_PROCID": ("x",), "SLURM_CPUS_PER_TASK": ("0", "x"), "MALLOC_ARENA_MAX": ("0", "x"), "GCONV_PATH": ("/nowhere",),
-               "PATH": ("", "/nowhere"), "PWD": ("", "/nowhere", "\x1b[2J"),
-               "POSIXLY_CORRECT": ("1",), "KVBOUND": ("x",)}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": ("0", "-1", "1", "2", "257", "1000000", "4294967297", "99999999999999999999", "x", "", "1,2", "\x1b[2J", "\udcff", "2 "),
+    "OMP_THREAD_LIMIT": ("0", "1", "-1", "x"),
+    "OMP_STACKSIZE": ("1", "0", "1000G", "x", "16k", "\x1b[2J"),
+    "OMP_PROC_BIND": ("true", "close", "x"),
+    "OMP_PLACES": ("cores", "{0}", "{99}", "x"),
+    "GOMP_CPU_AFFINITY": ("0", "9-0", "x"),
+    "OMP_WAIT_POLICY": ("active", "passive", "x"),
+    "OMP_DYNAMIC": ("true", "x"),
+    "OMP_NESTED": ("true",),
+    "OMP_MAX_ACTIVE_LEVELS": ("0", "99", "-1"),
+    "OMP_SCHEDULE": ("dynamic,1", "x"),
+    "OPENBLAS_NUM_THREADS": ("0", "-1", "1000", "x", ""),
+    "OPENBLAS_CORETYPE": ("", "Haswell", "x", "\x1b[2J", "\udcff", "y" * 5000, "\u009b"),
+    "OPENBLAS_VERBOSE": ("0", "x"),
+    "GOTO_NUM_THREADS": ("0", "x"),
+    "TMPDIR": ("", "/nowhere", "/dev/null", "\udcff"),
+    "HOME": ("", "/nowhere", "\x1b[2J"),
+    "LC_ALL": ("", "C", "xx_XX.UTF-8", "\x1b[2J", "tr_TR.UTF-8"),
+    "LANG": ("x", "\udcff"),
+    "LANGUAGE": ("x",),
+    "TZ": ("", "x", "\x1b[2J", ":/dev/zero"),
+    "TERM": ("", "dumb", "\x1b[2J"),
+    "NO_COLOR": ("", "1"),
+    "COLUMNS": ("0", "-1", "x", "99999999999999999999"),
+    "CUDA_VISIBLE_DEVICES": ("", "-1", "x", "99"),
+    "SLURM_ARRAY_TASK_ID": ("-1", "x", "99999999999999999999", "\x1b[2J"),
+    "SLURM_ARRAY_TASK_COUNT": ("0", "x"),
+    "SLURM_JOB_ID": ("x", "\udcff"),
+    "SLURM_PROCID": ("x",),
+    "SLURM_CPUS_PER_TASK": ("0", "x"),
+    "MALLOC_ARENA_MAX": ("0", "x"),
+    "GCONV_PATH": ("/nowhere",),
+    "PATH": ("", "/nowhere"),
+    "PWD": ("", "/nowhere", "\x1b[2J"),
+    "POSIXLY_CORRECT": ("1",),
+    "KVBOUND": ("x",),
+}
 
 
 def bases(made):

@@ -34,7 +34,6 @@ class Case:
     script: str | None = None
     sound: bool = False
 
-
     def prints_a_file(self):
         """Whether an output is standard output: what else is printed goes to standard error."""
         return not {"-", "/dev/stdout"}.isdisjoint(self.arguments)
