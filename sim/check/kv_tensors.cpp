@@ -19,6 +19,11 @@ KvTensors::KvTensors(CheckFile& file, Part part) : file_(file), paged_(file.has(
   keys_.layout = values_.layout = kv_layout(file.options());
   if (part != Part::values) key_entry_ = &find("k", "head_dim", keys_);
   if (part != Part::keys) value_entry_ = &find("v", "value_dim", values_);
+  if (key_entry_ && value_entry_ && key_entry_->shape.size() != value_entry_->shape.size()) {
+    file_.refuse(*value_entry_, ".shape",
+                 fmt::format("is {}; expected as many dimensions as k has, {}",
+                             traces::shape_text(value_entry_->shape), key_entry_->shape.size()));
+  }
   const bool ragged = (key_entry_ ? key_entry_ : value_entry_)->shape.size() == 3;
   if (paged_)
     find_pages();

@@ -198,6 +198,10 @@ class Attention(CheckTest):
         self.refused("attention", KernelFile(case.tensors, softmax_scale="0.5"), "softmax_scale: changes what attention computes")
         self.check("attention", KernelFile(case.tensors, logits_soft_cap="0.0"))
         self.refused("attention", prefill([5, 6], [1, 1]).changed().with_tensor("lengths", "I32", [5, 6]), "lengths: stands beside a ragged cache")
+        dense, ragged = decode(batch=1, tokens=6), prefill([6], [1])
+        for k, v in ((dense, ragged), (ragged, dense)):
+            self.refused("attention", dense.with_tensor("k", *k.tensors["k"]).with_tensor("v", *v.tensors["v"]),
+                         rf"v\.shape: is \[.*\]; expected as many dimensions as k has, {k.array('k').ndim}")
         self.refused("attention", KernelFile(case.tensors, sm_scale="1e308").changed(q=1e38 * case.array("q")), "kernel.safetensors: its numbers are too large")
 
     def test_zeros_are_no_evidence(self):

@@ -30,7 +30,7 @@ def replayed(inputs, *mutations):
 class Corpus(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        listing = subprocess.run([program, "--readers"], capture_output=True, text=True, check=True).stdout
+        listing = subprocess.run([program], capture_output=True, text=True, check=True).stdout
         cls.readers = {line[0] for line in listing.splitlines()}
         cls.seeds = {f"{content[:1].decode()}-{name}": content for name, content in write_corpus.inputs(kvbound)}
 

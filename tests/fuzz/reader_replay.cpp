@@ -1,6 +1,6 @@
 // Reads inputs, and mutations of them, without libFuzzer: for every build.
 //
-//   reader_replay --readers                 prints the letter and the name of each reader
+//   reader_replay                           prints the letter and the name of each reader
 //   reader_replay FOLDER [MUTATIONS SEED]   reads every file of the folder, and so many mutations of each; prints for each reader
 //                                           its letter and how many inputs it read, and how many it refused
 #include <algorithm>
@@ -63,7 +63,7 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t most) {
 }
 
 int main(int count, char** arguments) {
-  if (count == 2 && std::string_view(arguments[1]) == "--readers") {
+  if (count == 1) {
     for (const Reader& reader : readers()) std::printf("%c  %s\n", reader.letter, reader.name);
     return 0;
   }

@@ -4,7 +4,7 @@
 #   tests/fuzz/run.sh [RUNS [LETTERS]]    default: 20000 runs of each reader; of these letters alone (readers/reader.cpp)
 #   tests/fuzz/run.sh --pack              minimises what was found and replaces corpus.tar.xz by it
 #
-# Needs clang. A tenth of the runs may have inputs of up to 1 MB. Inputs that reach new code are kept in build/fuzz/corpus for the
+# Needs clang. A fiftieth of the runs may have inputs of up to 1 MB. Inputs that reach new code are kept in build/fuzz/corpus for the
 # next run; one that crashes, hangs or takes over 1 GB is kept in build/fuzz/found, which ends the runs of its reader, and the exit
 # code is then not 0. `build/fuzz/tests/reader_fuzz FILE` runs it again. README.md says more.
 set -euo pipefail
@@ -15,7 +15,7 @@ fuzzer=$folder/tests/reader_fuzz
 
 cmake --preset fuzz
 cmake --build --preset fuzz --parallel 2 --target reader_fuzz reader_replay kvbound
-mapfile -t letters < <(if (($# == 2)); then grep -o . <<<"$2"; else $folder/tests/reader_replay --readers | cut -c1; fi)
+mapfile -t letters < <(if (($# == 2)); then grep -o . <<<"$2"; else $folder/tests/reader_replay | cut -c1; fi)
 
 if [[ ${1:-} == --pack ]]; then
   rm -rf $folder/minimal
@@ -44,10 +44,10 @@ fuzz() {
   return "$status"
 }
 
-# Two readers at a time.
+# Two runs at a time, or $JOBS.
 export -f fuzz
 export folder fuzzer
 echo "reader, longest input, runs, runs a second, edges"
 for letter in "${letters[@]}"; do
-  printf '%s %d 4096\n%s %d 1000000\n' "$letter" $((runs - runs / 10)) "$letter" $((runs / 10))
-done | xargs -P 2 -L 1 bash -c 'fuzz "$@"' fuzz || { echo "some runs ended early" >&2 && exit 1; }
+  printf '%s %d 4096\n%s %d 1000000\n' "$letter" $((runs - runs / 50)) "$letter" $((runs / 50))
+done | xargs -P "${JOBS:-2}" -L 1 bash -c 'fuzz "$@"' fuzz || { echo "some runs ended early" >&2 && exit 1; }

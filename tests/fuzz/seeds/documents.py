@@ -43,7 +43,8 @@ def inputs(run, folder):
     trace, runs = "small.safetensors", ("--policy", f"{BASE},{MERGING}", "--budget", "4", "--quiet")
     for name, arguments in (("replay", ("replay", trace, *runs, "--base", BASE, "--merge-bounds")),
                             ("backends", ("replay", trace, *runs, "--backend", "reference,emulated")),
-                            ("recall", ("recall", trace, "--k", "2", "--recent", "1")), ("predict", ("predict", trace, "--policy", BASE, "--budget", "4")),
+                            ("recall", ("recall", trace, "--k", "2", "--recent", "1")),
+                            ("predict", ("predict", trace, "--policy", BASE, "--budget", "4")),
                             ("diff", ("diff", trace, "dump.safetensors")), ("prove", ("prove", "ckv-3.2", "--cases", "30")),
                             ("bench", ("bench", "selection", "--shape", "pocket:256", "--repeats", "1"))):
         run(*arguments, "--json", "document.json")

@@ -12,8 +12,10 @@ from support.kvbound_cli import TraceFile, write_sharded
 SIZES = dict(layers=1, query_heads=2, kv_heads=1, head_dim=2, model_dim=3, prompt_tokens=8, decode_tokens=2, window_queries=4)
 LAYER = ("--kind", "mixed", "--dtype", "F32", "--tokens", "120", "--seed", "3", "--layers", "1", "--query-heads", "4", "--kv-heads", "2",
          "--head-dim", "2", "--model-dim", "2", "--window-queries", "12", "--decode", "1")
-POLICIES = ("snapkv:window=2+critical", "h2o:window=2:recent=1:sinks=0+keepkv", "tova+critical+adakv", "streaming-llm:sinks=1", "snapkv:window=2+obcache-value", "snapkv:window=2+theta-sweep",
-            "snapkv:window=2+cam", "snapkv:window=2+d2o", "snapkv:window=2+kvmerger", "random:window=1:sinks=1+convex", "snapkv:window=2+pyramid:beta=2")
+POLICIES = ("snapkv:window=2+critical", "h2o:window=2:recent=1:sinks=0+keepkv", "tova+critical+adakv",
+            "streaming-llm:sinks=1", "snapkv:window=2+obcache-value", "snapkv:window=2+theta-sweep", "snapkv:window=2+cam",
+            "snapkv:window=2+d2o", "snapkv:window=2+kvmerger", "random:window=1:sinks=1+convex",
+            "snapkv:window=2+pyramid:beta=2")
 
 
 def trace(**how):

@@ -12,10 +12,10 @@ TASKS = [{"id": "a", "prompt_text": "abcdef", "answer_text": "gh", "kind": "need
 OPTIONS = ("256", "20%", "2.5%", "0,3-5", "snapkv", "snapkv:window=16:pool=1+critical:alpha=adaptive:epsilon=1e-4:gqa=product-of-means:norm=l2",
            "h2o:window=8:sinks=2:recent=3+obcache-joint:space=projected+adakv:safeguard=0.2",
            "tova+theta-sweep+pyramid:beta=10:shape=linear+keepkv:period=4:predict=current", "random:seed=3+cam:neighbours=2:seed=1",
-           "snapkv:window=4+greedy", "tokens=64:head_dim=8:query_heads=4:kv_heads=2:window=4:seed=2", "llama-3.1-8b:8192", "pocket:256", "h100", "1e-4",
-           "-12")
-COMMAND_LINES = (("trace.safetensors", "--policy", "snapkv,h2o:window=4", "--base", "snapkv", "--budget", "20%,40%", "--columns", "perturbation,bound",
-                  "--layers", "0,2-3", "--steps", "3", "--threads", "2", "--quiet", "--header-limit", "1000", "--verify"),
+           "snapkv:window=4+greedy", "tokens=64:head_dim=8:query_heads=4:kv_heads=2:window=4:seed=2", "llama-3.1-8b:8192", "pocket:256",
+           "h100", "1e-4", "-12")
+COMMAND_LINES = (("trace.safetensors", "--policy", "snapkv,h2o:window=4", "--base", "snapkv", "--budget", "20%,40%", "--columns",
+                  "perturbation,bound", "--layers", "0,2-3", "--steps", "3", "--threads", "2", "--quiet", "--header-limit", "1000", "--verify"),
                  ("--policy=tova", "--budget=5", "--", "-trace"), ("--help",))
 ATTEMPTS = [{"host": "a", "process": 12, "problem": None}, {"host": "b", "process": 13, "problem": "out of memory"}]
 RATES = {"runs": {"tova:sinks=4 5 reference": 1e-3}, "other": 0.1, "measured": 2}

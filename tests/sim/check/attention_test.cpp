@@ -66,6 +66,16 @@ TEST(CheckAttention, PagesAreInTheOrderOfTheTable) {
   EXPECT_TRUE(agrees(given));
 }
 
+TEST(CheckAttention, KeysAndValuesHaveTheSameLayout) {
+  test::KernelFile given = file({7, 9, 4, 0}, {5});
+  given.reals["k"].first = {1, 4, 1, 1};
+  EXPECT_THROW(checked(given), TraceError) << "ragged values would be read where pages of dense ones are";
+  given.reals["v"].first = {1, 4, 1, 1};
+  EXPECT_TRUE(agrees(given));
+  given.reals["k"].first = {4, 1, 1};
+  EXPECT_THROW(checked(given), TraceError);
+}
+
 TEST(CheckAttention, LogSumExpsHaveABase) {
   test::KernelFile given = file({1, 1, 1, 1}, {1});
   given.reals["lse"] = {{1, 1}, {std::log(4.0)}};

@@ -1,4 +1,6 @@
 // Which tensors of a model's file are used, refused and ignored.
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,7 +54,10 @@ TEST(Checkpoint, UsesTheBiasesThatAreThere) {
 
 // The names of some 15 tensors of each layer were made and kept: of a million layers, gigabytes.
 TEST(Checkpoint, RefusesMoreLayersThanTensorsAtOnce) {
-  const TinyCheckpoint model(1, [](GgufParts& parts) { parts.set("llama.block_count", uint32_t{10'000}); });
+  const TinyCheckpoint model(1, [](GgufParts& parts) {
+    std::ranges::find(parts.metadata, "llama.block_count", &GgufParts::Entry::key)->value =
+        test::bytes_of(uint32_t{10'000});
+  });
   EXPECT_THAT(
       test::message_of<TraceError>([&] { model.open(); }),
       HasSubstr(
