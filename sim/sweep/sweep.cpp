@@ -15,6 +15,7 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
@@ -256,6 +257,7 @@ void require_sound(const Sweep& sweep) {
   require(sweep.layers_per_item >= 1 && sweep.policies_per_item >= 1, "items of no layers or policies");
   require(!sweep.runs.empty() && !sweep.traces.empty(), "no runs or traces");
   require(std::ssize(sweep.runs) <= kMostRuns, "too many runs");
+  require(std::ranges::all_of(sweep.runs, is_backend, &Run::backend), "a backend that is unknown");
   for (const SweepTrace& trace : sweep.traces) {
     require_sound(trace, std::ssize(sweep.runs));
     const std::vector<int64_t>& layers = trace.scope.layers;

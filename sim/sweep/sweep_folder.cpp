@@ -133,8 +133,11 @@ void SweepFolder::make() const {
 std::string SweepFolder::keep_sweep(const Sweep& sweep) const {
   make();
   const std::string text = text_of(sweep), hash = traces::sha256_of(text);
-  write_file((fs::path(path_) / "plans" / (hash + ".json")).string(), text);
-  write_file((fs::path(path_) / "plan.json").string(), text);
+  write_over(fs::path(path_) / "plans" / (hash + ".json"), text);
+  const fs::path latest = fs::path(path_) / "plan.json";
+  if (fs::exists(latest) && !fs::is_regular_file(latest))  // nobody would read from a FIFO
+    throw IoError("cannot write " + without_middle(latest.string()) + ": it is no regular file");
+  write_file(latest.string(), text);
   return hash;
 }
 

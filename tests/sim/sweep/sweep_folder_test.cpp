@@ -1,4 +1,5 @@
 // The folder of a sweep: claims exclude each other and end with their process, results are whole, tries are remembered.
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <csignal>
@@ -105,6 +106,17 @@ TEST(SweepFolders, ReplaceWhatIsNoFileOrNoFolder) {
   put_folder("s/attempts/a");
   folder.forget_attempts();
   EXPECT_FALSE(fs::exists(scratch.path("s/attempts/a")));
+
+  const test::SweepCase planned;
+  const Sweep sweep = planned.sweep();
+  const std::string plan = scratch.path("s/plans/" + folder.keep_sweep(sweep) + ".json");
+  fs::remove(plan);
+  ASSERT_EQ(mkfifo(plan.c_str(), 0600), 0);
+  folder.keep_sweep(sweep);
+  EXPECT_TRUE(fs::is_regular_file(plan));
+  put_folder("s/plan.json");
+  EXPECT_THAT(test::message_of<IoError>([&] { folder.keep_sweep(sweep); }),
+              HasSubstr("plan.json: it is no regular file"));
 
   put_folder("s/rates.json");
   folder.keep_note("rates.json", "{}");

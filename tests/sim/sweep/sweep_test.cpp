@@ -71,6 +71,8 @@ TEST(Sweeps, AreNotReadIfTheySayWhatNoPlanGives) {
   EXPECT_EQ(refusal([](auto& json) { json["version"] = 2; }),
             "p: is no sweep of kvbound: version is 2; expected 1");
   EXPECT_THAT(refusal([](auto& json) { json["runs"].clear(); }), HasSubstr(none + "no runs"));
+  EXPECT_THAT(refusal([](auto& json) { json["runs"][0]["backend"] = "rocm"; }),
+              HasSubstr(none + "a backend that is unknown"));
   EXPECT_THAT(refusal([](auto& json) { json["traces"].clear(); }), HasSubstr(none + "no runs or traces"));
   EXPECT_THAT(refusal([](auto& json) {
                 json["traces"][0]["scope"]["layers"] = {0, 3};

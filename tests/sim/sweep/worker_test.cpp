@@ -108,7 +108,8 @@ TEST_F(Workers, TryWhatAnotherMachineCouldNotButNotWhatThreeCouldNot) {
 
 TEST_F(Workers, DoNotBlameItemsForAFolderThatCannotBeWritten) {
   const std::vector<PlannedItem> items = schedule(folder_, sweep_, {});
-  scratch_.write("s/results/" + items.front().file.substr(0, 2), "a file, where a folder should be");
+  std::filesystem::remove_all(scratch_.path("s/results"));
+  scratch_.write("s/results", "a file, where the folder of all results should be");
   EXPECT_THAT(test::message_of<IoError>([&] { work(folder_, sweep_, items, {}, [](const ItemReport&) {}); }),
               HasSubstr("make the folder"));
   EXPECT_TRUE(folder_.attempts(items.front().file).empty());
