@@ -10,6 +10,7 @@ from pathlib import Path
 
 # Controls, separators of lines, what changes the direction of text, and bytes of names that are not UTF-8.
 NOT_PLAIN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+MOST_BYTES = 1 << 28  # of a text
 temporary_numbers = itertools.count()
 
 
@@ -36,12 +37,16 @@ def temporary_beside(path):
 
 
 def whole_file(path):
-    """A file's bytes; errors name it, also those of reading."""
+    """A file's bytes, at most MOST_BYTES; errors name it, also those of reading."""
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+    if len(data) > MOST_BYTES:
+        raise Invalid(f"{path}: has more than {MOST_BYTES >> 20} MiB")
+    return data
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,6 +11,7 @@ import json
 import os
 import struct
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -115,11 +116,12 @@ def main(trace, dump, budget=None):
 if __name__ == "__main__":
     if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
+    warnings.simplefilter("error", RuntimeWarning)  # NumPy's, of numbers that do not belong together
     try:
         main(*sys.argv[1:])
     except OSError as error:
         print(f"write_dump: {ascii(error.filename or ' or '.join(sys.argv[1:3]))}: {error.strerror}", file=sys.stderr)
         sys.exit(4)
-    except (LookupError, TypeError, ValueError, MemoryError, struct.error) as error:
+    except (LookupError, TypeError, ValueError, MemoryError, RuntimeWarning, struct.error) as error:
         print(f"write_dump: {ascii(sys.argv[1])} is no trace for this script: {ascii(str(error))[:200]}", file=sys.stderr)
         sys.exit(3)
