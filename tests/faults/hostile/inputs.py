@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzz.write_corpus import SUPER_BLOCKS, TINY, quantised
+from fuzz.seeds.models import SUPER_BLOCKS, TINY, quantised
 from support import kernel_files
 from support.flashinfer_dumps import Batch, Dumps, record_decode, record_prefill, record_ragged, record_single
 from support.kvbound_cli import TraceFile, write_sharded
