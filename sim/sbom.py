@@ -41,7 +41,7 @@ def owners(files):
     """{file: the package that it is of}. Packages name some files as they were before /lib became /usr/lib."""
     names = {file: {os.path.realpath(file), os.path.realpath(file).removeprefix("/usr")} for file in files}
     said = subprocess.run(["dpkg-query", "--search", *sorted(set().union(*names.values()))], capture_output=True, text=True, check=False).stdout
-    found = {path: package for package, path in re.findall(r"^([^:,\s]+)[^/\n]*: (/.*)$", said, re.MULTILINE)}
+    found = {path: package for package, path in re.findall(r"^(?!diversion by )([^:,\s]+)[^/\n]*: (/.*)$", said, re.MULTILINE)}
     without = [file for file in files if not names[file] & found.keys()]
     if without:
         sys.exit(f"sbom.py: of no package: {', '.join(without)}")
@@ -61,7 +61,7 @@ def component(package, libraries, distribution):
 
 def packages(program):
     """{package: the libraries of it that the program loads}, with all that is built with."""
-    built_with = output_of("bash", "-c", f'source {HERE}/packages.sh && printf "%s\\n" "${{build_packages[@]}}"').split()
+    built_with = output_of("bash", "-c", 'source "$0" && printf "%s\\n" "${build_packages[@]}"', HERE / "packages.sh").split()
     found = {package: {} for package in built_with}
     for path, package in owners(re.findall(r"(?:=> |^\s*)(/\S+) \(0x", output_of("ldd", program), re.MULTILINE)).items():
         found.setdefault(package, {})[Path(path).name] = path
@@ -74,7 +74,7 @@ def carried(cache):
     version = re.search(r"v(\d[\d.]+)", script.read_text("utf-8"))[1]
     yield {"type": "library", "bom-ref": f"pkg:npm/d3@{version}", "name": "d3", "version": version, "hashes": sha256(script),
            **licences(cache["KVBOUND_D3_LICENSE"]), "purl": f"pkg:npm/d3@{version}"}
-    if cache.get("KVBOUND_CUDA") == "ON" and cache.get("CMAKE_CUDA_COMPILER"):
+    if cache.get("KVBOUND_CUDA") == "ON" and not cache.get("CMAKE_CUDA_COMPILER", "NOTFOUND").endswith("NOTFOUND"):
         version = re.search(r"\bV(\d[\d.]+)", output_of(cache["CMAKE_CUDA_COMPILER"], "--version"))[1]
         purl = f"pkg:generic/cudart_static@{version}"
         yield {"type": "library", "bom-ref": purl, "supplier": {"name": "NVIDIA"}, "name": "cudart_static", "version": version, "purl": purl}

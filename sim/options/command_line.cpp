@@ -191,7 +191,8 @@ std::optional<Character> first_character(std::string_view text) {
 
 bool is_plain(char32_t code) {
   const auto within = [code](char32_t first, char32_t last) { return first <= code && code <= last; };
-  return !within(0, 0x1f) && !within(0x7f, 0x9f) && !within(0x2028, 0x202e) && !within(0x2066, 0x2069);
+  return !within(0, 0x1f) && !within(0x7f, 0x9f) && !within(0x2028, 0x202e) && !within(0x2066, 0x2069) &&
+         !within(0x200e, 0x200f) && code != 0x061c;
 }
 
 }  // namespace

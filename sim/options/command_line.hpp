@@ -95,7 +95,7 @@ class OutputPaths {
 };
 
 /// Any text on one line of a terminal, for example names of files: bytes of control characters (C0, DEL, C1), of what separates
-/// lines or changes the direction of text (U+2028-202E, U+2066-2069), and those that are no UTF-8 are shown as \xNN.
+/// lines or changes the direction of text (U+061C, U+200E-200F, U+2028-202E, U+2066-2069), and those that are no UTF-8 are shown as \xNN.
 std::string one_line(std::string_view text);
 
 /// Throws IoError if standard output could not be written. Call it before output files get their names.

@@ -66,12 +66,18 @@ int set_lock(int descriptor, int64_t offset, short kind) {
   return uninterrupted([&] { return fcntl(descriptor, F_OFD_SETLK, &lock); }) == 0 ? 0 : errno;
 }
 
-// Removes what stands at a path, unless it is of the kind that belongs there, or leads to it: a folder in the place of a file, say.
+// Removes a folder in the place of a file, or a file in the place of a folder; never a link, and never what another process has put
+// there meanwhile.
 void make_way(const fs::path& path, fs::file_type kind) {
   std::error_code error;
-  if (!fs::exists(fs::symlink_status(path, error)) || fs::status(path, error).type() == kind) return;
-  fs::remove_all(path, error);
-  if (error) throw traces::io_error("remove", path.string(), error.value());
+  const fs::file_type found = fs::symlink_status(path, error).type();
+  if (kind == fs::file_type::regular && found == fs::file_type::directory) {
+    fs::remove_all(path, error);
+    if (error) throw traces::io_error("remove", path.string(), error.value());
+  }
+  if (kind == fs::file_type::directory && found == fs::file_type::regular && unlink(path.c_str()) != 0 &&
+      errno != ENOENT && errno != EISDIR)
+    throw traces::io_error("remove", path.string(), errno);
 }
 
 // The same before a file is written.
@@ -267,9 +273,9 @@ void SweepFolder::keep_attempts(const std::string& file, const std::vector<Attem
 }
 
 void SweepFolder::forget_attempts(const std::string& file) const {
-  std::error_code error;
-  fs::remove_all(attempts_path(file), error);  // all: it may be a folder
-  if (error) throw traces::io_error("remove", attempts_path(file), error.value());
+  make_way(attempts_path(file), fs::file_type::regular);
+  if (unlink(attempts_path(file).c_str()) != 0 && errno != ENOENT)
+    throw traces::io_error("remove", attempts_path(file), errno);
 }
 
 void SweepFolder::forget_attempts() const {

@@ -110,6 +110,10 @@ class Worker {
     }
     try {
       folder_.keep_result(planned.file, *result);
+    } catch (const TraceError& error) {  // of results that nobody could read again
+      attempts.back().problem = error.what();
+      folder_.keep_attempts(planned.file, attempts);
+      return false;
     } catch (const IoError&) {  // not the item's fault
       attempts.pop_back();
       folder_.keep_attempts(planned.file, attempts);

@@ -21,7 +21,7 @@ from faults import commands
 from faults.trial import KINDS, Trials
 from support import kvbound_cli
 from support.kvbound_cli import PASS, CommandLineTest
-from support.share import asked_for, share_of
+from support.share import SIDE_BY_SIDE, asked_for, share_of
 
 ALLOCATIONS = int(os.environ.get("KVBOUND_FAULT_ALLOCATIONS", "800"))  # that fail of each command, of 5,000 to 180,000
 MOST_OF_IT = 8
@@ -34,7 +34,7 @@ class FaultTest(CommandLineTest):
         commands.write_inputs(self)
         self.trials = queue.SimpleQueue()  # as many as run side by side
         self.first = Trials(library, self.folder / "0", self.folder / "inputs")
-        for number in range(os.cpu_count()):
+        for number in range(SIDE_BY_SIDE):
             trials = Trials(library, self.folder / str(number), self.folder / "inputs")
             trials.undisturbed = self.first.undisturbed
             self.trials.put(trials)
@@ -47,7 +47,7 @@ class FaultTest(CommandLineTest):
             found, code = trials.problem(fault)
             self.trials.put(trials)
             return found, code
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
             outcomes = list(pool.map(outcome, faults))
         self.counts.update((fault.command.name, fault.function, code == PASS) for fault, (_, code) in zip(faults, outcomes) if code is not None)
         problems = [f"{fault}: {found}" for fault, (found, _) in zip(faults, outcomes) if found]

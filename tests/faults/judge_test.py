@@ -63,10 +63,11 @@ class Judges(CommandLineTest):
         self.addCleanup(setattr, judge, "MOST_BYTES", judge.MOST_BYTES)
         judge.MOST_CPU_SECONDS = 1
         self.assertRegex(self.problem("while :; do :; done"), "SIGXCPU|SIGKILL")
+        judge.MOST_BYTES, usual = 1 << 20, judge.MOST_BYTES
+        self.assertRegex(self.problem(REFUSES), "MiB of memory")
+        judge.MOST_BYTES = usual
         judge.MOST_SECONDS = 0.3
         self.assertRegex(self.problem("sleep 9"), "does not end")
-        judge.MOST_BYTES = 1 << 20
-        self.assertRegex(self.problem(REFUSES), "MiB of memory")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import re
 import signal
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 # AUDIT_ARCH_* of linux/audit.h, and the first and the last call of those of sockets: socket to getsockopt, or to recvmsg
@@ -102,7 +103,8 @@ def watch(arguments, folder, environment, output):
     if first == 0:
         begin(list(map(str, arguments)), folder, environment, output)
     watched = Watched()
-    os.waitpid(first, ALL_THREADS)
+    if not os.WIFSTOPPED(os.waitpid(first, ALL_THREADS)[1]):
+        raise OSError(f"programs cannot be watched here: {Path(f'{output}.2').read_text('utf-8')}")
     LIBC.ptrace(SET_OPTIONS, first, 0, FOLLOW)
     process, sent = first, 0
     while True:

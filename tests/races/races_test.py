@@ -2,6 +2,7 @@
 
 usage: races_test.py KVBOUND RACY      the programs' paths, built by the preset tsan
 """
+import ctypes
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from support.tiny_model import TinyModel
 
 racy = None
 REPORTED = 66
+NO_RANDOM_ADDRESSES = 0x0040000  # personality(2)
 # OpenBLAS and other libraries are not instrumented. LLVM's OpenMP runtime loads libarcher.so, which tells ThreadSanitizer what
 # synchronises, and says so on standard output if it is told to be verbose. Threads that wait are awake, so that all take part in
 # short loops, too.
@@ -45,6 +47,7 @@ class Races(CommandLineTest):
     @classmethod
     def setUpClass(cls):
         os.environ.update(ENVIRONMENT)
+        ctypes.CDLL(None).personality(NO_RANDOM_ADDRESSES)  # which programs inherit: with 32 random bits this ThreadSanitizer ends at once
 
     def require_none(self, *arguments, codes, **options):
         result = self.run_program(*arguments, **options)

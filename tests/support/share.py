@@ -3,6 +3,8 @@ import os
 import re
 import sys
 
+SIDE_BY_SIDE = min(2, len(os.sched_getaffinity(0)))  # programs that a test of the property PROCESSORS 2 runs at once
+
 
 def asked_for(variable):
     """K and N of the variable; 0 and 1, all, if it is not set."""

@@ -235,7 +235,7 @@ def read_tokens(options):
     """The token ids: a file's bytes, or decimal numbers separated by white space or commas, also as a JSON array."""
     if options.bytes:
         return list(whole_file(options.bytes))
-    text = Path(options.tokens).read_text("utf-8", errors="replace").strip()
+    text = whole_file(options.tokens).decode("utf-8", errors="replace").strip()
     if text.startswith("["):
         try:
             tokens = json.loads(text)

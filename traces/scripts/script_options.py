@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 # Controls, separators of lines, what changes the direction of text, and bytes of names that are not UTF-8.
-NOT_PLAIN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+NOT_PLAIN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 MOST_BYTES = 1 << 28  # of a text
 temporary_numbers = itertools.count()
 
@@ -33,7 +33,8 @@ def temporary_beside(path):
         machine = hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:12]
     except OSError:
         machine = ""
-    return path.with_name(f".{path.name}.{os.getpid()}-{next(temporary_numbers)}-{machine}.tmp")
+    stem = os.fsdecode(os.fsencode(path.name)[:190])  # a name has at most 255 bytes
+    return path.with_name(f".{stem}.{os.getpid()}-{next(temporary_numbers)}-{machine}.tmp")
 
 
 def whole_file(path):

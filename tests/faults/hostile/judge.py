@@ -22,7 +22,7 @@ MOST_OF_A_FILE = 64 << 20
 MOST_CHARACTERS = 1500  # of a line
 MOST_NOTES = 8  # lines on standard error that are no refusal
 # C0 but for the end of a line, DEL and C1; what orders text from right to left, and separates lines
-CONTROL = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+CONTROL = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 TEMPORARY = re.compile(r"^\..*\.tmp$")
 NOTES = re.compile(r"libgomp: |OMP: |.*it counts as missing$|.*: warning: ")
 SCRIPTS = kvbound_cli.REPOSITORY / "traces" / "scripts"

@@ -4,14 +4,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
 
 namespace kvbound::fuzz {
 
-Folder::Folder() : path_("/dev/shm/kvbound-fuzz-" + std::to_string(getpid())) {
-  std::filesystem::remove_all(path_);
-  std::filesystem::create_directory(path_);
+Folder::Folder() : path_("/dev/shm/kvbound-fuzz-XXXXXX") {
+  if (!mkdtemp(path_.data())) throw std::runtime_error("cannot make a folder in /dev/shm");
 }
 
 Folder::~Folder() { std::filesystem::remove_all(path_); }

@@ -20,6 +20,7 @@ TEST(OneLine, ShowsControlCharactersAsBytes) {
   EXPECT_EQ(one_line("two\nlines\r\t\x1b[31m\x7f"), "two\\x0alines\\x0d\\x09\\x1b[31m\\x7f");
   EXPECT_EQ(one_line("\u0080\u0085\u009b31m\u009f"), "\\xc2\\x80\\xc2\\x85\\xc2\\x9b31m\\xc2\\x9f") << "C1";
   EXPECT_EQ(one_line("\u2028\u2029"), "\\xe2\\x80\\xa8\\xe2\\x80\\xa9") << "separators of lines";
+  EXPECT_EQ(one_line("\u200fa\u061c"), "\\xe2\\x80\\x8fa\\xd8\\x9c") << "marks of a direction";
   EXPECT_EQ(one_line("\u202egnp.\u2066x"), "\\xe2\\x80\\xaegnp.\\xe2\\x81\\xa6x") << "directions of text";
 }
 
