@@ -16,7 +16,9 @@ KINDS = {"malloc": (errno.ENOMEM,), "open": (errno.EMFILE, errno.EINTR), "open-f
          "close": (errno.EIO, errno.EINTR), "rename": (errno.EIO,), "ftruncate": (errno.EIO,), "unlink": (errno.EIO,), "mkdir": (errno.ENOSPC,),
          "stat": (errno.EIO,), "thread": (errno.EAGAIN,)}
 VARYING = "malloc", "read", "thread"  # numbers of calls that are not the same each time: what workers say arrives in pieces
-NO_MEMORY = re.compile("kvbound: (out of memory|cannot [^:]+: Cannot allocate memory)")  # the latter of glibc's own, such as realpath's
+# The latter of glibc's own, such as realpath's; and libgomp's line with that of ours behind it.
+NO_MEMORY = re.compile("kvbound: (out of memory|cannot [^:]+: Cannot allocate memory|a library ended the program for want of [^:]+)|"
+                       r"libgomp: Out of memory allocating \d+ bytes|")
 MOST_SECONDS = 120
 MOST_LINES = 3  # on standard error, beyond those of an undisturbed run
 
