@@ -193,7 +193,7 @@ class Failures(CommandLineTest):
         trace.write_bytes(b"no trace")
         result = self.run_script(*script)
         self.assertEqual(result.returncode, INVALID)
-        self.assertRegex(result.stderr, r"\Awrite_dump: '.*trace\.safetensors' is no trace for this script: [^\n]*\n\Z")
+        self.assertRegex(result.stderr, r"\Awrite_dump: '.*trace\.safetensors' is no trace for this script, or [^\n]* line \d+: [^\n]*\n\Z")
 
     def test_a_device_is_not_replaced(self):
         trace = self.generate("trace.safetensors", "--kind", "flat", "--tokens", 64, "--window-queries", 40, "--layers", 1)

@@ -124,7 +124,7 @@ if __name__ == "__main__":
         print(f"write_dump: {ascii(error.filename or ' or '.join(sys.argv[1:3]))}: {error.strerror}", file=sys.stderr)
         sys.exit(4)
     except (LookupError, TypeError, ValueError, MemoryError, RuntimeWarning, struct.error) as error:
-        line = traceback.extract_tb(error.__traceback__)[-1]
+        line = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == __file__][-1]
         print(f"write_dump: {ascii(sys.argv[1])} is no trace for this script, or your kernel has a mistake: {type(error).__name__} in "
               f"{line.name}, line {line.lineno}: {ascii(str(error))[:200]}", file=sys.stderr)
         sys.exit(3)
