@@ -66,18 +66,20 @@ int set_lock(int descriptor, int64_t offset, short kind) {
   return uninterrupted([&] { return fcntl(descriptor, F_OFD_SETLK, &lock); }) == 0 ? 0 : errno;
 }
 
-// Removes a folder in the place of a file, or a file in the place of a folder; never a link, and never what another process has put
-// there meanwhile.
+// Removes what stands in the place of a file, or of a folder, and is none; never a link, and never a folder that another process has
+// put there meanwhile.
 void make_way(const fs::path& path, fs::file_type kind) {
   std::error_code error;
   const fs::file_type found = fs::symlink_status(path, error).type();
-  if (kind == fs::file_type::regular && found == fs::file_type::directory) {
+  if (found == kind || found == fs::file_type::symlink || found == fs::file_type::not_found ||
+      found == fs::file_type::none)
+    return;
+  if (found == fs::file_type::directory) {
     fs::remove_all(path, error);
     if (error) throw traces::io_error("remove", path.string(), error.value());
-  }
-  if (kind == fs::file_type::directory && found == fs::file_type::regular && unlink(path.c_str()) != 0 &&
-      errno != ENOENT && errno != EISDIR)
+  } else if (unlink(path.c_str()) != 0 && errno != ENOENT && errno != EISDIR) {
     throw traces::io_error("remove", path.string(), errno);
+  }
 }
 
 // The same before a file is written.
