@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include <kvbound/sim/report/agreement_report.hpp>
+#include <kvbound/sim/diff/agreement_summary.hpp>
+#include <kvbound/sim/diff/unlikely.hpp>
 #include <kvbound/sim/report/rows_report.hpp>
-#include <kvbound/sim/report/unlikely.hpp>
 
 namespace kvbound::sim {
 

@@ -15,16 +15,20 @@
 #include <kvbound/sim/check/compact.hpp>
 #include <kvbound/sim/check/compression.hpp>
 #include <kvbound/sim/check/topk.hpp>
+#include <kvbound/sim/diff/agreement_figures.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/outputs.hpp>
 #include <kvbound/sim/options/command_line.hpp>
-#include <kvbound/sim/options/json_output.hpp>
 #include <kvbound/sim/report/check_against_report.hpp>
 #include <kvbound/sim/report/check_report.hpp>
+#include <kvbound/sim/report/environment.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "agreement_verdict.hpp"
 #include "commands.hpp"
 #include "progress.hpp"
 #include "replay_verdict.hpp"
+#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -129,9 +133,12 @@ CommandLine check_command_line() {
   for (const CheckOption& option : kOptions) line.add(option.name, option.value, option.meaning);
   line.add("against", "B", "compare A with another kernel's results of the same inputs");
   line.add_flag("identical", "with --against: every row of the same inputs must be the same to the last bit");
-  line.add("json", "FILE",
-           "also write all figures as JSON (schema: sim/schemas/check.schema.json; with --against: "
-           "check_against.schema.json)");
+  std::vector<Figure> columns = agreement_columns();
+  const std::vector<Figure> of_rows = rows_columns();
+  columns.insert(columns.end(), of_rows.begin(), of_rows.end());
+  add_columns_option(line, columns);
+  add_text_options(line);
+  add_output_options(line, "tensor");
   line.add_flag("strict", "results that are unlikely by rounding end with exit code 1, too");
   add_common_options(line);
   return line;
@@ -217,10 +224,12 @@ int exit_code(const CheckReport& report, const Ending& ending) {
 
 int check_alone(const Operation& operation, CheckFile& file, const CommandLine& line, const Ending& ending) {
   refuse_options(line, {"identical"}, "is for two files, with --against B");
-  std::optional<traces::OutputFile> json = json_file(line, {file.path()});
+  const std::vector<std::string> columns = chosen_columns(line, agreement_columns());
+  Outputs outputs(line, std::vector{file.path()}, "check");
   const CheckReport report = report_of(operation, file, result_of(operation, file, line));
-  std::cout << text_report(report, terminal_style());
-  if (json) write(*json, json_report(report));
+  const Part part = check_part(report);
+  std::cout << text_report(report, part, text_style(line), columns);
+  outputs.write(part, provenance());
   return exit_code(report, ending);
 }
 
@@ -228,7 +237,8 @@ int check_against(const Operation& operation, CheckFile& file, const CommandLine
                   const Ending& ending) {
   CheckFile other(line.required("against"), header_options(line).header_limit,
                   given_options(line, operation.name));
-  std::optional<traces::OutputFile> json = json_file(line, {file.path(), other.path()});
+  const std::vector<std::string> columns = chosen_columns(line, rows_columns());
+  Outputs outputs(line, std::vector{file.path(), other.path()}, "check-against");
   const CheckResult a = result_of(operation, file, line);
   if (!a.cases)
     throw UsageError(fmt::format("--against is not of {}, whose results are exact", operation.name));
@@ -239,8 +249,9 @@ int check_against(const Operation& operation, CheckFile& file, const CommandLine
                                   a.cases->name,
                                   std::move(comparison.cases),
                                   {{{-1, std::move(comparison.rows)}}, line.has("identical")}};
-  std::cout << text_report(report, terminal_style());
-  if (json) write(*json, json_report(report));
+  const Part part = check_against_part(report);
+  std::cout << text_report(report, part, text_style(line), columns);
+  outputs.write(part, provenance());
   const int of_a = exit_code(report.a, ending);
   return exit_code(report.compared, worse(of_a, exit_code(report.b, ending)), ending);
 }

@@ -7,8 +7,8 @@
 
 #include <kvbound/proofs/theorems/catalogue.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/figures/json.hpp>
 #include <kvbound/sim/options/command_line.hpp>
-#include <kvbound/sim/report/json.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/json_field.hpp>
 #include <kvbound/traces/messages.hpp>

@@ -7,14 +7,17 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/diff/agreement_figures.hpp>
 #include <kvbound/sim/diff/claims/dump_file.hpp>
 #include <kvbound/sim/diff/dump_rows.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/outputs.hpp>
 #include <kvbound/sim/options/command_line.hpp>
-#include <kvbound/sim/options/json_output.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/report/against_report.hpp>
 #include <kvbound/sim/report/diff_report.hpp>
-#include <kvbound/sim/report/table.hpp>
+#include <kvbound/sim/report/environment.hpp>
+#include <kvbound/sim/report/floor_report.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "agreement_verdict.hpp"
@@ -22,6 +25,7 @@
 #include "diff_floor.hpp"
 #include "progress.hpp"
 #include "replay_verdict.hpp"
+#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -84,10 +88,12 @@ CommandLine diff_command_line() {
   line.add("against", "TRACE",
            "compare two dumps of this trace, A and B, with each other and with the reference");
   line.add_flag("identical", "with --against: every row that both have must be the same to the last bit");
-  line.add(
-      "json", "FILE",
-      "also write all figures as JSON (schema: sim/schemas/diff.schema.json; with --against: against.schema.json; with "
-      "--floor: floor.schema.json)");
+  std::vector<Figure> columns = agreement_columns();
+  for (const std::vector<Figure>& more : {rows_columns(), floor_columns()})
+    columns.insert(columns.end(), more.begin(), more.end());
+  add_columns_option(line, columns);
+  add_text_options(line);
+  add_output_options(line, "tensor and layer, or of floors operation");
   line.add_flag("strict", "also exit with 1 where an output is unlikely by rounding");
   add_floor_options(line);
   add_common_options(line);
@@ -156,11 +162,13 @@ int diff_with_trace(const CommandLine& line, bool quiet) {
   refuse_options(line, {"identical"}, "is for two dumps, with --against TRACE");
   const traces::Trace trace(paths[0], header_options(line));
   const DumpFile dump(paths[1], trace.info(), header_options(line).header_limit);
-  std::optional<traces::OutputFile> json = json_file(line, inputs_of(trace, {dump.path()}));
+  const std::vector<std::string> columns = chosen_columns(line, agreement_columns());
+  Outputs outputs(line, inputs_of(trace, {dump.path()}), "diff");
   DiffReport report = empty_report(trace, trace_hash(trace, quiet), dump);
   judge_layers(trace, dump, quiet, report);
-  std::cout << text_report(report, terminal_style());
-  if (json) write(*json, json_report(report));
+  const Part part = diff_part(report);
+  std::cout << text_report(report, part, text_style(line), columns);
+  outputs.write(part, provenance());
   return exit_code(report, {line.has("strict"), quiet});
 }
 
@@ -206,13 +214,15 @@ int diff_against(const CommandLine& line, bool quiet) {
   const DumpFile a(paths[0], trace.info(), header_options(line).header_limit),
       b(paths[1], trace.info(), header_options(line).header_limit);
   require_same_run(a, b);
-  std::optional<traces::OutputFile> json = json_file(line, inputs_of(trace, {a.path(), b.path()}));
+  const std::vector<std::string> columns = chosen_columns(line, rows_columns());
+  Outputs outputs(line, inputs_of(trace, {a.path(), b.path()}), "against");
   const std::string sha256 = trace_hash(trace, quiet);
   AgainstReport report{
       empty_report(trace, sha256, a), empty_report(trace, sha256, b), {{}, line.has("identical")}};
   compare_layers(trace, a, b, quiet, report);
-  std::cout << text_report(report, terminal_style());
-  if (json) write(*json, json_report(report));
+  const Part part = against_part(report);
+  std::cout << text_report(report, part, text_style(line), columns);
+  outputs.write(part, provenance());
   return exit_code(report, {line.has("strict"), quiet});
 }
 

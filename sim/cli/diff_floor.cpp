@@ -9,12 +9,15 @@
 #include <fmt/format.h>
 
 #include <kvbound/sim/diff/floor/random_shape.hpp>
-#include <kvbound/sim/options/json_output.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/outputs.hpp>
 #include <kvbound/sim/options/number.hpp>
+#include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/floor_report.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "progress.hpp"
+#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -155,10 +158,12 @@ bool print_floors(const CommandLine& line) {
   line.positionals("TRACE or DUMP", 0, 0);
   std::vector<std::string> inputs;
   if (!is_shape(*input)) inputs.push_back(*input);
-  std::optional<traces::OutputFile> json = json_file(line, inputs);
+  const std::vector<std::string> columns = chosen_columns(line, floor_columns());
+  Outputs outputs(line, inputs, "floor");
   const FloorReport report = is_shape(*input) ? floors_of_shape(line, *input) : floors_of_trace(line, *input);
-  std::cout << text_report(report, terminal_style());
-  if (json) write(*json, json_report(report));
+  const Part part = floor_part(report);
+  std::cout << text_report(report, part, text_style(line), columns);
+  outputs.write(part, provenance(environment(), report.trace ? Json() : Json(report.seed)));
   return true;
 }
 

@@ -8,12 +8,12 @@
 #include <kvbound/sim/evaluate/evaluate.hpp>
 #include <kvbound/sim/evaluate/results_file.hpp>
 #include <kvbound/sim/evaluate/task_summary.hpp>
+#include <kvbound/sim/figures/json.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/evaluate_report.hpp>
-#include <kvbound/sim/report/json.hpp>
-#include <kvbound/sim/report/table.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>

@@ -1,9 +1,10 @@
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/report/report.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
 
 #include "commands.hpp"
 #include "gather_files.hpp"
 #include "run_options.hpp"
+#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -28,29 +29,27 @@ Exit code 1 if a bound is violated, 5 if results are missing.
 
 int gather_command(const Arguments& arguments) {
   CommandLine line("gather DIR [options]: the results of a sweep as those of one replay", kGatherDetails);
-  add_columns_option(line);
-  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/replay.schema.json)");
-  line.add("csv", "FILE", "write a row per layer, step and query head");
+  add_columns_option(line, replay_columns());
+  add_output_options(line, "layer, step and query head");
   line.add("sweep", "HASH", "the sweep of that hash in DIR (default: the latest)");
   line.add_flag("mixed", "also take results of other builds, compilers, BLAS kernels and GPUs");
   line.add_flag("partial", "leave out traces of which results are missing");
+  add_text_options(line);
   line.add_flag("quiet", "no progress and no tables");
   if (!line.parse(arguments)) return kPass;
   const std::string path = line.positionals("DIR", 1, 1).front();
   const auto hash = sweep_hash(line);
-  OutputPaths outputs;
-  outputs.add_input(path + "/plan.json");
-  for (const char* option : {"json", "csv"}) {
-    if (const auto file = line.text(option)) outputs.add(option, *file);
-  }
-  GatherRequest request{line.text("json"),   line.text("csv"),  line.has("mixed"),
-                        line.has("partial"), line.has("quiet"), chosen_columns(line)};
+  OutputPaths taken;
+  taken.add_input(path + "/plan.json");
+  Outputs outputs(line, taken, "replay");
+  const GatherRequest request{line.has("mixed"), line.has("partial"), line.has("quiet"), text_style(line),
+                              chosen_columns(line, replay_columns())};
   if (!SweepFolder::is_one(path))
     throw TraceError(path, -1, "", "is no folder of a sweep: it has no plan.json");
   SweepFolder folder(path);
   const Sweep sweep = folder.sweep(hash);
   tell_damaged(folder, sweep, {.mixed = request.mixed, .refuse_undamaged = !request.partial});
-  return gather_files(folder, sweep, request);
+  return gather_files(folder, sweep, outputs, request);
 }
 
 }  // namespace kvbound::sim

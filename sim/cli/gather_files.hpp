@@ -5,23 +5,28 @@
 #include <string>
 #include <vector>
 
+#include <kvbound/sim/figures/outputs.hpp>
 #include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/report/replay_report.hpp>
 #include <kvbound/sim/sweep/damage.hpp>
 #include <kvbound/sim/sweep/gather.hpp>
 
 namespace kvbound::sim {
 
 struct GatherRequest {
-  std::optional<std::string> json, csv;
   bool mixed = false;    ///< Gathering
   bool partial = false;  ///< leave traces out of which results are missing, instead of refusing
   bool quiet = false;    ///< no tables
-  std::vector<std::string> columns = column_names();  ///< of the tables
+  TextStyle style = terminal_style();
+  std::vector<std::string> columns = {};  ///< of the tables; empty: those shown by default
 };
 
 /// Puts a sweep's results together, trace by trace. Returns the exit code: replay_verdict's, or kInconclusive if results are
 /// missing, which are named on standard error.
-int gather_files(const SweepFolder& folder, const Sweep& sweep, const GatherRequest& request);
+///
+/// outputs  not yet open; get all of the results, or nothing
+int gather_files(const SweepFolder& folder, const Sweep& sweep, Outputs& outputs,
+                 const GatherRequest& request);
 
 /// The sweep that --sweep names by its hash; none without it. Throws UsageError for what is no hash.
 std::optional<std::string> sweep_hash(const CommandLine& line);

@@ -4,15 +4,15 @@
 #include <optional>
 
 #include <fmt/format.h>
+#include <kvbound/sim/figures/json.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/measure/verify.hpp>
 #include <kvbound/sim/options/budget.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
+#include <kvbound/sim/replay/replay_cubes.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/head_report.hpp>
-#include <kvbound/sim/report/json.hpp>
-#include <kvbound/sim/report/report.hpp>
-#include <kvbound/sim/report/table.hpp>
 #include <kvbound/sim/study/head_profile.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
@@ -102,7 +102,7 @@ std::string describe(const traces::TraceInfo& info) {
 Json inspection_json(const traces::TraceInfo& info, const std::string& sha256) {
   Json document{{"schema", "kvbound-inspect-1"}};
   document.update(fields_of(environment()));
-  document["trace"] = trace_json(info, sha256);
+  document["trace"] = trace_facts(info, sha256);
   document["trace"]["attention_output"] = info.has_attention_output;
   document["trace"]["tokens"] = info.has_tokens;
   return document;

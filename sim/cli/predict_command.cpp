@@ -5,11 +5,11 @@
 
 #include <kvbound/reference/core/decimal.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/replay.hpp>
 #include <kvbound/sim/report/predict_report.hpp>
-#include <kvbound/sim/report/table.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>

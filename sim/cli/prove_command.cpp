@@ -8,9 +8,9 @@
 #include <fmt/format.h>
 
 #include <kvbound/proofs/theorems/catalogue.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
-#include <kvbound/sim/report/table.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 

@@ -5,9 +5,9 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/sim/figures/json.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/report/environment.hpp>
-#include <kvbound/sim/report/json.hpp>
-#include <kvbound/sim/report/table.hpp>
 
 namespace kvbound::sim {
 namespace {

@@ -8,7 +8,7 @@
 #include <kvbound/proofs/engine/prove.hpp>
 #include <kvbound/proofs/engine/search.hpp>
 
-#include <kvbound/sim/report/table.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include "counterexample.hpp"
 
 namespace kvbound::sim {

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/outputs.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
@@ -10,8 +12,7 @@
 #include <kvbound/sim/replay/dump_targets.hpp>
 #include <kvbound/sim/replay/replay.hpp>
 #include <kvbound/sim/report/environment.hpp>
-#include <kvbound/sim/report/report.hpp>
-#include <kvbound/sim/report/table.hpp>
+#include <kvbound/sim/report/replay_report.hpp>
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -48,7 +49,7 @@ std::string replay_details() {
 struct Request {
   std::vector<Run> runs;
   std::optional<Policy> base;
-  std::optional<std::string> json, csv, dump;
+  std::optional<std::string> dump;
   std::vector<std::string> columns;
   TextStyle style;
   int64_t recall_of = 40;
@@ -70,13 +71,11 @@ Request parse_request(const CommandLine& line) {
   RunChoice choice = parse_runs(line, parse_backends(line));
   request.runs = std::move(choice.runs);
   request.base = std::move(choice.base);
-  request.columns = chosen_columns(line);
+  request.columns = chosen_columns(line, replay_columns());
   request.style = text_style(line);
   request.recall_of = line.integer("recall", 1, INT64_MAX, request.recall_of);
   request.merge_bounds = line.has("merge-bounds");
   request.device_times = line.has("times");
-  request.json = line.text("json");
-  request.csv = line.text("csv");
   request.dump = line.text("dump");
   request.quiet = line.has("quiet");
   return request;
@@ -91,10 +90,10 @@ Scope scope_of(const CommandLine& line, const Request& request, const traces::Tr
           std::min(request.recall_of, info.prompt_tokens), request.merge_bounds, request.device_times};
 }
 
-Report replay_trace(const traces::Trace& trace, const Request& request, const Scope& scope,
-                    const std::string& spool_folder, std::vector<Dump>& dumps) {
-  Report report;
-  if (request.json || request.dump) {
+ReplayReport replay_trace(const traces::Trace& trace, const Request& request, const Scope& scope,
+                          const std::string& spool_folder, bool hashed, std::vector<Dump>& dumps) {
+  ReplayReport report;
+  if (hashed || request.dump) {
     Progress progress("hashing", !request.quiet);
     report.sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
@@ -135,51 +134,14 @@ CommandLine replay_command_line() {
       "merge-bounds",
       "for policies that merge: also measure merges' effect on later queries, and KeepKV's bounds on it (costly)");
   line.add_flag("times", "measure the time of every operation of a device, each of which is then waited for");
-  add_columns_option(line);
-  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/replay.schema.json)");
-  line.add("csv", "FILE", "write a row per layer, step and query head");
+  add_columns_option(line, replay_columns());
+  add_output_options(line, "layer, step and query head");
   line.add("dump", "FILE|DIR",
            "write the recorded decisions and outputs: one run to a file, several to a folder");
   add_text_options(line);
   add_common_options(line);
   return line;
 }
-
-// The files that a replay writes. Contents go to temporary files, which may fail for lack of space; all get their names at the
-// end.
-class Outputs {
- public:
-  explicit Outputs(const Request& request) {
-    if (request.json) {
-      json_file_.emplace(*request.json);
-      json_file_->write(JsonReport::beginning(request.base, environment()));
-      json_.emplace([this](std::string_view text) { json_file_->write(text); }, request.base);
-    }
-    if (request.csv) {
-      csv_.emplace(*request.csv);
-      csv_->write(csv_headings());
-    }
-  }
-  void add(const Report& report) {
-    if (json_) json_->add(report);
-    if (csv_) csv_->write(csv_rows(report));
-  }
-  void prepare() {
-    if (json_) {
-      json_->finish();
-      json_file_->prepare();
-    }
-    if (csv_) csv_->prepare();
-  }
-  void commit() {
-    if (json_file_) json_file_->commit();
-    if (csv_) csv_->commit();
-  }
-
- private:
-  std::optional<traces::OutputFile> json_file_, csv_;
-  std::optional<JsonReport> json_;
-};
 
 }  // namespace
 
@@ -192,39 +154,40 @@ int replay_command(const Arguments& arguments) {
   const std::vector<std::string> paths = line.positionals("TRACE", 1, SIZE_MAX);
   std::vector<traces::Trace> traces;
   std::vector<Scope> scopes;
-  OutputPaths outputs;
+  OutputPaths taken;
   for (const std::string& path : paths) {
     const traces::Trace& trace = traces.emplace_back(path, header_options(line));
-    for (const std::string& input : trace.paths()) outputs.add_input(input);
+    for (const std::string& input : trace.paths()) taken.add_input(input);
   }
   for (const traces::Trace& trace : traces) {
     require_valid(request.runs, trace.info());
     scopes.push_back(scope_of(line, request, trace.info()));
   }
-  if (request.json) outputs.add("json", *request.json);
-  if (request.csv) outputs.add("csv", *request.csv);
+  Outputs outputs(line, taken, "replay");
   std::optional<DumpTargets> targets;
-  if (request.dump) targets.emplace(*request.dump, paths, request.runs, outputs);
-  Outputs files(request);
+  if (request.dump) targets.emplace(*request.dump, paths, request.runs, taken);
+  outputs.open();
 
   int code = kPass;
   std::vector<std::vector<Dump>> dumps(traces.size());
   for (size_t i = 0; i < traces.size(); ++i) {
     const std::string spool_folder = targets ? targets->spool_folder() : "";
-    const Report report = replay_trace(traces[i], request, scopes[i], spool_folder, dumps[i]);
+    const ReplayReport report =
+        replay_trace(traces[i], request, scopes[i], spool_folder, outputs.has_json(), dumps[i]);
     if (targets) targets->make_folders();
     for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
-    std::cout << (i > 0 ? "\n" : "") << text_report(report, request.base, request.style, request.columns)
+    const Part part = replay_part(report, request.base, outputs.has_csv());
+    std::cout << (i > 0 ? "\n" : "") << text_report(report, part, request.style, request.columns)
               << std::flush;
-    files.add(report);
+    outputs.add(part);
     code = worse(code, replay_verdict(report, request.quiet));
   }
-  files.prepare();
+  outputs.prepare(provenance());
   flush_standard_output();
   for (std::vector<Dump>& trace_dumps : dumps) {
     for (Dump& dump : trace_dumps) dump.commit();
   }
-  files.commit();
+  outputs.commit();
   return code;
 }
 

@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/diff/agreement_summary.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/replay/summary.hpp>
-#include <kvbound/sim/report/agreement_report.hpp>
 #include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
@@ -41,7 +41,7 @@ ExitCode agreement_code(const std::string& trace, const RunResult& run) {
 }
 
 // Whether a bound was violated; where, is explained on standard error.
-bool violates(const Report& report, const RunResult& run) {
+bool violates(const ReplayReport& report, const RunResult& run) {
   const Summary summary = summarise(run, report.result.scope);
   bool violated = false;
   const auto tell = [&](const char* what, int64_t violations, const std::optional<Place>& place) {
@@ -73,7 +73,7 @@ int worse(int one, int other) {
   return one == kPass ? other : one;
 }
 
-int replay_verdict(const Report& report, bool quiet) {
+int replay_verdict(const ReplayReport& report, bool quiet) {
   int code = kPass;
   if (report.result.scope.steps == 0) {
     if (!quiet) {

@@ -39,8 +39,4 @@ struct RunChoice {
 /// Throws UsageError, and InvalidPolicy for ill-formed policies and budgets.
 RunChoice parse_runs(const CommandLine& line, const std::vector<std::string>& backends);
 
-/// --columns C[,C] of a replay's table; all if it is not given. Throws UsageError.
-void add_columns_option(CommandLine& line);
-std::vector<std::string> chosen_columns(const CommandLine& line);
-
 }  // namespace kvbound::sim

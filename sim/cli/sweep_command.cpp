@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/options/number.hpp>
-#include <kvbound/sim/report/table.hpp>
 #include <kvbound/sim/sweep/costs.hpp>
 #include <kvbound/sim/sweep/gather.hpp>
 #include <kvbound/sim/sweep/local_engine.hpp>
@@ -138,10 +138,6 @@ SweepRequest parse_sweep_request(const CommandLine& line) {
   request.csv = line.text("csv");
   request.hash = sweep_hash(line);
   request.quiet = line.has("quiet");
-  OutputPaths outputs;
-  for (const std::string& plan : line.positionals("PLAN", 0, 1)) outputs.add_input(plan);
-  if (request.json) outputs.add("json", *request.json);
-  if (request.csv) outputs.add("csv", *request.csv);
   return request;
 }
 
@@ -349,6 +345,9 @@ int sweep_command(const Arguments& arguments) {
   CommandLine line = sweep_command_line();
   if (!line.parse(arguments)) return kPass;
   const SweepRequest request = parse_sweep_request(line);
+  OutputPaths taken;
+  for (const std::string& plan : line.positionals("PLAN", 0, 1)) taken.add_input(plan);
+  Outputs outputs(line, taken, "replay");
   SweepFolder folder(line.required("out"));
   if (line.has("worker")) return be_worker(line, folder, request);
   const Chosen chosen = choose(line, request, folder);
@@ -383,9 +382,9 @@ int sweep_command(const Arguments& arguments) {
   if (code != kPass) return code;
   if (line.has("share")) return kPass;  // others compute the rest
   wait_for_others(folder, agenda);
-  if (!request.json && !request.csv)
+  if (!outputs.has_json() && !outputs.has_csv())
     return tell_missing(folder, chosen.sweep, Gathering(folder, chosen.sweep, false).missing());
-  return gather_files(folder, chosen.sweep, {request.json, request.csv, false, false, request.quiet});
+  return gather_files(folder, chosen.sweep, outputs, {.quiet = request.quiet});
 }
 
 }  // namespace kvbound::sim

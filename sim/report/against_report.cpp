@@ -8,13 +8,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <kvbound/sim/figures/json.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/replay/replay_cubes.hpp>
 #include <kvbound/traces/layer_list.hpp>
-
-#include "environment.hpp"
-#include "json.hpp"
-#include "report.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -47,20 +45,28 @@ std::string text_of(char dump, const OnlyInOne& only) {
   return fmt::format("  only in {}: {}: judged, but not compared\n", dump, fmt::join(parts, "; "));
 }
 
-Json json_of(const OnlyInOne& only) {
-  return {{"tensors", only.tensors}, {"layers", only.layers}, {"steps", only.steps - only.first_step}};
-}
-
-Json to_json(const DiffReport& dump, const OnlyInOne& only) {
-  Json document = dump_json(dump);
-  document["verdict"] = word(dump.verdict());
-  document["only"] = json_of(only);
-  return document;
+Json facts_of(const DiffReport& dump, const OnlyInOne& only) {
+  Json facts = dump_facts(dump);
+  facts["verdict"] = word(dump.verdict());
+  facts["only"] = {
+      {"tensors", only.tensors}, {"layers", only.layers}, {"steps", only.steps - only.first_step}};
+  return facts;
 }
 
 }  // namespace
 
-std::string text_report(const AgainstReport& report, const TextStyle& style) {
+Part against_part(const AgainstReport& report) {
+  return {{{"trace", trace_facts(report.a.trace, report.a.trace_sha256)},
+           {"a", facts_of(report.a, only_in(report.a.dump, report.b.dump))},
+           {"b", facts_of(report.b, only_in(report.b.dump, report.a.dump))},
+           {"identical_required", report.compared.identical},
+           {"verdict", word(report.verdict())}},
+          rows_cubes(report.compared),
+          {"tensors"}};
+}
+
+std::string text_report(const AgainstReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns) {
   const DumpInfo &a = report.a.dump, &b = report.b.dump;
   std::string text = sentence({report.a.dump_path, report.a.verdict()},
                               {report.b.dump_path, report.b.verdict()}, report.compared);
@@ -71,18 +77,7 @@ std::string text_report(const AgainstReport& report, const TextStyle& style) {
                       one_line(report.a.trace.path), name(report.a.trace.storage));
   text += text_of('A', only_in(a, b)) + text_of('B', only_in(b, a));
   const int64_t heads = std::ssize(report.compared.layers) * report.a.trace.shape.kv_heads;
-  return text + apart_text(report.compared, heads) + rows_table(report.compared, style);
-}
-
-std::string json_report(const AgainstReport& report) {
-  Json document{{"schema", "kvbound-against-1"}};
-  document.update(fields_of(environment()));
-  document["seed"] = nullptr;  // nothing is drawn at random
-  document["trace"] = trace_json(report.a.trace, report.a.trace_sha256);
-  document["a"] = to_json(report.a, only_in(report.a.dump, report.b.dump));
-  document["b"] = to_json(report.b, only_in(report.b.dump, report.a.dump));
-  add_json(report.compared, report.verdict(), document);
-  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return text + apart_text(report.compared, heads) + rows_table(part, style, columns);
 }
 
 }  // namespace kvbound::sim

@@ -1,7 +1,8 @@
-// The result of `diff A B --against TRACE`, as a table for people and as JSON for programs (against.schema.json).
+// The result of `diff A B --against TRACE`, as a table for people and as a part of a document.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "diff_report.hpp"
 #include "rows_report.hpp"
@@ -15,9 +16,11 @@ struct AgainstReport {
   Verdict verdict() const { return compared.verdict(a.verdict(), b.verdict()); }
 };
 
-/// A sentence, what the dumps are, and a table.
-std::string text_report(const AgainstReport& report, const TextStyle& style);
+/// Facts of the trace and both dumps; rows_cubes. CSV has the tensors.
+Part against_part(const AgainstReport& report);
 
-std::string json_report(const AgainstReport& report);
+/// A sentence, what the dumps are, and a table.
+std::string text_report(const AgainstReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns = {});
 
 }  // namespace kvbound::sim

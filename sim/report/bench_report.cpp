@@ -11,8 +11,8 @@
 #include <kvbound/sim/options/magnitude.hpp>
 #include <kvbound/traces/messages.hpp>
 
+#include <kvbound/sim/figures/json.hpp>
 #include "environment.hpp"
-#include "json.hpp"
 
 namespace kvbound::sim {
 namespace {

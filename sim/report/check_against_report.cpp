@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <kvbound/sim/diff/agreement_figures.hpp>
+#include <kvbound/sim/figures/json.hpp>
+#include <kvbound/sim/figures/list_cube.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/traces/layer_list.hpp>
-
-#include "environment.hpp"
-#include "json.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -80,9 +81,9 @@ std::string file_text(char file, const CheckReport& report) {
   return fmt::format("  {}: {}\n", file, report.declared->text());
 }
 
-Json to_json(const CheckReport& report, const std::vector<int64_t>& only, const ComparedRows& compared) {
+Json facts_of(const CheckReport& report, const std::vector<int64_t>& only, const ComparedRows& compared) {
   return {{"path", report.path},
-          {"declared", report.declared ? to_json(*report.declared) : Json()},
+          {"declared", report.declared ? declared_facts(*report.declared) : Json()},
           {"verdict", word(report.verdict())},
           {"not_read", report.not_read},
           {"only", {{"tensors", only_tensors(report, compared)}, {"cases", only}}}};
@@ -90,7 +91,30 @@ Json to_json(const CheckReport& report, const std::vector<int64_t>& only, const 
 
 }  // namespace
 
-std::string text_report(const CheckAgainstReport& report, const TextStyle& style) {
+Part check_against_part(const CheckAgainstReport& report) {
+  Part part{{{"operation", report.a.operation},
+             {"a", facts_of(report.a, report.cases.only_a, report.compared)},
+             {"b", facts_of(report.b, report.cases.only_b, report.compared)},
+             {"case", report.case_name},
+             {"identical_required", report.compared.identical},
+             {"verdict", word(report.verdict())}},
+            rows_cubes(report.compared),
+            {"tensors"}};
+  using Pair = std::pair<int64_t, int64_t>;
+  const auto case_of = [](const char* name, const char* meaning) -> Figure {
+    return {.name = name, .heading = name, .meaning = meaning, .format = Format::count};
+  };
+  part.cubes.push_back(list_cube<Pair>(
+      "pairs", "pair",
+      {{case_of("case_a", "of A"), [](const Pair& pair) { return static_cast<double>(pair.first); }}},
+      {{case_of("case_b", "the case of B with the same inputs and settings"),
+        [](const Pair& pair) { return static_cast<double>(pair.second); }}},
+      report.cases.pairs));
+  return part;
+}
+
+std::string text_report(const CheckAgainstReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns) {
   std::string text =
       sentence({report.a.path, report.a.verdict()}, {report.b.path, report.b.verdict()}, report.compared);
   text += fmt::format("\n  {}\n", report.a.operation) + file_text('A', report.a) + file_text('B', report.b);
@@ -100,20 +124,7 @@ std::string text_report(const CheckAgainstReport& report, const TextStyle& style
     text += fmt::format("  compared: {}\n", pairs_text(report));
   text += only_text('A', report, report.a, report.cases.only_a);
   text += only_text('B', report, report.b, report.cases.only_b);
-  return text + apart_text(report.compared) + rows_table(report.compared, style);
-}
-
-std::string json_report(const CheckAgainstReport& report) {
-  Json document{{"schema", "kvbound-check-against-1"}};
-  document.update(fields_of(environment()));
-  document["seed"] = nullptr;  // nothing is drawn at random
-  document["operation"] = report.a.operation;
-  document["a"] = to_json(report.a, report.cases.only_a, report.compared);
-  document["b"] = to_json(report.b, report.cases.only_b, report.compared);
-  document["case"] = report.case_name;
-  document["compared"] = report.cases.pairs;
-  add_json(report.compared, report.verdict(), document);
-  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return text + apart_text(report.compared) + rows_table(part, style, columns);
 }
 
 }  // namespace kvbound::sim

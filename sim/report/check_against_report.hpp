@@ -1,7 +1,8 @@
-// The result of `check OPERATION A --against B`, as a table for people and as JSON for programs (check_against.schema.json).
+// The result of `check OPERATION A --against B`, as a table for people and as a part of a document.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <kvbound/sim/check/against.hpp>
 
@@ -19,9 +20,11 @@ struct CheckAgainstReport {
   Verdict verdict() const { return compared.verdict(a.verdict(), b.verdict()); }
 };
 
-/// A sentence, what the files are, which of their cases have the same inputs, and a table.
-std::string text_report(const CheckAgainstReport& report, const TextStyle& style);
+/// Facts of both files; rows_cubes; pairs, the cases of A and B with the same inputs. CSV has the tensors.
+Part check_against_part(const CheckAgainstReport& report);
 
-std::string json_report(const CheckAgainstReport& report);
+/// A sentence, what the files are, which of their cases have the same inputs, and a table.
+std::string text_report(const CheckAgainstReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns = {});
 
 }  // namespace kvbound::sim

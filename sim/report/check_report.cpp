@@ -6,11 +6,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <kvbound/sim/diff/agreement_figures.hpp>
+#include <kvbound/sim/figures/cube_table.hpp>
 #include <kvbound/sim/options/command_line.hpp>
-
-#include "environment.hpp"
-#include "json.hpp"
-#include "unlikely.hpp"
 
 namespace kvbound::sim {
 
@@ -21,7 +19,26 @@ std::vector<TensorSummary> CheckReport::summaries() const {
   return all;
 }
 
-std::string text_report(const CheckReport& report, const TextStyle& style) {
+Part check_part(const CheckReport& report) {
+  const ChanceVerdict chance(report.tensors);
+  AgreementCubes cubes;
+  cubes.add({}, report.tensors, report.summaries());
+  Part part{{{"operation", report.operation},
+             {"path", report.path},
+             {"declared", report.declared ? declared_facts(*report.declared) : nlohmann::ordered_json()},
+             {"verdict", word(report.verdict())},
+             {"chance", chance_facts(chance)},
+             {"figures", nlohmann::ordered_json::object()},
+             {"not_read", report.not_read}},
+            cubes.cubes(),
+            {"tensors"}};
+  for (const CheckFigure& figure : report.figures) part.facts["figures"][figure.name] = figure.value;
+  part.cubes.push_back(unlikely_cube(chance));
+  return part;
+}
+
+std::string text_report(const CheckReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns) {
   std::string text = fmt::format("{}: {}\n", one_line(report.path), report.operation);
   if (report.declared) {
     text += fmt::format("  {}\n", report.declared->text());
@@ -34,36 +51,7 @@ std::string text_report(const CheckReport& report, const TextStyle& style) {
         fmt::join(report.not_read.begin(),
                   report.not_read.begin() + std::min<std::ptrdiff_t>(10, std::ssize(report.not_read)), ", "),
         report.not_read.size() > 10 ? ", ..." : "");
-  std::vector<TableRow> rows{agreement_headings()};
-  for (const TensorSummary& summary : report.summaries()) rows.push_back(agreement_row(summary));
-  const auto alarming = [](const std::string&, const std::string& cell) {
-    return cell == word(Verdict::differs);
-  };
-  return text + "\n" + table(rows, {.left_columns = 2, .text = style, .alarming = alarming});
-}
-
-std::string json_report(const CheckReport& report) {
-  Json document{{"schema", "kvbound-check-1"}};
-  document.update(fields_of(environment()));
-  document["seed"] = nullptr;  // nothing is drawn at random
-  document["operation"] = report.operation;
-  document["path"] = report.path;
-  document["declared"] = report.declared ? to_json(*report.declared) : Json();
-  document["verdict"] = word(report.verdict());
-  document["unlikely"] = to_json(ChanceVerdict(report.tensors));
-  for (Json& found : document["unlikely"]["found"]) {
-    found.erase("layer");
-    found.erase("other_layers");
-  }
-  document["figures"] = Json::object();
-  for (const CheckFigure& figure : report.figures) document["figures"][figure.name] = figure.value;
-  document["not_read"] = report.not_read;
-  document["tensors"] = Json::array();
-  for (const JudgedTensor& tensor : report.tensors) {
-    document["tensors"].push_back(to_json(tensor));
-    document["tensors"].back().erase("layer");
-  }
-  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return text + "\n" + cube_table(*part.find("agreement"), style, columns);
 }
 
 }  // namespace kvbound::sim

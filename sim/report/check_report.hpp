@@ -1,4 +1,4 @@
-// The result of `check`, as a table for people and as JSON for programs (check.schema.json).
+// The result of `check`, as a table for people and as a part of a document.
 #pragma once
 
 #include <optional>
@@ -7,8 +7,9 @@
 
 #include <kvbound/sim/check/check_result.hpp>
 
-#include "agreement_report.hpp"
-#include "table.hpp"
+#include <kvbound/sim/diff/agreement_summary.hpp>
+#include <kvbound/sim/figures/cube.hpp>
+#include <kvbound/sim/figures/table.hpp>
 
 namespace kvbound::sim {
 
@@ -24,7 +25,10 @@ struct CheckReport {
   Verdict verdict() const { return sim::verdict(summaries()); }
 };
 
-std::string text_report(const CheckReport& report, const TextStyle& style);
-std::string json_report(const CheckReport& report);
+/// Facts of the file; agreement, tensors, functionals and chances (AgreementCubes); unlikely. CSV has the tensors.
+Part check_part(const CheckReport& report);
+
+std::string text_report(const CheckReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns = {});
 
 }  // namespace kvbound::sim

@@ -1,20 +1,17 @@
-// The result of `diff`, as a table for people and as JSON for programs (diff.schema.json).
+// The result of `diff`, as a table for people and as a part of a document.
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include <kvbound/sim/diff/agreement_summary.hpp>
 #include <kvbound/sim/diff/claims/dump_file.hpp>
+#include <kvbound/sim/diff/unlikely.hpp>
+#include <kvbound/sim/figures/cube.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/traces/trace.hpp>
-
-#include "agreement_report.hpp"
-
-#include "table.hpp"
-#include "unlikely.hpp"
 
 namespace kvbound::sim {
 
@@ -36,12 +33,15 @@ std::string implementation_text(const DumpInfo& dump);
 /// How much of the trace a dump has: "2 of 4 layers, 8 of 64 decode steps".
 std::string extent_text(const DiffReport& report);
 
-/// What the dump says of itself, in a JSON document.
-nlohmann::ordered_json dump_json(const DiffReport& report);
+/// What the dump says of itself.
+nlohmann::ordered_json dump_facts(const DiffReport& report);
 
-/// A table for a terminal, one row per tensor; tensors that differ come first.
-std::string text_report(const DiffReport& report, const TextStyle& style);
+/// Facts of the trace and the dump; agreement, tensors, functionals and chances (AgreementCubes), where in `agreement` tensors that
+/// differ come first; unlikely. CSV has the tensors.
+Part diff_part(const DiffReport& report);
 
-std::string json_report(const DiffReport& report);
+/// The tables and sentences of a part, for a terminal.
+std::string text_report(const DiffReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns = {});
 
 }  // namespace kvbound::sim

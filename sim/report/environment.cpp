@@ -82,4 +82,10 @@ Environment environment() {
           omp_get_max_threads()};
 }
 
+nlohmann::ordered_json provenance(const Environment& environment, const nlohmann::ordered_json& seed) {
+  nlohmann::ordered_json fields = fields_of(environment);
+  fields["seed"] = seed;
+  return fields;
+}
+
 }  // namespace kvbound::sim

@@ -45,6 +45,10 @@ struct Environment {
 };
 Environment environment();
 
+/// The end of every document: the environment, and the seed of what was drawn at random, null where nothing was.
+nlohmann::ordered_json provenance(const Environment& environment = sim::environment(),
+                                  const nlohmann::ordered_json& seed = nullptr);
+
 template <>
 struct Fields<Computation> {
   static void visit(auto& computation, const auto& visit) {

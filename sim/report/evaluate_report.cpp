@@ -15,11 +15,12 @@
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/messages.hpp>
 
+#include <kvbound/sim/figures/csv.hpp>
+#include <kvbound/sim/figures/json.hpp>
+#include <kvbound/sim/figures/plot.hpp>
+#include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/replay/replay_cubes.hpp>
 #include "environment.hpp"
-#include "json.hpp"
-#include "plot.hpp"
-#include "report.hpp"
-#include "table.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -358,12 +359,12 @@ std::string csv_report(const EvaluateReport& report) {
   for (size_t i = 0; i < report.result.tasks.size(); ++i) {
     const Task& task = report.result.tasks[i];
     const TaskResult& found = report.result.results[i];
-    const std::string start = quoted_field(task.id) + "," + quoted_field(task.kind) + "," +
+    const std::string start = csv_field(task.id) + "," + csv_field(task.kind) + "," +
                               (task.depth ? shortest(*task.depth) : "") + ",";
     for (size_t r = 0; r < found.runs.size(); ++r) {
       const Run& run = report.result.options.runs[r];
       const std::string head =
-          start + quoted_field(canonical(run.policy.policy)) + "," + to_string(run.budget) + ",";
+          start + csv_field(canonical(run.policy.policy)) + "," + to_string(run.budget) + ",";
       for (size_t j = 0; j < task.target.size(); ++j) {
         csv += fmt::format("{}{},{},{},{},{},{},{}\n", head, j, task.target[j], shortest(found.full_nll[j]),
                            shortest(found.runs[r].nll[j]), shortest(found.runs[r].kl[j]), found.full_top1[j],

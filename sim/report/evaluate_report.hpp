@@ -9,7 +9,7 @@
 #include <kvbound/sim/evaluate/evaluate.hpp>
 #include <kvbound/sim/evaluate/task_summary.hpp>
 
-#include "table.hpp"
+#include <kvbound/sim/figures/table.hpp>
 
 namespace kvbound::sim {
 

@@ -2,75 +2,116 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/sim/diff/agreement_figures.hpp>
+#include <kvbound/sim/figures/cube_table.hpp>
+#include <kvbound/sim/figures/list_cube.hpp>
 #include <kvbound/sim/options/command_line.hpp>
-
-#include "agreement_report.hpp"
-#include "environment.hpp"
-#include "json.hpp"
-#include "report.hpp"
+#include <kvbound/sim/replay/replay_cubes.hpp>
 
 namespace kvbound::sim {
 namespace {
 
-std::string entries_cell(const std::optional<FaultyEntries>& faulty) {
-  return faulty ? fmt::format("{} ({:.3g} %)", faulty->entries, 100 * faulty->weight) : "-";
+using F = const DetectionFloor&;
+
+std::string found_text(std::optional<bool> found) { return !found ? "" : *found ? "found" : "no"; }
+
+Figure text_figure(const char* name, const char* heading, const char* meaning) {
+  return {.name = name, .heading = heading, .meaning = meaning, .format = Format::text};
+}
+Figure count_figure(const char* name, const char* meaning, Shown shown = Shown::by_default) {
+  return {.name = name, .heading = name, .meaning = meaning, .format = Format::count, .shown = shown};
 }
 
-std::string found_cell(std::optional<bool> found) { return !found ? "-" : *found ? "found" : "no"; }
-
-std::string swaps_cell(const std::optional<Swaps>& swaps) {
-  return swaps ? fmt::format("{} of {}", swaps->found, swaps->possible) : "-";
+// The entries of a fault, and the share of the attention that they have.
+std::vector<FigureOf<DetectionFloor>> entries_figures(const char* name, const char* meaning,
+                                                      std::optional<FaultyEntries> DetectionFloor::*faulty) {
+  const std::string weight = std::string(name) + "_weight";
+  return {{count_figure(name, meaning),
+           [faulty](F floor) {
+             return floor.*faulty ? static_cast<double>((floor.*faulty)->entries) : kUndefined;
+           }},
+          {{.name = weight,
+            .heading = "their weight",
+            .meaning = "the mean over query heads of the attention that these entries have",
+            .format = Format::share},
+           [faulty](F floor) { return floor.*faulty ? (floor.*faulty)->weight : kUndefined; }}};
 }
 
-Json entries_json(const std::optional<FaultyEntries>& faulty) {
-  return faulty ? Json{{"entries", faulty->entries}, {"weight", faulty->weight}} : Json();
+std::vector<FigureOf<DetectionFloor>> all_figures() {
+  std::vector<FigureOf<DetectionFloor>> figures{
+      {count_figure("judged", "outputs, or numbers", Shown::if_asked),
+       [](F floor) { return static_cast<double>(floor.judged); }},
+      {{.name = "factor",
+        .heading = "factor",
+        .meaning = "the least x so that factors 1 - x and 1 + x of all numbers are always found",
+        .better = Better::lower},
+       [](F floor) { return floor.factor.value_or(kUndefined); }},
+      {{.name = "logit_scale",
+        .heading = "logits",
+        .meaning = "the same of all logits",
+        .better = Better::lower},
+       [](F floor) { return floor.logit_scale.value_or(kUndefined); }}};
+  for (const auto& entries :
+       {entries_figures("missing", "the fewest last entries whose lack is always found",
+                        &DetectionFloor::missing),
+        entries_figures("padding", "the fewest entries of zeros behind the cache that are always found",
+                        &DetectionFloor::padding)})
+    figures.insert(figures.end(), entries.begin(), entries.end());
+  const std::vector<FigureOf<DetectionFloor>> more{
+      {count_figure("swaps", "interchanges of two successive query heads that are always found"),
+       [](F floor) { return floor.swaps ? static_cast<double>(floor.swaps->found) : kUndefined; }},
+      {{.name = "possible_swaps",
+        .heading = "of",
+        .meaning = "so many such interchanges",
+        .format = Format::count},
+       [](F floor) { return floor.swaps ? static_cast<double>(floor.swaps->possible) : kUndefined; }},
+      {text_figure("base_2", "base 2", "whether 2 instead of e as the base of exponentials is always found"),
+       [](F floor) { return found_text(floor.base_2); }},
+      {text_figure("halved", "halved", "whether the factor 1/2 is"),
+       [](F floor) { return found_text(floor.halved); }},
+      {text_figure("zeros", "zeros", "whether the factor 0 is"),
+       [](F floor) { return found_text(floor.zeros); }}};
+  figures.insert(figures.end(), more.begin(), more.end());
+  return figures;
 }
 
-Json to_json(const DetectionFloor& floor) {
-  return {{"operation", floor.operation},
-          {"layer", floor.layer},
-          {"tokens", floor.tokens},
-          {"judged", floor.judged},
-          {"factor", json_number(floor.factor)},
-          {"halved", floor.halved},
-          {"zeros", floor.zeros},
-          {"logit_scale", json_number(floor.logit_scale)},
-          {"base_2", floor.base_2 ? Json(*floor.base_2) : Json()},
-          {"missing", entries_json(floor.missing)},
-          {"padding", entries_json(floor.padding)},
-          {"swaps",
-           floor.swaps ? Json{{"found", floor.swaps->found}, {"possible", floor.swaps->possible}} : Json()}};
+const std::vector<FigureOf<DetectionFloor>>& floor_figures() {
+  static const std::vector<FigureOf<DetectionFloor>> kFigures = all_figures();
+  return kFigures;
 }
 
 }  // namespace
 
-std::string text_report(const FloorReport& report, const TextStyle& style) {
-  std::string text =
-      report.trace ? one_line(report.trace->path) : fmt::format("random numbers, {}", report.shape);
-  text += "\n  " + report.declared.text() + "\n\n";
-  std::vector<TableRow> rows{{"operation", "tokens", "factor", "logits", "missing", "padding", "swaps",
-                              "base 2", "halved", "zeros"}};
-  if (report.trace) rows.front().insert(rows.front().begin() + 1, "layer");
-  for (const DetectionFloor& floor : report.floors) {
-    rows.push_back({floor.operation, std::to_string(floor.tokens), cell(floor.factor),
-                    cell(floor.logit_scale), entries_cell(floor.missing), entries_cell(floor.padding),
-                    swaps_cell(floor.swaps), found_cell(floor.base_2), found_cell(floor.halved),
-                    found_cell(floor.zeros)});
-    if (report.trace) rows.back().insert(rows.back().begin() + 1, std::to_string(floor.layer));
-  }
-  return text + table(rows, {.text = style});
+Part floor_part(const FloorReport& report) {
+  std::vector<FigureOf<DetectionFloor>> keys{
+      {text_figure("operation", "operation",
+                   "the dump's tensor; of scores with their score, of merged entries with "
+                   "their method"),
+       [](F floor) { return floor.operation; }},
+      {count_figure("tokens", "tokens in the cache"),
+       [](F floor) { return static_cast<double>(floor.tokens); }}};
+  if (report.trace)
+    keys.insert(keys.begin() + 1, {count_figure("layer", "the trace's layer"),
+                                   [](F floor) { return static_cast<double>(floor.layer); }});
+  using Json = nlohmann::ordered_json;
+  return {{{"trace", report.trace ? trace_facts(*report.trace, report.trace_sha256) : Json()},
+           {"shape", report.trace ? Json() : Json(report.shape)},
+           {"declared", declared_facts(report.declared)}},
+          {list_cube("floors", "floor", keys, floor_figures(), report.floors)},
+          {"floors"}};
 }
 
-std::string json_report(const FloorReport& report) {
-  Json document{{"schema", "kvbound-floor-1"}};
-  document.update(fields_of(environment()));
-  document["seed"] = report.trace ? Json() : Json(report.seed);
-  document["trace"] = report.trace ? trace_json(*report.trace, report.trace_sha256) : Json();
-  document["shape"] = report.trace ? Json() : Json(report.shape);
-  document["declared"] = to_json(report.declared);
-  document["floors"] = Json::array();
-  for (const DetectionFloor& floor : report.floors) document["floors"].push_back(to_json(floor));
-  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+std::vector<Figure> floor_columns() {
+  std::vector<Figure> columns;
+  for (const FigureOf<DetectionFloor>& one : floor_figures()) columns.push_back(one.figure);
+  return columns;
+}
+
+std::string text_report(const FloorReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns) {
+  const std::string text =
+      report.trace ? one_line(report.trace->path) : fmt::format("random numbers, {}", report.shape);
+  return text + "\n  " + report.declared.text() + "\n\n" + cube_table(*part.find("floors"), style, columns);
 }
 
 }  // namespace kvbound::sim

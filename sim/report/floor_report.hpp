@@ -1,4 +1,4 @@
-// The result of `diff --floor`, as a table for people and as JSON for programs (floor.schema.json).
+// The result of `diff --floor`, as a table for people and as a part of a document.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,8 @@
 #include <kvbound/sim/diff/floor/detection_floor.hpp>
 #include <kvbound/traces/trace.hpp>
 
-#include "table.hpp"
+#include <kvbound/sim/figures/cube.hpp>
+#include <kvbound/sim/figures/table.hpp>
 
 namespace kvbound::sim {
 
@@ -21,9 +22,13 @@ struct FloorReport {
   std::vector<DetectionFloor> floors;
 };
 
-/// A table for a terminal, one row per operation and number of tokens, or layer of a trace.
-std::string text_report(const FloorReport& report, const TextStyle& style);
+/// Facts of what the floors are of; floors, which CSV has, too.
+Part floor_part(const FloorReport& report);
+/// The figures of the table, for --columns.
+std::vector<Figure> floor_columns();
 
-std::string json_report(const FloorReport& report);
+/// A table for a terminal, one row per operation and number of tokens, or layer of a trace.
+std::string text_report(const FloorReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns = {});
 
 }  // namespace kvbound::sim

@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 #include <kvbound/sim/options/number.hpp>
 
-#include "report.hpp"
-#include "table.hpp"
+#include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/replay/replay_cubes.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -187,7 +187,7 @@ std::string csv_report(const HeadProfiles& profiles) {
     for (int64_t h = 0; h < info.shape.query_heads; ++h) {
       const AttentionProfile& head = layer.query_heads[h];
       const int64_t g = info.shape.kv_head_of(h);
-      csv += fmt::format("{},{},{},{},{},{},{},{},{},{},{}{}\n", quoted_field(info.path), layer.layer, h, g,
+      csv += fmt::format("{},{},{},{},{},{},{},{},{},{},{}{}\n", csv_field(info.path), layer.layer, h, g,
                          options_fields, shortest(head.sink_mass), head.top_position, shortest(head.top_mass),
                          shortest(head.entropy), shortest(head.effective_entries),
                          shortest(head.relative_entropy), kv_head_fields(layer.kv_heads[g]));

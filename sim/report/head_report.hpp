@@ -6,9 +6,9 @@
 
 #include <kvbound/sim/study/head_profile.hpp>
 
-#include "json.hpp"
+#include <kvbound/sim/figures/json.hpp>
 
-#include "table.hpp"
+#include <kvbound/sim/figures/table.hpp>
 
 namespace kvbound::sim {
 

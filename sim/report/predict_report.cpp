@@ -12,11 +12,11 @@
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/messages.hpp>
 
+#include <kvbound/sim/figures/json.hpp>
+#include <kvbound/sim/figures/plot.hpp>
+#include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/replay/replay_cubes.hpp>
 #include "environment.hpp"
-#include "json.hpp"
-#include "plot.hpp"
-#include "report.hpp"
-#include "table.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -201,7 +201,7 @@ std::string json_report(const PredictReport& report) {
   Json document{{"schema", "kvbound-predict-1"}};
   document.update(fields_of(environment()));
   document["seed"] = nullptr;  // nothing here is drawn at random
-  document["trace"] = trace_json(result.trace, report.sha256);
+  document["trace"] = trace_facts(result.trace, report.sha256);
   document["steps"] = options.steps;
   document["ema"] = options.ema;
   document["window"] = options.window;

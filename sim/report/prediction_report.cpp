@@ -6,10 +6,10 @@
 
 #include <kvbound/sim/options/magnitude.hpp>
 
+#include <kvbound/sim/figures/json.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include "bench_report.hpp"
 #include "environment.hpp"
-#include "json.hpp"
-#include "table.hpp"
 
 namespace kvbound::sim {
 namespace {

@@ -5,11 +5,12 @@
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/traces/messages.hpp>
 
+#include <kvbound/sim/figures/csv.hpp>
+#include <kvbound/sim/figures/json.hpp>
+#include <kvbound/sim/figures/plot.hpp>
+#include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/replay/replay_cubes.hpp>
 #include "environment.hpp"
-#include "json.hpp"
-#include "plot.hpp"
-#include "report.hpp"
-#include "table.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -97,7 +98,7 @@ std::string json_report(const RecallReport& report) {
   Json document{{"schema", "kvbound-recall-1"}};
   document.update(fields_of(environment()));
   document["seed"] = nullptr;  // nothing here is drawn at random
-  document["trace"] = trace_json(result.trace, report.sha256);
+  document["trace"] = trace_facts(result.trace, report.sha256);
   document["k"] = result.options.k;
   document["recent"] = result.options.recent;
   document["windows"] = result.options.windows;
@@ -116,7 +117,7 @@ std::string csv_report(const RecallReport& report) {
   const RecallResult& result = report.result;
   std::string csv =
       "trace,layer,head,score,window,k,recent,first_step,first_step_recent,mean_step,mean_step_recent\n";
-  const std::string path = quoted_field(result.trace.path);
+  const std::string path = csv_field(result.trace.path);
   for (const LayerRecall& layer : result.layers) {
     for (size_t h = 0; h < layer.scores.front().heads.size(); ++h) {
       for (const ScoreRecall& recall : layer.scores) {

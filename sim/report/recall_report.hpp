@@ -5,7 +5,7 @@
 
 #include <kvbound/sim/study/recall.hpp>
 
-#include "table.hpp"
+#include <kvbound/sim/figures/table.hpp>
 
 namespace kvbound::sim {
 

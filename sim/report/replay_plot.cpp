@@ -1,74 +1,89 @@
 #include "replay_plot.hpp"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 
 #include <fmt/format.h>
 
-#include <kvbound/sim/replay/summary.hpp>
-
-#include "plot.hpp"
+#include <kvbound/sim/figures/plot.hpp>
 
 namespace kvbound::sim {
 namespace {
 
-std::string label_of(const RunResult& run) {
-  return fmt::format("{}, {}", run.run.policy.label, run.run.backend);
-}
+// The runs of a part, by their places on the axis of runs.
+class Runs {
+ public:
+  explicit Runs(const Part& part) : runs_(*part.find("runs")), heads_(*part.find("heads")) {}
 
-// Runs of the same policy and backend side by side, in the order of their first ones.
-std::vector<const RunResult*> by_policy(const std::vector<RunResult>& runs) {
-  std::vector<const RunResult*> sorted;
-  for (const RunResult& first : runs) {
-    if (std::ranges::any_of(sorted, [&](const RunResult* run) { return label_of(*run) == label_of(first); }))
-      continue;
-    for (const RunResult& run : runs) {
-      if (label_of(run) == label_of(first)) sorted.push_back(&run);
-    }
+  std::string label(int64_t run) const {
+    return fmt::format("{}, {}", key("label").texts()[at(run)], key("backend").texts()[at(run)]);
   }
-  return sorted;
-}
-
-double mean_of_head(const LayerMetrics& layer, int64_t head) {
-  Mean mean;
-  for (int64_t step = 0; step < layer.perturbation.rows(); ++step) mean.add(layer.perturbation(step, head));
-  return mean.value().value_or(std::numeric_limits<double>::quiet_NaN());
-}
-
-CellMap change_map(const RunResult& run, const RunResult& base, const ReplayResult& result) {
-  CellMap cells{fmt::format("Change of L against {} by layer and query head: {}, budget {}",
-                            base.run.policy.label, label_of(run), to_string(run.run.budget)),
-                {},
-                static_cast<size_t>(result.trace.shape.query_heads),
-                {},
-                true};
-  for (size_t l = 0; l < run.layers.size(); ++l) {
-    cells.rows.push_back(std::to_string(result.scope.layers[l]));
-    for (int64_t head = 0; head < result.trace.shape.query_heads; ++head) {
-      const double other = mean_of_head(base.layers[l], head);
-      cells.values.push_back((mean_of_head(run.layers[l], head) - other) / other);
-    }
+  std::string budget(int64_t run) const { return key("budget").texts()[at(run)]; }
+  double entries(int64_t run) const { return key("entries").numbers()[at(run)]; }
+  std::optional<int64_t> base(int64_t run) const {
+    const double place = runs_.find("base_run")->numbers()[at(run)];
+    return std::isnan(place) ? std::nullopt : std::optional(static_cast<int64_t>(place));
   }
-  return cells;
-}
+  std::optional<double> relative(int64_t run) const {
+    const double mean = runs_.find("relative")->numbers()[at(run)];
+    return std::isnan(mean) ? std::nullopt : std::optional(mean);
+  }
+  int64_t size() const { return runs_.rows(); }
+
+  // Runs of the same policy and backend side by side, in the order of their first ones.
+  std::vector<int64_t> by_policy() const {
+    std::vector<int64_t> sorted;
+    for (int64_t first = 0; first < size(); ++first) {
+      if (std::ranges::any_of(sorted, [&](int64_t run) { return label(run) == label(first); })) continue;
+      for (int64_t run = first; run < size(); ++run) {
+        if (label(run) == label(first)) sorted.push_back(run);
+      }
+    }
+    return sorted;
+  }
+
+  CellMap change_map(int64_t run, int64_t base) const {
+    const Axis &layers = *heads_.axes[1], &heads = *heads_.axes[2];
+    const std::vector<double>& means = heads_.find("perturbation")->numbers();
+    CellMap cells{fmt::format("Change of L against {} by layer and query head: {}, budget {}",
+                              key("label").texts()[at(base)], label(run), budget(run)),
+                  {},
+                  static_cast<size_t>(heads.size()),
+                  {},
+                  true};
+    const int64_t size = layers.size() * heads.size();
+    for (int64_t l = 0; l < layers.size(); ++l) cells.rows.push_back(layers.keys.front().text(l));
+    for (int64_t i = 0; i < size; ++i) {
+      const double own = means[at(run * size + i)], other = means[at(base * size + i)];
+      cells.values.push_back((own - other) / other);
+    }
+    return cells;
+  }
+
+ private:
+  static size_t at(int64_t place) { return static_cast<size_t>(place); }
+  const Column& key(std::string_view name) const {
+    return *std::ranges::find(runs_.axes.front()->keys, name,
+                              [](const Column& key) { return key.figure.name; });
+  }
+
+  const Cube &runs_, &heads_;
+};
 
 }  // namespace
 
-std::string replay_plots(const Report& report, const std::optional<Policy>& base, const TextStyle& style) {
-  const ReplayResult& result = report.result;
-  const std::vector<const RunResult*> runs = by_policy(result.runs);
+std::string replay_plots(const Part& part, const TextStyle& style) {
+  const Runs runs(part);
   std::vector<Bar> bars;
-  for (const RunResult* run : runs)
-    bars.push_back(
-        {label_of(*run), to_string(run->run.budget), summarise(*run, result.scope).relative.value()});
+  for (const int64_t run : runs.by_policy())
+    bars.push_back({runs.label(run), runs.budget(run), runs.relative(run)});
   std::string text = bar_chart("Relative L by budget", bars, style);
-  for (size_t r = 0; r < runs.size(); ++r) {
-    const bool is_largest = std::ranges::none_of(runs, [&](const RunResult* other) {
-      return label_of(*other) == label_of(*runs[r]) && other->entries > runs[r]->entries;
+  for (const int64_t run : runs.by_policy()) {
+    const bool is_largest = std::ranges::none_of(runs.by_policy(), [&](int64_t other) {
+      return runs.label(other) == runs.label(run) && runs.entries(other) > runs.entries(run);
     });
-    const RunResult* other = base_of(*runs[r], result, base);
-    if (is_largest && other && other != runs[r])
-      text += cell_map(change_map(*runs[r], *other, result), style);
+    if (const auto base = runs.base(run); is_largest && base)
+      text += cell_map(runs.change_map(run, *base), style);
   }
   return text;
 }

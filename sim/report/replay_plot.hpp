@@ -1,15 +1,16 @@
-// The figures of a replay for a terminal.
+// Plots of a replay for a terminal.
 #pragma once
 
-#include <optional>
 #include <string>
 
-#include "report.hpp"
+#include <kvbound/sim/figures/cube.hpp>
+#include <kvbound/sim/figures/table.hpp>
 
 namespace kvbound::sim {
 
-/// Mean relative perturbations by policy and budget; and of each policy, at its largest budget, the change of every head's mean
-/// perturbation against the base's.
-std::string replay_plots(const Report& report, const std::optional<Policy>& base, const TextStyle& style);
+/// Relative L by budget, and for every policy, at its largest budget, the change of L against the base by layer and query head.
+///
+/// part  replay_part
+std::string replay_plots(const Part& part, const TextStyle& style);
 
 }  // namespace kvbound::sim

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <iterator>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -12,7 +13,8 @@
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/traces/safetensors.hpp>
 
-#include "json.hpp"
+#include <kvbound/sim/figures/cube_table.hpp>
+#include <kvbound/sim/figures/list_cube.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -85,38 +87,8 @@ std::string distance_text(const ComparedRows& compared) {
                      ulps_text(row_ulps));
 }
 
-TableRow headings() {
-  TableRow row{"tensor", "rows"};
-  for (const RowVerdict verdict : kRowVerdicts) row.push_back(word(verdict));
-  row.insert(row.end(), {"ulps", "of row", "farthest"});
-  return row;
-}
-
-TableRow table_row(const TensorTotal& total) {
-  TableRow row{total.tensor, std::to_string(total.rows())};
-  for (const RowVerdict verdict : kRowVerdicts) row.push_back(std::to_string(total.count(verdict)));
-  if (const auto& distances = total.distances) {
-    row.insert(row.end(),
-               {fmt::format("{} {}", ulps_text(distances->farthest.ulps), name(distances->unit)),
-                ulps_text(distances->row_ulps), place(total.layer, total.tensor, distances->farthest.index)});
-  } else {
-    row.insert(row.end(), {"-", "-", "-"});
-  }
-  return row;
-}
-
-Json to_json(const Distances& distances) {
-  const FarthestElement& farthest = distances.farthest;
-  return {{"unit", name(distances.unit)},
-          {"ulps", json_number(farthest.ulps)},
-          {"row_ulps", json_number(distances.row_ulps)},
-          {"index", farthest.index},
-          {"value_a", json_number(farthest.a)},
-          {"value_b", json_number(farthest.b)}};
-}
-
-// The word as the name of a JSON member: "wrong_a" of "wrong: A".
-std::string member(RowVerdict verdict) {
+// The word as the name of a figure: "wrong_a" of "wrong: A".
+std::string name_of(RowVerdict verdict) {
   std::string name;
   for (const char c : std::string_view(word(verdict))) {
     if (c != ':') name += c == ' ' ? '_' : static_cast<char>(std::tolower(c));
@@ -124,23 +96,112 @@ std::string member(RowVerdict verdict) {
   return name;
 }
 
-Json to_json(int64_t layer, const TensorRows& rows) {
-  Json document = Json::object();
-  if (layer >= 0) document["layer"] = layer;
-  document["tensor"] = rows.tensor;
-  document["rows"] = rows.rows();
-  for (const RowVerdict verdict : kRowVerdicts) document[member(verdict)] = rows.count(verdict);
-  document["distances"] = rows.distances ? to_json(*rows.distances) : Json();
-  document["differing"] = Json::array();
-  for (const DifferingRow& row : rows.differing) {
-    Json differing{{"row", index_of(row.row, rows.extents)}};
-    if (layer < 0) differing["row_b"] = index_of(row.row_b, rows.extents_b);
-    differing["verdict"] = word(row.verdict);
-    differing["ulps"] = json_number(row.ulps);
-    differing["row_ulps"] = json_number(row.row_ulps);
-    document["differing"].push_back(std::move(differing));
+double number(int64_t count) { return static_cast<double>(count); }
+double layer_number(int64_t layer) { return layer < 0 ? kUndefined : number(layer); }
+
+Figure count_figure(std::string name, std::string heading, std::string meaning) {
+  return {.name = std::move(name),
+          .heading = std::move(heading),
+          .meaning = std::move(meaning),
+          .format = Format::count};
+}
+Figure text_figure(std::string name, std::string heading, std::string meaning,
+                   Shown shown = Shown::by_default) {
+  return {.name = std::move(name),
+          .heading = std::move(heading),
+          .meaning = std::move(meaning),
+          .format = Format::text,
+          .shown = shown};
+}
+const Figure kLayer = count_figure("layer", "layer", "the trace's layer");
+const Figure kTensor = text_figure("tensor", "tensor", "the compared tensor's name in dumps");
+const Figure kUlps{
+    .name = "ulps",
+    .heading = "ulps",
+    .meaning =
+        "the largest distance of two elements of reordered rows, in units in the last place of the "
+        "larger one"};
+const Figure kRowUlps{
+    .name = "row_ulps", .heading = "of row", .meaning = "the same, in those of the row's largest number"};
+
+const std::vector<FigureOf<TensorTotal>>& total_figures() {
+  using T = const TensorTotal&;
+  static const std::vector<FigureOf<TensorTotal>> kFigures = [] {
+    std::vector<FigureOf<TensorTotal>> figures{
+        {count_figure("rows", "rows", "rows that both have"), [](T total) { return number(total.rows()); }}};
+    for (const RowVerdict verdict : kRowVerdicts) {
+      Figure figure =
+          count_figure(name_of(verdict), word(verdict), fmt::format("rows that are {}", word(verdict)));
+      if (is_wrong(verdict)) figure.alarming = is_not_zero;
+      figures.push_back({figure, [verdict](T total) { return number(total.count(verdict)); }});
+    }
+    const std::vector<FigureOf<TensorTotal>> distances{
+        {kUlps, [](T total) { return total.distances ? total.distances->farthest.ulps : kUndefined; }},
+        {text_figure("unit", "ulp of", "the coarsest of the tensors' and accumulators' types"),
+         [](T total) { return total.distances ? std::string(name(total.distances->unit)) : std::string(); }},
+        {kRowUlps, [](T total) { return total.distances ? total.distances->row_ulps : kUndefined; }},
+        {text_figure("farthest", "farthest", "where that distance is"),
+         [](T total) {
+           return total.distances ? place(total.layer, total.tensor, total.distances->farthest.index)
+                                  : std::string();
+         }},
+        {{.name = "value_a", .heading = "A", .meaning = "A's number there", .shown = Shown::if_asked},
+         [](T total) { return total.distances ? total.distances->farthest.a : kUndefined; }},
+        {{.name = "value_b", .heading = "B", .meaning = "B's number there", .shown = Shown::if_asked},
+         [](T total) { return total.distances ? total.distances->farthest.b : kUndefined; }}};
+    figures.insert(figures.end(), distances.begin(), distances.end());
+    return figures;
+  }();
+  return kFigures;
+}
+
+struct LayerRow {
+  int64_t layer;
+  const TensorRows& rows;
+  const DifferingRow& row;
+};
+
+Cube differing_cube(const ComparedRows& compared) {
+  std::vector<LayerRow> subjects;
+  for (const LayerComparison& layer : compared.layers) {
+    for (const TensorRows& rows : layer.rows.tensors) {
+      for (const DifferingRow& row : rows.differing) subjects.push_back({layer.layer, rows, row});
+    }
   }
-  return document;
+  using R = const LayerRow&;
+  return list_cube<LayerRow>(
+      "differing", "differing",
+      {{kLayer, [](R one) { return layer_number(one.layer); }},
+       {kTensor, [](R one) { return one.rows.tensor; }},
+       {text_figure("row", "row", "its index in the tensor"),
+        [](R one) { return traces::shape_text(index_of(one.row.row, one.rows.extents)); }},
+       {text_figure("row_b", "row of B", "its index in B's tensor, where cases of files are compared"),
+        [](R one) {
+          return one.layer < 0 ? traces::shape_text(index_of(one.row.row_b, one.rows.extents_b))
+                               : std::string();
+        }}},
+      {{text_figure("verdict", "verdict", "which kind of row it is"),
+        [](R one) { return std::string(word(one.row.verdict)); }},
+       {kUlps, [](R one) { return one.row.ulps.value_or(kUndefined); }},
+       {kRowUlps, [](R one) { return one.row.row_ulps.value_or(kUndefined); }}},
+      subjects);
+}
+
+Cube apart_cube(const ComparedRows& compared) {
+  using Apart = std::pair<int64_t, ApartHead>;
+  std::vector<Apart> subjects;
+  for (const LayerComparison& layer : compared.layers) {
+    for (const ApartHead& head : layer.rows.apart) subjects.push_back({layer.layer, head});
+  }
+  using A = const Apart&;
+  return list_cube<Apart>(
+      "apart", "apart",
+      {{kLayer, [](A one) { return layer_number(one.first); }},
+       {count_figure("kv_head", "KV head", "whose caches differ"),
+        [](A one) { return number(one.second.kv_head); }}},
+      {{count_figure("first_step", "first step", "whose queries attended to different entries"),
+        [](A one) { return number(one.second.first_step); }}},
+      subjects);
 }
 
 }  // namespace
@@ -213,39 +274,37 @@ std::string apart_text(const ComparedRows& compared, int64_t heads) {
       apart, heads, first);
 }
 
-std::string rows_table(const ComparedRows& compared, const TextStyle& style) {
-  if (compared.rows() == 0) return "";
+std::vector<Cube> rows_cubes(const ComparedRows& compared) {
   const std::vector<TensorTotal> totals = totals_of(compared);
-  std::vector<TableRow> rows{headings()};
+  std::vector<TensorTotal> sorted, by_layer;
   for (const bool wrong : {true, false}) {
-    for (const TensorTotal& total : totals) {
-      if (total.has_wrong() == wrong) rows.push_back(table_row(total));
+    std::ranges::copy_if(totals, std::back_inserter(sorted),
+                         [&](const TensorTotal& total) { return total.has_wrong() == wrong; });
+  }
+  for (const LayerComparison& layer : compared.layers) {
+    for (const TensorRows& rows : layer.rows.tensors) {
+      by_layer.push_back({rows.tensor});
+      by_layer.back().layer = layer.layer;
+      by_layer.back().add(layer.layer, rows);
     }
   }
-  const auto alarming = [](const std::string& heading, const std::string& cell) {
-    return cell != "0" && std::ranges::any_of(kRowVerdicts, [&](RowVerdict verdict) {
-             return is_wrong(verdict) && heading == word(verdict);
-           });
-  };
-  return "\n" + table(rows, {.text = style, .alarming = alarming});
+  const FigureOf<TensorTotal> layer{kLayer,
+                                    [](const TensorTotal&total) { return layer_number(total.layer); }},
+      tensor{kTensor, [](const TensorTotal&total) { return total.tensor; }};
+  return {list_cube<TensorTotal>("compared", "compared", {tensor}, total_figures(), sorted),
+          list_cube<TensorTotal>("tensors", "tensor", {layer, tensor}, total_figures(), by_layer),
+          differing_cube(compared), apart_cube(compared)};
 }
 
-void add_json(const ComparedRows& compared, Verdict verdict, Json& document) {
-  document["identical_required"] = compared.identical;
-  document["verdict"] = word(verdict);
-  document["apart"] = Json::array();
-  document["tensors"] = Json::array();
-  for (const LayerComparison& layer : compared.layers) {
-    for (const ApartHead& head : layer.rows.apart) {
-      Json apart = Json::object();
-      if (layer.layer >= 0) apart["layer"] = layer.layer;
-      apart["kv_head"] = head.kv_head;
-      apart["first_step"] = head.first_step;
-      document["apart"].push_back(std::move(apart));
-    }
-    for (const TensorRows& rows : layer.rows.tensors)
-      document["tensors"].push_back(to_json(layer.layer, rows));
-  }
+std::vector<Figure> rows_columns() {
+  std::vector<Figure> columns;
+  for (const FigureOf<TensorTotal>& one : total_figures()) columns.push_back(one.figure);
+  return columns;
+}
+
+std::string rows_table(const Part& part, const TextStyle& style, const std::vector<std::string>& columns) {
+  const Cube* const compared = part.find("compared");
+  return compared && compared->rows() > 0 ? "\n" + cube_table(*compared, style, columns) : "";
 }
 
 }  // namespace kvbound::sim

@@ -1,4 +1,4 @@
-// What reports on two implementations say of their rows, as text and JSON.
+// What reports on two implementations say of their rows, as sentences and cubes.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,11 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <kvbound/sim/diff/dump_rows.hpp>
 
-#include "agreement_report.hpp"
-#include "table.hpp"
+#include <kvbound/sim/diff/agreement_summary.hpp>
+#include <kvbound/sim/figures/cube.hpp>
+#include <kvbound/sim/figures/table.hpp>
 
 namespace kvbound::sim {
 
@@ -47,10 +46,14 @@ std::string sentence(const ComparedFile& a, const ComparedFile& b, const Compare
 ///
 /// heads  KV heads of all layers
 std::string apart_text(const ComparedRows& compared, int64_t heads);
-/// A table with a row per tensor; tensors with wrong rows come first. Empty if there are no rows.
-std::string rows_table(const ComparedRows& compared, const TextStyle& style);
-
-/// Adds "identical_required", "verdict", "apart" and "tensors".
-void add_json(const ComparedRows& compared, Verdict verdict, nlohmann::ordered_json& document);
+/// compared   tensors, each over all layers, as tables show it; those with wrong rows come first
+/// tensors    by layer
+/// differing  rows that are not identical
+/// apart      KV heads whose caches differ
+std::vector<Cube> rows_cubes(const ComparedRows& compared);
+/// The figures of tables of compared tensors, for --columns.
+std::vector<Figure> rows_columns();
+/// The table of a part with these cubes; empty if there are no rows.
+std::string rows_table(const Part& part, const TextStyle& style, const std::vector<std::string>& columns);
 
 }  // namespace kvbound::sim

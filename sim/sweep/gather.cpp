@@ -48,9 +48,9 @@ Gathering::Gathering(const SweepFolder& folder, const Sweep& sweep, bool mixed)
   }
 }
 
-Report Gathering::trace(size_t trace) {
+ReplayReport Gathering::trace(size_t trace) {
   const SweepTrace& planned = sweep_.traces[trace];
-  Report report{empty_result(planned.info, sweep_.runs, planned.scope), planned.sha256};
+  ReplayReport report{empty_result(planned.info, sweep_.runs, planned.scope), planned.sha256};
   for (const SweepItem& item : items_of(sweep_, trace)) {
     for (const ResultSource& source : index_.sources_of(item, keys_.of(item), mixed_))
       take(item, source, report.result);

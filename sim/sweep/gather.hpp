@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <kvbound/sim/report/report.hpp>
+#include <kvbound/sim/replay/replay_cubes.hpp>
 
 #include "result_index.hpp"
 #include "sweep_folder.hpp"
@@ -33,7 +33,7 @@ class Gathering {
 
   /// A trace's results, of which none may be missing: in the order of layers, whoever computed them and when. Throws TraceError
   /// for a file that is no result.
-  Report trace(size_t trace);
+  ReplayReport trace(size_t trace);
 
   /// The environment of all results that were read so far: environment() of the first, but every version, revision, compiler
   /// and device that there was, and the most threads. Before any was read, this program's.

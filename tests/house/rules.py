@@ -17,7 +17,7 @@ ORDER = {
     "cuda": ["support", "emulation", "counting", "primitives", "native", "roofline", ".", "window", "eviction", "merging", "session"],
     "traces": [".", "flashinfer", "models"],
     "proofs": ["oracle", "engine", "theorems"],
-    "sim": ["options", "measure", "diff/claims", "diff/judge", "diff/replay", "diff/floor", "diff", "check", "replay", "study", "evaluate", "roofline", "bench", "report", "report/page", "sweep", "cli"],
+    "sim": ["options", "figures", "measure", "diff/claims", "diff/judge", "diff/replay", "diff/floor", "diff", "check", "replay", "study", "evaluate", "roofline", "bench", "report", "report/page", "sweep", "cli"],
 }
 # The other top folders that it may also include; tests may include everything.
 USES = {

@@ -1,5 +1,6 @@
 #include "agreement_section.hpp"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,23 +12,51 @@ namespace {
 
 constexpr size_t kMostNamed = 20;  // tensors with outsiders
 
-// "Layer 3, score, snapkv at 5% on emulated: 2 of 500 elements are outside their bounds."
-std::string outsiders(const JudgedTensors& judged, const JsonField& tensor) {
-  return fmt::format("Layer {}, {}, {} at {} on {}: {} of {} elements are outside their bounds.",
-                     tensor.member("layer").integer(), tensor.member("tensor").text(), judged.policy,
-                     judged.budget, judged.backend, tensor.member("outside").integer(),
-                     tensor.member("judged").integer());
-}
+// The judged tensors of a document, each with its run.
+class JudgedTensors {
+ public:
+  JudgedTensors(const ReadPart& part, const Cube& cube, const std::optional<JudgedRun>& run)
+      : part_(part), cube_(cube), run_(run) {}
+
+  int64_t size() const { return cube_.rows(); }
+  std::string policy(int64_t i) const { return run_ ? run_->policy : brief(text("policy", i)); }
+  std::string budget(int64_t i) const { return run_ ? run_->budget : text("budget", i); }
+  std::string backend(int64_t i) const { return run_ ? run_->backend : text("backend", i); }
+  std::string tensor(int64_t i) const { return text("tensor", i); }
+  double layer(int64_t i) const {
+    return numbers_of(part_, *cube_.axes.front(), "layer")[static_cast<size_t>(i)];
+  }
+  std::string verdict(int64_t i) const {
+    const Column* const column = cube_.find("verdict");
+    return column && column->is_text() ? column->texts()[static_cast<size_t>(i)] : "";
+  }
+  double number(const char* name, int64_t i) const {
+    const Column* const column = cube_.find(name);
+    return column && !column->is_text() ? column->numbers()[static_cast<size_t>(i)] : kUndefined;
+  }
+  // "Layer 3, score, snapkv at 5% on emulated: 2 of 500 elements are outside their bounds."
+  std::string outsiders(int64_t i) const {
+    return fmt::format("Layer {}, {}, {} at {} on {}: {} of {} elements are outside their bounds.", layer(i),
+                       tensor(i), policy(i), budget(i), backend(i), number("outside", i),
+                       number("judged", i));
+  }
+
+ private:
+  std::string text(const char* key, int64_t i) const {
+    return texts_of(part_, *cube_.axes.front(), key)[static_cast<size_t>(i)];
+  }
+
+  const ReadPart& part_;
+  const Cube& cube_;
+  const std::optional<JudgedRun>& run_;
+};
 
 // A line for each of the first tensors that have outsiders, and one for all the others.
-std::vector<std::string> named_outsiders(const std::vector<JudgedTensors>& all) {
+std::vector<std::string> named_outsiders(const JudgedTensors& judged) {
   std::vector<std::string> lines;
   size_t tensors = 0;
-  for (const JudgedTensors& judged : all) {
-    for (const JsonField& tensor : judged.tensors) {
-      if (tensor.member("outside").integer() > 0 && ++tensors <= kMostNamed)
-        lines.push_back(outsiders(judged, tensor));
-    }
+  for (int64_t i = 0; i < judged.size(); ++i) {
+    if (judged.number("outside", i) > 0 && ++tensors <= kMostNamed) lines.push_back(judged.outsiders(i));
   }
   if (tensors > kMostNamed)
     lines.push_back(
@@ -36,22 +65,18 @@ std::vector<std::string> named_outsiders(const std::vector<JudgedTensors>& all) 
   return lines;
 }
 
-Cube agreement_cube(const std::vector<JudgedTensors>& all) {
+PageCube agreement_cube(const JudgedTensors& judged) {
   Json keys = Json::object();
-  Cube cube;
-  for (const JudgedTensors& judged : all) {
-    for (const JsonField& tensor : judged.tensors) {
-      keys["run"].push_back(fmt::format("{}, {}, {}", judged.policy, judged.budget, judged.backend));
-      keys["policy"].push_back(judged.policy);
-      keys["budget"].push_back(judged.budget);
-      keys["backend"].push_back(judged.backend);
-      keys["layer"].push_back(tensor.member("layer").integer());
-      keys["tensor"].push_back(tensor.member("tensor").text());
-      keys["verdict"].push_back(tensor.member("verdict").text());
-      const auto worst = tensor.optional_member("worst");
-      for (const char* name : {"error", "bound", "share"})
-        cube.append(name, worst ? worst->member(name).number_or_nan() : kUndefined);
-    }
+  PageCube cube;
+  for (int64_t i = 0; i < judged.size(); ++i) {
+    keys["run"].push_back(fmt::format("{}, {}, {}", judged.policy(i), judged.budget(i), judged.backend(i)));
+    keys["policy"].push_back(judged.policy(i));
+    keys["budget"].push_back(judged.budget(i));
+    keys["backend"].push_back(judged.backend(i));
+    keys["layer"].push_back(judged.layer(i));
+    keys["tensor"].push_back(judged.tensor(i));
+    keys["verdict"].push_back(judged.verdict(i));
+    for (const char* name : {"error", "bound", "share"}) cube.append(name, judged.number(name, i));
   }
   if (!keys.empty()) cube.add_axis(std::move(keys));
   return cube;
@@ -59,8 +84,11 @@ Cube agreement_cube(const std::vector<JudgedTensors>& all) {
 
 }  // namespace
 
-void add_agreement(Section& section, const std::vector<JudgedTensors>& judged) {
-  const Cube cube = agreement_cube(judged);
+void add_agreement(Section& section, const ReadPart& part, const std::optional<JudgedRun>& run) {
+  const Cube* const tensors = part.find("tensors");
+  if (!tensors) return;
+  const JudgedTensors judged(part, *tensors, run);
+  const PageCube cube = agreement_cube(judged);
   for (std::string& line : named_outsiders(judged)) section.lines.push_back(std::move(line));
   if (!cube.says_something("share")) return;
   const std::string id = section.add(cube);
@@ -89,14 +117,20 @@ void add_agreement(Section& section, const std::vector<JudgedTensors>& judged) {
 }
 
 Contribution diff_contribution(const Document& document, const std::string& id) {
-  const JsonField root = document.root(), dump = root.member("dump");
-  Section section(id, fmt::format("Another implementation: {}", dump.member("path").text()));
-  section.lines.push_back(fmt::format("{} by {} at a budget of {}: {}.", dump.member("policy").text(),
-                                      dump.member("backend").text(), dump.member("budget").text(),
-                                      root.member("verdict").text()));
-  add_agreement(section, {{brief(dump.member("policy").text()), dump.member("budget").text(),
-                           dump.member("backend").text(), root.member("tensors").items(true)}});
-  return {{std::move(section)}, {}, origin_facts(root.member("trace"))};
+  Contribution contribution;
+  for (const JsonField& field : document.root().member("parts").items()) {
+    const ReadPart part = read_part(field);
+    const JsonField dump = part.facts.member("dump");
+    const JudgedRun run{brief(dump.member("policy").text()), dump.member("budget").text(),
+                        dump.member("backend").text()};
+    Section section(id, fmt::format("Another implementation: {}", dump.member("path").text()));
+    section.lines.push_back(fmt::format("{} by {} at a budget of {}: {}.", dump.member("policy").text(),
+                                        run.backend, run.budget, part.facts.member("verdict").text()));
+    add_agreement(section, part, run);
+    contribution.sections.push_back(std::move(section));
+    for (Fact& fact : origin_facts(part.facts.member("trace"))) contribution.facts.push_back(std::move(fact));
+  }
+  return contribution;
 }
 
 }  // namespace kvbound::sim

@@ -1,21 +1,25 @@
 // How tensors agree with the reference: of a dump (`diff`), or of a backend that a replay ran beside it.
 #pragma once
 
+#include <optional>
 #include <string>
-#include <vector>
+
+#include <kvbound/sim/figures/read_part.hpp>
 
 #include "section.hpp"
 
 namespace kvbound::sim {
 
-/// A list of judged tensors, and of which run they are.
-struct JudgedTensors {
+/// Which run judged tensors are of, where their document has one only.
+struct JudgedRun {
   std::string policy, budget, backend;
-  std::vector<JsonField> tensors;
 };
 
-/// Adds figures of errors beside their bounds, and sentences that name the tensors outside them.
-void add_agreement(Section& section, const std::vector<JudgedTensors>& judged);
+/// Adds figures of errors beside their bounds, and sentences that name the tensors outside them, if the part has judged tensors.
+///
+/// run  nullopt: the tensors' keys say which run they are of
+void add_agreement(Section& section, const ReadPart& part,
+                   const std::optional<JudgedRun>& run = std::nullopt);
 
 /// The section of a document of `diff`.
 Contribution diff_contribution(const Document& document, const std::string& id);

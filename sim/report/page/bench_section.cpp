@@ -22,7 +22,7 @@ std::string operation_name(const JsonField& operation) {
 
 double median(const JsonField& spread) { return spread.member("median").number(); }
 
-void append_time(Cube& cube, const JsonField& time) {
+void append_time(PageCube& cube, const JsonField& time) {
   const bool is_flop = time.member("unit").text() == "FLOP";
   const auto bytes = time.optional_member("bytes");
   const double work = time.member("work").number(), seconds = median(time.member("seconds"));
@@ -77,9 +77,9 @@ LaunchFigures figures_of(const JsonField& launch) {
 }
 
 // Every launch of every operation.
-Cube launches_cube(const JsonField& root) {
+PageCube launches_cube(const JsonField& root) {
   Json keys{{"kernel", Json::array()}, {"operation", Json::array()}, {"limiter", Json::array()}};
-  Cube cube;
+  PageCube cube;
   for (const JsonField& operation : root.member("operations").items()) {
     for (const JsonField& launch : operation.member("launches").items(true)) {
       keys["kernel"].push_back(launch.member("kernel").text());
@@ -96,9 +96,9 @@ Cube launches_cube(const JsonField& root) {
 }
 
 // Predicted time of operations, and the share of it that the floor is.
-Cube operations_cube(const JsonField& root) {
+PageCube operations_cube(const JsonField& root) {
   Json keys{{"operation", Json::array()}, {"limiter", Json::array()}};
-  Cube cube;
+  PageCube cube;
   for (const JsonField& operation : root.member("operations").items()) {
     keys["operation"].push_back(operation_name(operation));
     keys["limiter"].push_back(operation.member("limiter").text());
@@ -117,7 +117,7 @@ Contribution bench_contribution(const Document& document, const std::string& id)
   Section section(id, fmt::format("Speed, backend {}", root.member("backend").text()));
   section.lines.push_back(shape_line(root));
   Json keys{{"operation", Json::array()}};
-  Cube cube;
+  PageCube cube;
   for (const JsonField& operation : root.member("operations").items()) {
     keys["operation"].push_back(operation_name(operation));
     append_time(cube, operation.member("times").items().front());

@@ -1,5 +1,9 @@
 #include "document.hpp"
 
+#include <fmt/format.h>
+
+#include <kvbound/sim/figures/document.hpp>
+#include <kvbound/sim/figures/read_part.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/sha256.hpp>
 
@@ -7,6 +11,20 @@ namespace kvbound::sim {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 29;
+
+// Which document it is: of a command, or of a schema that stands for one.
+std::string document_kind(const JsonField& root) {
+  const JsonField schema = root.member("schema");
+  if (schema.any_text() == kDocumentSchema) return root.member("command").one_of({"replay", "diff"});
+  for (const char* command : {"replay", "diff"}) {
+    if (schema.any_text() == fmt::format("kvbound-{}-1", command))
+      schema.refuse(fmt::format(
+          "is version 1 of a document, which is not read any more; write it again by kvbound {}", command));
+  }
+  return schema.one_of({kDocumentSchema, "kvbound-recall-1", "kvbound-predict-1", "kvbound-evaluate-1",
+                        "kvbound-bench-1", "kvbound-bench-model-1", "kvbound-prove-1"});
+}
+
 }  // namespace
 
 std::unique_ptr<const Document> read_document(const std::string& path, size_t& taken) {
@@ -15,10 +33,8 @@ std::unique_ptr<const Document> read_document(const std::string& path, size_t& t
   document->path = path;
   document->sha256 = traces::sha256_of(text);
   document->json =
-      traces::parse_strict_json(path, 0, "", text, {.levels = 16, .items = 200'000, .taken = &taken});
-  document->schema = document->root().member("schema").one_of(
-      {"kvbound-replay-1", "kvbound-recall-1", "kvbound-predict-1", "kvbound-evaluate-1", "kvbound-bench-1",
-       "kvbound-bench-model-1", "kvbound-diff-1", "kvbound-prove-1"});
+      traces::parse_strict_json(path, 0, "", text, {.levels = 16, .items = kMostNumbers, .taken = &taken});
+  document->kind = document_kind(document->root());
   return document;
 }
 

@@ -13,7 +13,7 @@ using traces::JsonField;
 /// A JSON document that a page is made of.
 struct Document {
   std::string path;
-  std::string schema;  ///< which document it is, such as kvbound-replay-1
+  std::string kind;    ///< the command that wrote it, or of version 1 its schema
   std::string sha256;  ///< of the file's bytes
   traces::Json json;
 

@@ -31,21 +31,21 @@ Json run_keys(const JsonField& root, bool full_cache) {
 }
 
 // A number and its interval, in columns `name`, `name from` and `name to`: without an interval, the number itself.
-void append_interval(Cube& cube, const std::string& name, double mean,
+void append_interval(PageCube& cube, const std::string& name, double mean,
                      const std::optional<JsonField>& interval) {
   cube.append(name, mean);
   cube.append(name + " from", interval ? interval->member("low").number() : mean);
   cube.append(name + " to", interval ? interval->member("high").number() : mean);
 }
 
-void append_estimate(Cube& cube, const std::string& name, const JsonField* summary, const char* member) {
+void append_estimate(PageCube& cube, const std::string& name, const JsonField* summary, const char* member) {
   const auto estimate = summary ? summary->optional_member(member) : std::nullopt;
   append_interval(cube, name, estimate ? estimate->member("mean").number() : kUndefined,
                   estimate ? estimate->optional_member("interval") : std::nullopt);
 }
 
 // Outcomes of each kind of task and run.
-Cube outcomes_cube(const JsonField& root) {
+PageCube outcomes_cube(const JsonField& root) {
   Json kinds{{"kind", Json::array()}};
   for (const JsonField& kind : root.member("kinds").items()) kinds["kind"].push_back(kind_of(kind));
   const Json runs = run_keys(root, false);
@@ -54,7 +54,7 @@ Cube outcomes_cube(const JsonField& root) {
   for (const JsonField& summary : root.member("summaries").items())
     summaries.insert_or_assign({kind_of(summary), summary.member("run").integer(0, run_count - 1)}, summary);
   require_room(root.member("kinds"), {std::ssize(kinds["kind"]), run_count});
-  Cube cube;
+  PageCube cube;
   for (const Json& kind : kinds["kind"]) {
     for (int64_t r = 0; r < run_count; ++r) {
       const auto found = summaries.find({kind.get<std::string>(), r});
@@ -76,9 +76,9 @@ double is_exact(const JsonField& decoded, const std::vector<double>& target) {
 }
 
 // Exact answers by depth and length, of tasks that have a depth; no rows if there is none.
-Cube retrieval_cube(const JsonField& root) {
+PageCube retrieval_cube(const JsonField& root) {
   Json tasks{{"depth", Json::array()}, {"tokens", Json::array()}};
-  Cube cube;
+  PageCube cube;
   for (const JsonField& task : root.member("tasks").items()) {
     const auto depth = task.optional_member("depth");
     if (!depth || !task.member("answer").boolean()) continue;
@@ -112,7 +112,7 @@ void add_outcomes(Section& section, const std::string& cube) {
       "Below 0 the compressed cache predicts better.", {"delta_nll", "ΔNLL, nats"});
 }
 
-void add_predictions(Section& section, const std::string& cube, const Cube& numbers) {
+void add_predictions(Section& section, const std::string& cube, const PageCube& numbers) {
   if (!numbers.says_something("perturbation")) return;
   const auto add = [&](const char* outcome, const char* label, bool logarithmic) {
     section.add(
@@ -140,9 +140,9 @@ std::string correlated(const JsonField& correlation) {
 }
 
 // The rank correlations of L and outcomes, over the means of runs: of each kind, outcome and budget.
-Cube correlations_cube(const JsonField& root) {
+PageCube correlations_cube(const JsonField& root) {
   Json keys = Json::object();
-  Cube cube;
+  PageCube cube;
   for (const JsonField& one : root.member("correlations").items(true)) {
     if (one.member("indicator").text() != "perturbation") continue;
     keys["kind"].push_back(kind_of(one));
@@ -155,7 +155,7 @@ Cube correlations_cube(const JsonField& root) {
 }
 
 void add_correlations(Section& section, const JsonField& root) {
-  const Cube cube = correlations_cube(root);
+  const PageCube cube = correlations_cube(root);
   if (!cube.says_something("correlation")) return;
   section.add(
       section.add(cube),
@@ -174,7 +174,7 @@ void add_correlations(Section& section, const JsonField& root) {
 }
 
 void add_retrieval(Section& section, const JsonField& root) {
-  const Cube cube = retrieval_cube(root);
+  const PageCube cube = retrieval_cube(root);
   if (cube.rows() == 0) return;
   const std::string policy = brief(root.member("runs").items().front().member("policy").text());
   section.add(
@@ -202,7 +202,7 @@ Contribution evaluate_contribution(const Document& document, const std::string& 
                                       root.member("tasks").items().size(),
                                       root.member("tasks_file").member("path").text(),
                                       root.member("dtype").text(), root.member("backend").text()));
-  const Cube numbers = outcomes_cube(root);
+  const PageCube numbers = outcomes_cube(root);
   const std::string cube = section.add(numbers);
   add_outcomes(section, cube);
   add_predictions(section, cube, numbers);

@@ -25,12 +25,15 @@ namespace {
 
 Contribution contribution(const Document& document, const std::string& id) {
   using Make = Contribution (*)(const Document&, const std::string&);
-  static const std::map<std::string, Make> kMakers{
-      {"kvbound-replay-1", replay_contribution},   {"kvbound-recall-1", recall_contribution},
-      {"kvbound-predict-1", predict_contribution}, {"kvbound-evaluate-1", evaluate_contribution},
-      {"kvbound-bench-1", bench_contribution},     {"kvbound-bench-model-1", bench_model_contribution},
-      {"kvbound-diff-1", diff_contribution},       {"kvbound-prove-1", prove_contribution}};
-  return kMakers.at(document.schema)(document, id);
+  static const std::map<std::string, Make> kMakers{{"replay", replay_contribution},
+                                                   {"kvbound-recall-1", recall_contribution},
+                                                   {"kvbound-predict-1", predict_contribution},
+                                                   {"kvbound-evaluate-1", evaluate_contribution},
+                                                   {"kvbound-bench-1", bench_contribution},
+                                                   {"kvbound-bench-model-1", bench_model_contribution},
+                                                   {"diff", diff_contribution},
+                                                   {"kvbound-prove-1", prove_contribution}};
+  return kMakers.at(document.kind)(document, id);
 }
 
 // What computed a document.
@@ -50,8 +53,11 @@ std::vector<Fact> machine_facts(const JsonField& root) {
 }
 
 Json provenance_of(const Document& document, const std::vector<Fact>& facts) {
-  Json list = Json::array({{"document", document.schema}, {"SHA-256", document.sha256}});
-  for (const auto& [name, value] : machine_facts(document.root())) list.push_back({name, value});
+  Json list = Json::array({{"document", document.kind}, {"SHA-256", document.sha256}});
+  const JsonField root = document.root();
+  const auto provenance = root.find("provenance");
+  for (const auto& [name, value] : machine_facts(provenance ? *provenance : root))
+    list.push_back({name, value});
   for (const auto& [name, value] : facts) list.push_back({name, value});
   return {{"path", document.path}, {"facts", list}};
 }

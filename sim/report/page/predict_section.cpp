@@ -29,7 +29,7 @@ class Heads {
             .refuse(fmt::format("has {} heads; expected {}", heads_.back().size(), count_));
     }
   }
-  void add_axes(Cube& cube) const {
+  void add_axes(PageCube& cube) const {
     cube.add_axis(keys_);
     cube.add_counted_axis("head", count_);
   }
@@ -53,13 +53,13 @@ std::vector<JsonField> as_many(const JsonField& list, size_t count) {
   return items;
 }
 
-Cube predictions_cube(const Heads& heads) {
+PageCube predictions_cube(const Heads& heads) {
   Json keys{{"scores", Json::array()}, {"predictor", Json::array()}};
   for (const JsonField& prediction : heads.first().member("predictions").items()) {
     keys["scores"].push_back(prediction.member("scores").text());
     keys["predictor"].push_back(prediction.member("predictor").text());
   }
-  Cube cube;
+  PageCube cube;
   heads.each([&](const JsonField& head) {
     for (const JsonField& prediction : as_many(head.member("predictions"), keys["scores"].size())) {
       cube.append("relative_error", prediction.member("relative_error").member("median").number_or_nan());
@@ -70,11 +70,11 @@ Cube predictions_cube(const Heads& heads) {
   return cube;
 }
 
-Cube mass_cube(const Heads& heads, int64_t entries) {
+PageCube mass_cube(const Heads& heads, int64_t entries) {
   Json keys{{"share", Json::array()}};
   for (const JsonField& mass : heads.first().member("mass").items())
     keys["share"].push_back(percent(mass.member("share"), entries));
-  Cube cube;
+  PageCube cube;
   heads.each([&](const JsonField& head) {
     for (const JsonField& mass : as_many(head.member("mass"), keys["share"].size()))
       cube.append("mass", mass.member("mean").number());
@@ -84,8 +84,8 @@ Cube mass_cube(const Heads& heads, int64_t entries) {
   return cube;
 }
 
-Cube reentering_cube(const Heads& heads) {
-  Cube cube;
+PageCube reentering_cube(const Heads& heads) {
+  PageCube cube;
   heads.each(
       [&](const JsonField& head) { cube.append("ever", head.member("reentering").member("ever").number()); });
   heads.add_axes(cube);

@@ -30,8 +30,8 @@ Json property_keys(const std::vector<JsonField>& properties) {
   return keys;
 }
 
-Cube properties_cube(const std::vector<JsonField>& properties) {
-  Cube cube;
+PageCube properties_cube(const std::vector<JsonField>& properties) {
+  PageCube cube;
   cube.add_axis(property_keys(properties));
   for (const JsonField& property : properties) {
     cube.append("cases", static_cast<double>(property.member("cases").integer()));
@@ -41,7 +41,7 @@ Cube properties_cube(const std::vector<JsonField>& properties) {
 }
 
 // The share of the cases that each regime had in each property.
-Cube regimes_cube(const std::vector<JsonField>& properties) {
+PageCube regimes_cube(const std::vector<JsonField>& properties) {
   Json names = Json::array();
   std::vector<std::map<std::string, double>> shares;
   for (const JsonField& property : properties) {
@@ -53,7 +53,7 @@ Cube regimes_cube(const std::vector<JsonField>& properties) {
       shares.back()[name] = regime.member("share").number();
     }
   }
-  Cube cube;
+  PageCube cube;
   cube.add_axis(property_keys(properties));
   for (const auto& of_property : shares) {
     for (const Json& name : names) {

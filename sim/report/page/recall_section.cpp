@@ -8,7 +8,7 @@ namespace {
 constexpr const char* kMeasures[] = {"first_step", "first_step_recent", "mean_step", "mean_step_recent"};
 
 // recall@k of each layer, score with its window, and query head.
-Cube recall_cube(const JsonField& root) {
+PageCube recall_cube(const JsonField& root) {
   const int64_t query_heads = root.member("trace").member("query_heads").integer(1, kMostParts);
   const std::vector<JsonField> layers = root.member("layers").items();
   Json layer_keys{{"layer", Json::array()}}, scored{{"score", Json::array()}, {"window", Json::array()}};
@@ -16,7 +16,7 @@ Cube recall_cube(const JsonField& root) {
     scored["score"].push_back(score.member("score").text());
     scored["window"].push_back(score.member("window").integer(1));
   }
-  Cube cube;
+  PageCube cube;
   for (const JsonField& layer : layers) {
     layer_keys["layer"].push_back(layer.member("layer").integer());
     const std::vector<JsonField> scores = layer.member("scores").items();

@@ -1,11 +1,16 @@
 #include "replay_section.hpp"
 
 #include <algorithm>
-#include <map>
+#include <functional>
+#include <initializer_list>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
+
+#include <kvbound/sim/figures/read_part.hpp>
 
 #include "agreement_section.hpp"
 
@@ -17,138 +22,158 @@ constexpr int64_t kMostHeads = 250'000;  // (run, layer, query head) of a trace 
 int64_t bytes_of(const std::string& storage) { return storage == "F64" ? 8 : storage == "F32" ? 4 : 2; }
 
 // A trace of the document.
-struct ReplayedTrace {
-  ReplayedTrace(const JsonField& replayed, const std::string& base_policy);
+class ReplayedTrace {
+ public:
+  explicit ReplayedTrace(const JsonField& part);
 
+  const JsonField& facts() const { return part_.facts; }
+  const ReadPart& part() const { return part_; }
+  std::string base() const;  // canonical; empty: none
+  size_t runs() const { return policies_.size(); }
+  std::string policy(size_t run) const { return policies_[run]; }
   // What a run is called among the others: its policy, and its backend if there are several.
-  std::string label(const JsonField& run) const;
-  double bytes(const JsonField& run) const;
-  Json run_keys() const;
+  std::string label(size_t run) const;
+  int64_t layers() const { return std::ssize(layers_); }
   // The layers whose heads the page has: every layer, or evenly chosen ones of very many.
   std::vector<size_t> shown_layers() const;
+  // Columns of the runs, of the layers that the page has and of heads.
+  PageCube heads_cube() const;
+  // Entries that each KV head has, of each run and layer.
+  PageCube budgets_cube() const;
+  // The first run whose heads or layers have different numbers of entries.
+  std::optional<size_t> shared_out() const;
 
-  JsonField trace;
-  std::string base;  // canonical; empty: none
-  int64_t query_heads, kv_heads, layers;
-  std::vector<JsonField> runs;
-  std::vector<std::vector<JsonField>> layers_of;  // [runs][layers]
-  bool many_backends = false;
+ private:
+  Json run_keys() const;
+  double bytes(size_t run) const;
+  // The cube's axes are runs, layers and heads.
+  PageCube of_shown_layers(const Cube& cube, const std::string& head,
+                           std::initializer_list<const char*> columns) const;
+
+  ReadPart part_;
+  const Cube &runs_, &heads_, &kv_heads_;
+  std::vector<std::string> policies_, budgets_, backends_;
+  std::vector<double> entries_, layers_, kept_;
+  bool many_backends_;
 };
 
-ReplayedTrace::ReplayedTrace(const JsonField& replayed, const std::string& base_policy)
-    : trace(replayed),
-      base(base_policy),
-      query_heads(trace.member("query_heads").integer(1, kMostParts)),
-      kv_heads(trace.member("kv_heads").integer(1, kMostParts)),
-      layers(std::ssize(trace.member("replayed_layers").items())),
-      runs(trace.member("runs").items()) {
-  for (const JsonField& run : runs) {
-    layers_of.push_back(run.member("layers").items());
-    if (std::ssize(layers_of.back()) != layers)
-      run.member("layers").refuse(
-          fmt::format("has {} layers; expected the {} replayed ones", layers_of.back().size(), layers));
-    require_room(run, {std::ssize(runs), layers, query_heads});
-    many_backends |= run.member("backend").text() != runs.front().member("backend").text();
-  }
+// Throws TraceError if the cube does not have so many axes, of which the first is that of runs.
+const Cube& of_runs(const ReadPart& part, const char* name, size_t axes) {
+  const Cube& cube = part.cube(name);
+  if (cube.axes.size() != axes || cube.axes.front()->name != "run" || cube.rows() == 0 ||
+      (axes > 1 && cube.axes[1]->name != "layer"))
+    part.cubes_field.member(name).refuse(
+        fmt::format("expected the first {} of the axes run, layer and heads, all with places", axes));
+  return cube;
 }
 
-std::string ReplayedTrace::label(const JsonField& run) const {
-  const std::string policy = brief(run.member("policy").text());
-  return many_backends ? fmt::format("{}, {}", policy, run.member("backend").text()) : policy;
+const std::vector<double>& column_of(const ReadPart& part, const Cube& cube, const char* name) {
+  const Column* const column = cube.find(name);
+  if (!column || column->is_text())
+    part.cubes_field.member(cube.name).refuse(fmt::format("has no numbers {}", name));
+  return column->numbers();
 }
 
-double ReplayedTrace::bytes(const JsonField& run) const {
-  double entries = 0;
-  for (const JsonField& layer : run.member("layers").items()) {
-    for (const double kept : layer.member("kept").numbers_or_nan(kv_heads)) entries += kept;
-  }
+ReplayedTrace::ReplayedTrace(const JsonField& part)
+    : part_(read_part(part)),
+      runs_(of_runs(part_, "runs", 1)),
+      heads_(of_runs(part_, "heads", 3)),
+      kv_heads_(of_runs(part_, "kv_heads", 3)),
+      policies_(texts_of(part_, *runs_.axes[0], "policy")),
+      budgets_(texts_of(part_, *runs_.axes[0], "budget")),
+      backends_(texts_of(part_, *runs_.axes[0], "backend")),
+      entries_(numbers_of(part_, *runs_.axes[0], "entries")),
+      layers_(numbers_of(part_, *heads_.axes[1], "layer")),
+      kept_(column_of(part_, kv_heads_, "kept")),
+      many_backends_(std::ranges::adjacent_find(backends_, std::not_equal_to()) != backends_.end()) {}
+
+std::string ReplayedTrace::base() const {
+  const auto base = facts().optional_member("base");
+  return base ? base->text() : "";
+}
+
+std::string ReplayedTrace::label(size_t run) const {
+  return many_backends_ ? fmt::format("{}, {}", brief(policies_[run]), backends_[run])
+                        : brief(policies_[run]);
+}
+
+double ReplayedTrace::bytes(size_t run) const {
+  const size_t each = kept_.size() / runs();
+  const double entries = std::accumulate(kept_.begin() + static_cast<std::ptrdiff_t>(run * each),
+                                         kept_.begin() + static_cast<std::ptrdiff_t>((run + 1) * each), 0.0);
   return entries * 2 *
-         static_cast<double>(trace.member("head_dim").integer(1, kMostParts) *
-                             bytes_of(trace.member("storage").text()));
+         static_cast<double>(facts().member("head_dim").integer(1, kMostParts) *
+                             bytes_of(facts().member("storage").text()));
 }
 
 Json ReplayedTrace::run_keys() const {
   Json keys;
-  std::map<std::pair<std::string, std::string>, size_t> bases;  // by budget and backend
-  for (size_t r = 0; r < runs.size(); ++r) {
-    if (runs[r].member("policy").text() == base)
-      bases.try_emplace({runs[r].member("budget").text(), runs[r].member("backend").text()}, r);
-  }
-  for (const JsonField& run : runs) {
-    const auto found = bases.find({run.member("budget").text(), run.member("backend").text()});
-    const auto violations = run.optional_member("violations");
-    keys["place"].push_back(keys["place"].size());
-    keys["run"].push_back(label(run));
-    keys["policy"].push_back(brief(run.member("policy").text()));
-    keys["canonical"].push_back(run.member("policy").text());
-    keys["backend"].push_back(run.member("backend").text());
-    keys["budget"].push_back(run.member("budget").text());
-    keys["entries"].push_back(run.member("entries").integer());
-    keys["base"].push_back(found == bases.end() ? Json() : Json(found->second));
-    keys["violations"].push_back(violations ? Json(violations->integer()) : Json());
-    keys["bytes"].push_back(bytes(run));
+  const Column* const base = runs_.find("base_run");
+  const Column* const violations = runs_.find("violations");
+  const auto place = [&](const Column* column, size_t run) -> Json {
+    const double number = column && !column->is_text() ? column->numbers()[run] : kUndefined;
+    return number >= 0 && number <= static_cast<double>(kMostPlaces) ? Json(static_cast<int64_t>(number))
+                                                                     : Json();
+  };
+  for (size_t r = 0; r < runs(); ++r) {
+    const Json of_base = place(base, r);
+    if (!of_base.is_null() && of_base.get<size_t>() >= runs())
+      part_.cubes_field.member("runs").refuse("has a base_run that is none of its runs");
+    keys["place"].push_back(r);
+    keys["run"].push_back(label(r));
+    keys["policy"].push_back(brief(policies_[r]));
+    keys["canonical"].push_back(policies_[r]);
+    keys["backend"].push_back(backends_[r]);
+    keys["budget"].push_back(budgets_[r]);
+    keys["entries"].push_back(entries_[r]);
+    keys["base"].push_back(of_base.is_null() && policies_[r] == this->base() ? Json(r) : of_base);
+    keys["violations"].push_back(place(violations, r));
+    keys["bytes"].push_back(bytes(r));
   }
   return keys;
 }
 
 std::vector<size_t> ReplayedTrace::shown_layers() const {
-  const int64_t all = std::ssize(runs) * layers * query_heads;
-  const int64_t step = (all + kMostHeads - 1) / kMostHeads;
+  const int64_t step = (heads_.rows() + kMostHeads - 1) / kMostHeads;
   std::vector<size_t> shown;
-  for (int64_t l = 0; l < layers; l += step) shown.push_back(static_cast<size_t>(l));
+  for (int64_t l = 0; l < layers(); l += std::max<int64_t>(step, 1)) shown.push_back(static_cast<size_t>(l));
   return shown;
 }
 
-Json layer_keys(const ReplayedTrace& replayed, const std::vector<size_t>& shown) {
-  Json keys{{"layer", Json::array()}};
-  for (const size_t l : shown)
-    keys["layer"].push_back(replayed.layers_of.front()[l].member("layer").integer());
-  return keys;
-}
-
-// A cube with the axes of runs and of the layers that the page has; an axis of heads is to follow.
-Cube runs_and_layers(const ReplayedTrace& replayed) {
-  Cube cube;
-  cube.add_axis(replayed.run_keys());
-  cube.add_axis(layer_keys(replayed, replayed.shown_layers()));
-  return cube;
-}
-
-// L and the like, of each run, layer and query head.
-Cube heads_cube(const ReplayedTrace& replayed) {
-  const std::vector<size_t> shown = replayed.shown_layers();
-  Cube cube = runs_and_layers(replayed);
-  cube.add_counted_axis("head", replayed.query_heads);
-  const std::vector<double> none(static_cast<size_t>(replayed.query_heads), kUndefined);
-  for (const auto& layers : replayed.layers_of) {
-    for (const size_t l : shown) {
-      for (const char* name : {"perturbation", "relative", "bound", "tightness", "stage_one_at_most_half"}) {
-        const auto numbers = layers[l].optional_member(name);
-        cube.append(name, numbers ? numbers->numbers_or_nan(replayed.query_heads) : none);
+PageCube ReplayedTrace::of_shown_layers(const Cube& cube, const std::string& head,
+                                        std::initializer_list<const char*> columns) const {
+  const std::vector<size_t> shown = shown_layers();
+  const auto heads = static_cast<size_t>(cube.axes[2]->size());
+  Json layers{{"layer", Json::array()}};
+  for (const size_t l : shown) layers["layer"].push_back(layers_[l]);
+  PageCube page;
+  page.add_axis(run_keys());
+  page.add_axis(std::move(layers));
+  page.add_counted_axis(head, cube.axes[2]->size());
+  const std::vector<double> none(heads, kUndefined);
+  for (const char* name : columns) {
+    const Column* const column = cube.find(name);
+    for (size_t r = 0; r < runs(); ++r) {
+      for (const size_t l : shown) {
+        const size_t first = (r * layers_.size() + l) * heads;
+        page.append(name, column && !column->is_text() ? std::span(column->numbers()).subspan(first, heads)
+                                                       : std::span(none));
       }
     }
   }
-  return cube;
+  return page;
 }
 
-// Entries that each KV head has, of each run and layer.
-Cube budgets_cube(const ReplayedTrace& replayed) {
-  Cube cube = runs_and_layers(replayed);
-  cube.add_counted_axis("KV head", replayed.kv_heads);
-  for (const auto& layers : replayed.layers_of) {
-    for (const size_t l : replayed.shown_layers())
-      cube.append("kept", layers[l].member("kept").numbers_or_nan(replayed.kv_heads));
-  }
-  return cube;
+PageCube ReplayedTrace::heads_cube() const {
+  return of_shown_layers(heads_, "head", {"perturbation", "relative", "bound", "tightness", "stage_one_low"});
 }
 
-// The first run whose heads or layers have different numbers of entries.
-std::optional<size_t> shared_out(const ReplayedTrace& replayed) {
-  for (size_t r = 0; r < replayed.runs.size(); ++r) {
-    std::vector<double> all;
-    for (const JsonField& layer : replayed.layers_of[r]) {
-      for (const double kept : layer.member("kept").numbers_or_nan(replayed.kv_heads)) all.push_back(kept);
-    }
+PageCube ReplayedTrace::budgets_cube() const { return of_shown_layers(kv_heads_, "KV head", {"kept"}); }
+
+std::optional<size_t> ReplayedTrace::shared_out() const {
+  const size_t each = kept_.size() / runs();
+  for (size_t r = 0; r < runs(); ++r) {
+    const auto all = std::span(kept_).subspan(r * each, each);
     if (std::ranges::adjacent_find(all, std::not_equal_to()) != all.end()) return r;
   }
   return std::nullopt;
@@ -180,13 +205,13 @@ void add_perturbations(Section& section, const std::string& cube) {
 
 // Figures of the change against the base, if there is one and another policy.
 void add_change(Section& section, const std::string& cube, const ReplayedTrace& replayed) {
-  const auto other = std::ranges::find_if(
-      replayed.runs, [&](const JsonField& run) { return run.member("policy").text() != replayed.base; });
-  if (replayed.base.empty() || other == replayed.runs.end()) return;
+  size_t other = 0;
+  while (other < replayed.runs() && replayed.policy(other) == replayed.base()) ++other;
+  if (replayed.base().empty() || other == replayed.runs()) return;
   section.add(
       cube,
       {.kind = "lines",
-       .title = fmt::format("Change against {}", brief(replayed.base)),
+       .title = fmt::format("Change against {}", brief(replayed.base())),
        .how =
            "By how much the mean L over layers and query heads differs from the base's, as a share of that; the band is "
            "the 95 % interval of this ratio, from its pairs. Below 0 the policy is better.",
@@ -198,20 +223,20 @@ void add_change(Section& section, const std::string& cube, const ReplayedTrace& 
   section.add(
       cube,
       {.kind = "heatmap",
-       .title = fmt::format("Change against {}, by layer and query head", brief(replayed.base)),
+       .title = fmt::format("Change against {}, by layer and query head", brief(replayed.base())),
        .how =
            "(L - L of the base) / L of the base: below 0 (purple) the policy is better in that head, above 0 (orange) "
            "worse. A head of small L may change by much.",
        .x = {"head", "query head"},
        .y = {"layer", "layer"},
-       .pick = {{"run", replayed.label(*other)}, {"budget"}},
+       .pick = {{"run", replayed.label(other)}, {"budget"}},
        .more = {
            {"value", {{"value", {{"column", "perturbation"}, {"against", true}}}, {"label", "change of L"}}},
            {"scale", "diverging"}}});
 }
 
-void add_stage_one(Section& section, const std::string& cube, const Cube& numbers) {
-  if (!numbers.says_something("stage_one_at_most_half")) return;
+void add_stage_one(Section& section, const std::string& cube, const PageCube& numbers) {
+  if (!numbers.says_something("stage_one_low")) return;
   section.add(
       cube,
       {.kind = "lines",
@@ -220,12 +245,12 @@ void add_stage_one(Section& section, const std::string& cube, const Cube& number
            "Share of decode steps in which stage one's entries have at most 1/2 of the attention, mean over layers and "
            "query heads: there CriticalKV's Assumption 3.4 does not hold.",
        .x = kBudget,
-       .y = {"stage_one_at_most_half", "share of steps", false, true},
+       .y = {"stage_one_low", "share of steps", false, true},
        .series = "run",
        .more = {{"band", nullptr}}});
 }
 
-void add_bounds(Section& section, const std::string& cube, const Cube& numbers) {
+void add_bounds(Section& section, const std::string& cube, const PageCube& numbers) {
   if (!numbers.says_something("bound")) return;
   section.add(
       cube,
@@ -252,10 +277,10 @@ void add_bounds(Section& section, const std::string& cube, const Cube& numbers) 
 }
 
 void add_budgets(Section& section, const ReplayedTrace& replayed) {
-  const auto run = shared_out(replayed);
+  const auto run = replayed.shared_out();
   if (!run) return;
   section.add(
-      section.add(budgets_cube(replayed)),
+      section.add(replayed.budgets_cube()),
       {.kind = "heatmap",
        .title = "Budgets of KV heads",
        .how =
@@ -263,53 +288,45 @@ void add_budgets(Section& section, const ReplayedTrace& replayed) {
            "filter by query head does not act on them.",
        .x = {"KV head", "KV head"},
        .y = {"layer", "layer"},
-       .pick = {{"run", replayed.label(replayed.runs[*run])}, {"budget"}},
+       .pick = {{"run", replayed.label(*run)}, {"budget"}},
        .more = {{"value", {{"value", "kept"}, {"label", "entries"}}}, {"scale", "sequential"}}});
 }
 
 Section trace_section(const ReplayedTrace& replayed, const std::string& id) {
-  const JsonField& trace = replayed.trace;
+  const JsonField& trace = replayed.facts();
   Section section(id, fmt::format("Replay of {}", model_name(trace.member("model"))));
   section.source = trace.member("path").text();
   section.lines.push_back(fmt::format(
       "{}. {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} of {} decode steps, {}.",
-      trace.member("model").any_text(), replayed.layers, trace.member("layers").integer(),
-      replayed.query_heads, replayed.kv_heads, trace.member("prompt_tokens").integer(),
-      trace.member("replayed_steps").integer(), trace.member("decode_tokens").integer(),
-      trace.member("storage").text()));
+      trace.member("model").any_text(), replayed.layers(), trace.member("layers").integer(),
+      trace.member("query_heads").integer(), trace.member("kv_heads").integer(),
+      trace.member("prompt_tokens").integer(), trace.member("replayed_steps").integer(),
+      trace.member("decode_tokens").integer(), trace.member("storage").text()));
   const size_t shown = replayed.shown_layers().size();
-  if (std::ssize(replayed.layers_of.front()) != std::ssize(replayed.shown_layers())) {
+  if (replayed.layers() != std::ssize(replayed.shown_layers())) {
     section.lines.push_back(
         fmt::format("This page has the figures of {} of these layers, evenly chosen: all means "
                     "and shares are over those.",
                     shown));
   }
-  const Cube numbers = heads_cube(replayed);
+  const PageCube numbers = replayed.heads_cube();
   const std::string cube = section.add(numbers);
   add_perturbations(section, cube);
   add_change(section, cube, replayed);
   add_stage_one(section, cube, numbers);
   add_bounds(section, cube, numbers);
   add_budgets(section, replayed);
-  std::vector<JudgedTensors> judged;
-  for (const JsonField& run : replayed.runs) {
-    if (const auto agreement = run.optional_member("agreement")) {
-      judged.push_back({brief(run.member("policy").text()), run.member("budget").text(),
-                        run.member("backend").text(), agreement->items(true)});
-    }
-  }
-  add_agreement(section, judged);
+  add_agreement(section, replayed.part());
   return section;
 }
 
 }  // namespace
 
 Contribution replay_contribution(const Document& document, const std::string& id) {
-  const JsonField root = document.root();
-  const auto base = root.optional_member("base");
   Contribution contribution;
-  for (const JsonField& trace : root.member("traces").items()) {
-    const ReplayedTrace replayed(trace, base ? base->text() : "");
+  for (const JsonField& part : document.root().member("parts").items()) {
+    const ReplayedTrace replayed(part);
+    const JsonField& trace = replayed.facts();
     Section section = trace_section(replayed, fmt::format("{}-{}", id, contribution.sections.size() + 1));
     contribution.subjects.push_back(
         {fmt::format("{} ({})", model_name(trace.member("model")), trace.member("path").text()),

@@ -26,25 +26,25 @@ bool is_same(const std::string& text, const std::string& canonical_policy) {
 
 }  // namespace
 
-std::string Section::add(const Cube& cube) {
+std::string Section::add(const PageCube& cube) {
   cubes.push_back(cube.json(fmt::format("{}-data-{}", id, cubes.size() + 1)));
   return cubes.back()["id"];
 }
 
-void Section::add(const std::string& cube, const Figure& figure) {
+void Section::add(const std::string& cube, const Drawing& drawing) {
   Json document{{"id", fmt::format("{}-figure-{}", id, figures.size() + 1)},
                 {"cube", cube},
-                {"kind", figure.kind},
-                {"title", figure.title},
-                {"how", figure.how},
-                {"x", to_json(figure.x)},
-                {"y", to_json(figure.y)},
-                {"series", figure.series.empty() ? Json::array() : Json::array({figure.series})},
+                {"kind", drawing.kind},
+                {"title", drawing.title},
+                {"how", drawing.how},
+                {"x", to_json(drawing.x)},
+                {"y", to_json(drawing.y)},
+                {"series", drawing.series.empty() ? Json::array() : Json::array({drawing.series})},
                 {"pick", Json::array()},
-                {"statistic", figure.statistic}};
-  for (const Pick& pick : figure.pick)
+                {"statistic", drawing.statistic}};
+  for (const Pick& pick : drawing.pick)
     document["pick"].push_back({{"key", pick.key}, {"preferred", pick.preferred}});
-  document.update(figure.more);
+  document.update(drawing.more);
   figures.push_back(std::move(document));
 }
 

@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "../json.hpp"
-#include "cube.hpp"
+#include <kvbound/sim/figures/json.hpp>
+#include <kvbound/sim/figures/read_part.hpp>
+
 #include "document.hpp"
+#include "page_cube.hpp"
 
 namespace kvbound::sim {
 
@@ -26,7 +28,7 @@ struct Pick {
 };
 
 /// A figure as the page's script draws it (lines.js, scatter.js, heatmap.js and dots.js say what they need).
-struct Figure {
+struct Drawing {
   std::string kind;  ///< lines, scatter, heatmap or dots
   std::string title;
   std::string how;  ///< a sentence that says how to read it
@@ -43,8 +45,8 @@ struct Section {
       : id(std::move(section_id)), title(std::move(heading)) {}
 
   /// Adds a cube, and figures that are drawn from it; returns the cube's id.
-  std::string add(const Cube& cube);
-  void add(const std::string& cube, const Figure& figure);
+  std::string add(const PageCube& cube);
+  void add(const std::string& cube, const Drawing& drawing);
   Json json() const;
 
   std::string id, title;
@@ -79,8 +81,7 @@ std::string model_name(const JsonField& model);
 
 /// The most layers, heads and the like that a document may speak of.
 inline constexpr int64_t kMostParts = 65'536;
-/// The most numbers of a cube. Throws TraceError, naming the field, if there would be more.
-inline constexpr int64_t kMostNumbers = 20'000'000;
+/// Throws TraceError, naming the field, if a cube would have more than kMostNumbers numbers.
 void require_room(const JsonField& field, std::initializer_list<int64_t> sizes);
 
 /// Facts of a trace or a model: path, hash, name and source.

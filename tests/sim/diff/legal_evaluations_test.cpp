@@ -28,8 +28,8 @@
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
 #include <kvbound/sim/diff/judge/output_rows.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/options/policy.hpp>
-#include <kvbound/sim/report/table.hpp>
 
 #include "support/legal_attention.hpp"
 #include "support/random_layer.hpp"

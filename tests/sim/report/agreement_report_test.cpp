@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <kvbound/sim/report/agreement_report.hpp>
+#include <kvbound/sim/diff/agreement_summary.hpp>
 
 namespace kvbound::sim::agreement_report_test {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <kvbound/sim/report/plot.hpp>
+#include <kvbound/sim/figures/plot.hpp>
 
 namespace kvbound::sim {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <kvbound/sim/report/table.hpp>
+#include <kvbound/sim/figures/table.hpp>
 
 namespace kvbound::sim {
 namespace {

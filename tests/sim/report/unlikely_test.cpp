@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <kvbound/sim/report/unlikely.hpp>
+#include <kvbound/sim/diff/unlikely.hpp>
 
 namespace kvbound::sim::unlikely_test {
 namespace {

@@ -8,8 +8,7 @@
 
 #include <kvbound/sim/options/number.hpp>
 
-#include "agreement_report.hpp"
-#include "json.hpp"
+#include "agreement_summary.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -39,7 +38,8 @@ const ChanceTest* farthest_of(const JudgedTensor& tensor) {
   return farthest == tests.end() ? nullptr : &*farthest;
 }
 
-// "[3, 5]"; "[:, 5]": of all steps together
+}  // namespace
+
 std::string index_text(const ChanceTest& test) {
   std::string text;
   for (const int64_t at : test.at) {
@@ -48,8 +48,6 @@ std::string index_text(const ChanceTest& test) {
   }
   return text + "]";
 }
-
-}  // namespace
 
 ChanceVerdict::ChanceVerdict(const std::vector<JudgedTensor>& tensors) {
   for (const JudgedTensor& tensor : tensors) tests += tensor.agreement.chances.count;
@@ -87,25 +85,6 @@ std::string text_of(const UnlikelyOutput& unlikely) {
                                  : fmt::format("; so are {} more layers", unlikely.others);
   }
   return text;
-}
-
-Json to_json(const ChanceVerdict& verdict) {
-  Json found = Json::array();
-  for (const UnlikelyOutput& unlikely : verdict.found) {
-    found.push_back({{"layer", unlikely.tensor->layer},
-                     {"tensor", unlikely.tensor->agreement.tensor},
-                     {"functional", unlikely.test->functional},
-                     {"index", index_json(*unlikely.test)},
-                     {"value", shortest(unlikely.test->value)},
-                     {"band", unlikely.band},
-                     {"probability_below", fmt::format("1e{}", unlikely.probability)},
-                     {"explained_by", unlikely.explained_by.empty() ? Json() : Json(unlikely.explained_by)},
-                     {"other_layers", unlikely.others}});
-  }
-  return {{"tests", verdict.tests},
-          {"failure_probability", ChanceVerdict::kFailure},
-          {"deviations", verdict.deviations},
-          {"found", found}};
 }
 
 }  // namespace kvbound::sim

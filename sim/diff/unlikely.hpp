@@ -6,9 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
-#include <kvbound/sim/diff/agreement.hpp>
+#include "agreement.hpp"
 
 namespace kvbound::sim {
 
@@ -41,6 +39,7 @@ struct ChanceVerdict {
 /// bits (FP16) would explain it"
 std::string text_of(const UnlikelyOutput& unlikely);
 
-nlohmann::ordered_json to_json(const ChanceVerdict& verdict);
+/// "[3, 5]"; "[:, 5]": of all steps together.
+std::string index_text(const ChanceTest& test);
 
 }  // namespace kvbound::sim

@@ -2,21 +2,18 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "../json.hpp"
+#include <kvbound/sim/figures/cube.hpp>
+#include <kvbound/sim/figures/json.hpp>
 
 namespace kvbound::sim {
 
-/// What a column has where there is no number.
-inline constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
-
 /// Columns of numbers over axes whose places are named by keys: L of each run, layer and query head.
-class Cube {
+class PageCube {
  public:
   /// Adds an axis; the last one varies fastest.
   ///

@@ -1,15 +1,10 @@
-// Verdicts on how a tested implementation agrees with the reference, and the text and JSON that reports share.
+// Verdicts on how a tested implementation agrees with the reference, and sentences that say so.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
-#include <kvbound/sim/diff/agreement.hpp>
-#include <kvbound/sim/diff/claims/declared_arithmetic.hpp>
-
-#include "table.hpp"
+#include "agreement.hpp"
 
 namespace kvbound::sim {
 
@@ -44,19 +39,13 @@ std::string text_of_unjudged(const std::vector<TensorSummary>& all);
 
 /// "layers.2.output"; of no layer "out".
 std::string name_of(const JudgedTensor& tensor);
+/// "layers.2.output[5, 3, 17]": where the tensor is farthest from the reference, an element, or if all are within their bounds a
+/// row that as a whole is not. The tensor must have a worst element.
+std::string place_of(const JudgedTensor& tensor);
 /// "layers.2.output[5, 3, 17] is 1.5, the reference says 1.25, bound 0.01 (25 times the bound)", with what explains it.
 std::string text_of(const JudgedTensor& tensor);
 
 /// "entries 128-191 are missing (that explains all 8 rows that were tried)"; empty if nothing is known.
 std::string diagnosis_text(const TensorAgreement& agreement);
-
-/// The headings of a table of tensors, and one row of it.
-TableRow agreement_headings();
-TableRow agreement_row(const TensorSummary& summary);
-
-nlohmann::ordered_json to_json(const JudgedTensor& tensor);
-nlohmann::ordered_json to_json(const DeclaredArithmetic& declared);
-/// [3, null]: of a row, or null for all steps, or all heads.
-nlohmann::ordered_json index_json(const ChanceTest& test);
 
 }  // namespace kvbound::sim

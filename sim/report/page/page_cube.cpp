@@ -1,4 +1,4 @@
-#include "cube.hpp"
+#include "page_cube.hpp"
 
 #include <algorithm>
 #include <cassert>
@@ -27,36 +27,36 @@ Json rounded(double number) {
 
 }  // namespace
 
-void Cube::add_axis(Json keys) {
+void PageCube::add_axis(Json keys) {
   const auto size = static_cast<int64_t>(keys.begin()->size());
   assert(std::ranges::all_of(keys, [&](const Json& names) { return std::ssize(names) == size; }));
   axes_.push_back({std::move(keys), size});
 }
 
-void Cube::add_counted_axis(const std::string& key, int64_t count) {
+void PageCube::add_counted_axis(const std::string& key, int64_t count) {
   Json places = Json::array();
   for (int64_t place = 0; place < count; ++place) places.push_back(place);
   add_axis({{key, std::move(places)}});
 }
 
-void Cube::append(const std::string& column, std::span<const double> numbers) {
+void PageCube::append(const std::string& column, std::span<const double> numbers) {
   std::vector<double>& all = columns_[column];
   all.insert(all.end(), numbers.begin(), numbers.end());
 }
 
-bool Cube::says_something(const std::string& column) const {
+bool PageCube::says_something(const std::string& column) const {
   const auto found = columns_.find(column);
   return found != columns_.end() &&
          std::ranges::any_of(found->second, [](double number) { return std::isfinite(number); });
 }
 
-int64_t Cube::rows() const {
+int64_t PageCube::rows() const {
   int64_t product = 1;
   for (const Axis& axis : axes_) product *= axis.size;
   return product;
 }
 
-Json Cube::json(const std::string& id) const {
+Json PageCube::json(const std::string& id) const {
   Json document{{"id", id}, {"axes", Json::array()}, {"columns", Json::object()}};
   for (const Axis& axis : axes_) document["axes"].push_back({{"size", axis.size}, {"keys", axis.keys}});
   for (const auto& [name, numbers] : columns_) {

@@ -1,4 +1,4 @@
-#include "agreement_report.hpp"
+#include "agreement_summary.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -12,13 +12,8 @@
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/safetensors.hpp>
 
-#include "json.hpp"
-
 namespace kvbound::sim {
 namespace {
-
-std::string three_digits(double value) { return fmt::format("{:#.3g}", value); }
-std::string three_digits(const std::optional<double>& value) { return value ? three_digits(*value) : "-"; }
 
 // As many digits as distinguish a double from its neighbours; NaN and infinity by name.
 std::string number_text(double number) {
@@ -54,55 +49,6 @@ const FunctionalAgreement* first_outside(const TensorAgreement& agreement) {
   const auto found = std::ranges::find_if(
       agreement.functionals, [](const FunctionalAgreement& functional) { return functional.outside > 0; });
   return found == agreement.functionals.end() ? nullptr : &*found;
-}
-
-// null for NaN and infinity, which JSON does not have.
-Json finite(double number) { return std::isfinite(number) ? Json(number) : Json(); }
-
-Json to_json(const Offender& worst) {
-  return {{"index", worst.index},
-          {"claimed", number_text(worst.claimed)},
-          {"expected", number_text(worst.expected)},
-          {"error", finite(worst.error)},
-          {"bound", finite(worst.bound)},
-          {"share", finite(worst.share())},
-          {"ulps", is_real(worst.storage) ? finite(worst.ulps()) : Json()},
-          {"note", worst.note.empty() ? Json() : Json(worst.note)}};
-}
-
-// Where the tensor is farthest from the reference: an element, or if all are within their bounds a row that as a whole is not.
-std::string place(const JudgedTensor& tensor) {
-  const TensorAgreement& agreement = tensor.agreement;
-  const FunctionalAgreement* const functional = first_outside(agreement);
-  const bool is_row = functional && agreement.outside == 0;
-  return name_of(tensor) + traces::shape_text(is_row ? functional->worst_at : agreement.worst->index);
-}
-
-Json to_json(const FunctionalAgreement& functional) {
-  const auto json_of = [](const FunctionalValue& of) -> Json {
-    return {{"value", number_text(of.value)}, {"band", finite(of.band)}};
-  };
-  Json document{{"name", functional.name},        {"rows", functional.rows},
-                {"judged", functional.judged},    {"outside", functional.outside},
-                {"all", json_of(functional.all)}, {"worst", json_of(functional.worst)}};
-  document["worst"]["index"] = functional.worst_at;
-  return document;
-}
-
-Json to_json(const std::optional<ExplainedRows>& diagnosis) {
-  return diagnosis ? Json{{"fault", diagnosis->fault}, {"rows", diagnosis->rows}} : Json();
-}
-
-Json to_json(const ChanceTests& tests) {
-  Json farthest = Json::array();
-  for (const ChanceTest& test : tests.farthest) {
-    farthest.push_back({{"functional", test.functional},
-                        {"index", index_json(test)},
-                        {"value", number_text(test.value)},
-                        {"bias", finite(test.bias)},
-                        {"deviation", finite(test.deviation)}});
-  }
-  return {{"count", tests.count}, {"farthest", farthest}};
 }
 
 // Adds the functionals of one layer to those of all.
@@ -152,36 +98,25 @@ bool is_unjudged(const TensorAgreement& total) {
                                  !(of_dump && of_dump->derived));
 }
 
-// "0.5000 +- 0.04": of the row that rounding explains least
-std::string gain_text(const FunctionalAgreement& gain) {
-  return fmt::format("{} +- {:.2g}", with_places(gain.worst.value, 4), gain.worst.band);
-}
-
 // The element or row that is farthest off.
 std::string difference_text(const JudgedTensor& tensor) {
   const FunctionalAgreement* const functional = first_outside(tensor.agreement);
   if (functional && tensor.agreement.outside == 0) {
-    return fmt::format("{}: {}", place(tensor), text_of(*functional, functional->worst));
+    return fmt::format("{}: {}", place_of(tensor), text_of(*functional, functional->worst));
   }
   const Offender& worst = *tensor.agreement.worst;
-  if (!worst.note.empty()) return place(tensor) + ": " + worst.note;
+  if (!worst.note.empty()) return place_of(tensor) + ": " + worst.note;
   if (!is_real(worst.storage)) {
-    return fmt::format("{} is {}, the reference says {}", place(tensor), worst.claimed, worst.expected);
+    return fmt::format("{} is {}, the reference says {}", place_of(tensor), worst.claimed, worst.expected);
   }
   const std::string whole =
       functional ? fmt::format("; {} in all", text_of(*functional, functional->all)) : "";
   return fmt::format("{} is {}, the reference says {}, bound {:.3g} ({:.3g} times the bound){}",
-                     place(tensor), number_text(worst.claimed), number_text(worst.expected), worst.bound,
+                     place_of(tensor), number_text(worst.claimed), number_text(worst.expected), worst.bound,
                      worst.share(), whole);
 }
 
 }  // namespace
-
-Json index_json(const ChanceTest& test) {
-  Json index = Json::array();
-  for (const int64_t at : test.at) index.push_back(at == ChanceTest::kAll ? Json() : Json(at));
-  return index;
-}
 
 Verdict verdict(const TensorAgreement& agreement) {
   if (!agreement.agrees()) return Verdict::differs;
@@ -200,6 +135,13 @@ const char* word(Verdict verdict) {
       return "no evidence";
   }
   return "";  // not reached
+}
+
+std::string place_of(const JudgedTensor& tensor) {
+  const TensorAgreement& agreement = tensor.agreement;
+  const FunctionalAgreement* const functional = first_outside(agreement);
+  const bool is_row = functional && agreement.outside == 0;
+  return name_of(tensor) + traces::shape_text(is_row ? functional->worst_at : agreement.worst->index);
 }
 
 std::string name_of(const JudgedTensor& tensor) {
@@ -258,66 +200,6 @@ std::string diagnosis_text(const TensorAgreement& agreement) {
 std::string text_of(const JudgedTensor& tensor) {
   const std::string diagnosis = diagnosis_text(tensor.agreement);
   return difference_text(tensor) + (diagnosis.empty() ? "" : "; " + diagnosis);
-}
-
-TableRow agreement_headings() {
-  return {"tensor", "verdict", "elements",    "judged",         "outside", "error/bound", "error",
-          "bound",  "ulp",     "bound/error", "near-tie swaps", "gain",    "worst at"};
-}
-
-TableRow agreement_row(const TensorSummary& summary) {
-  const TensorAgreement& total = summary.total;
-  const bool has_worst = summary.worst && summary.worst->agreement.worst;
-  const Offender worst = has_worst ? *summary.worst->agreement.worst : Offender{};
-  const bool real = has_worst && is_real(worst.storage);
-  return {total.tensor,
-          word(verdict(total)),
-          std::to_string(total.elements),
-          std::to_string(total.judged),
-          std::to_string(total.outside),
-          has_worst ? three_digits(worst.share()) : "-",
-          has_worst ? three_digits(worst.error) : "-",
-          has_worst ? three_digits(worst.bound) : "-",
-          real ? three_digits(worst.ulps()) : "-",
-          three_digits(total.median_slack),
-          total.near_tie_swaps ? std::to_string(*total.near_tie_swaps) : "-",
-          total.functionals.empty() ? "-" : gain_text(total.functionals.front()),
-          has_worst ? place(*summary.worst) : "-"};
-}
-
-Json to_json(const DeclaredArithmetic& declared) {
-  const auto tile = [&]() -> Json {
-    if (declared.tile == reference::kAnyTile) return "any";
-    return declared.tile > 0 ? Json(declared.tile) : Json();
-  };
-  return {{"storage", name(declared.storage)},
-          {"accumulate", name(declared.accumulate)},
-          {"weights", declared.weights ? Json(name(*declared.weights)) : Json()},
-          {"partials", declared.partials ? Json(name(*declared.partials)) : Json()},
-          {"splits", declared.splits > 0 ? Json(declared.splits) : Json()},
-          {"tile", tile()},
-          {"products", declared.tf32_products ? Json("TF32") : Json()}};
-}
-
-Json to_json(const JudgedTensor& tensor) {
-  const TensorAgreement& agreement = tensor.agreement;
-  Json functionals = Json::array();
-  for (const FunctionalAgreement& functional : agreement.functionals)
-    functionals.push_back(to_json(functional));
-  return {{"layer", tensor.layer},
-          {"tensor", agreement.tensor},
-          {"verdict", word(verdict(agreement))},
-          {"elements", agreement.elements},
-          {"judged", agreement.judged},
-          {"outside", agreement.outside},
-          {"undecided", agreement.undecided},
-          {"worst", agreement.worst ? to_json(*agreement.worst) : Json()},
-          {"median_slack", agreement.median_slack ? Json(*agreement.median_slack) : Json()},
-          {"near_tie_swaps", agreement.near_tie_swaps ? Json(*agreement.near_tie_swaps) : Json()},
-          {"condition_number", agreement.condition_number ? finite(*agreement.condition_number) : Json()},
-          {"functionals", functionals},
-          {"chances", to_json(agreement.chances)},
-          {"diagnosis", to_json(agreement.diagnosis)}};
 }
 
 }  // namespace kvbound::sim

@@ -1,0 +1,53 @@
+#include "cube_table.hpp"
+
+#include <algorithm>
+#include <optional>
+
+namespace kvbound::sim {
+namespace {
+
+// A column of the table: of the cube, or the key of an axis.
+struct TableColumn {
+  const Column* column;
+  std::optional<size_t> axis;
+};
+
+bool is_chosen(const Figure& figure, const std::vector<std::string>& columns) {
+  if (columns.empty()) return figure.shown == Shown::by_default;
+  return std::ranges::any_of(columns, [&](const std::string& name) { return is_named(figure, name); });
+}
+
+std::vector<TableColumn> shown_columns(const Cube& cube, const std::vector<std::string>& columns) {
+  std::vector<TableColumn> shown;
+  for (size_t a = 0; a < cube.axes.size(); ++a) {
+    for (const Column& key : cube.axes[a]->keys) {
+      if (key.figure.shown == Shown::by_default || (!columns.empty() && is_chosen(key.figure, columns)))
+        shown.push_back({&key, a});
+    }
+  }
+  for (const Column& column : cube.columns) {
+    if (column.says_something() && is_chosen(column.figure, columns)) shown.push_back({&column, {}});
+  }
+  return shown;
+}
+
+}  // namespace
+
+std::string cube_table(const Cube& cube, const TextStyle& style, const std::vector<std::string>& columns) {
+  const std::vector<TableColumn> shown = shown_columns(cube, columns);
+  std::vector<TableRow> rows(1);
+  for (const TableColumn& one : shown) rows.front().push_back(one.column->figure.heading);
+  for (int64_t row = 0; row < cube.rows(); ++row) {
+    TableRow& cells = rows.emplace_back();
+    for (const TableColumn& one : shown)
+      cells.push_back(one.column->cell(one.axis ? cube.place(row, *one.axis) : row));
+  }
+  const auto alarming = [&](const std::string& heading, const std::string& cell) {
+    const auto one =
+        std::ranges::find(shown, heading, [](const TableColumn& of) { return of.column->figure.heading; });
+    return one->column->figure.alarming && one->column->figure.alarming(cell);
+  };
+  return table(rows, {.text = style, .alarming = alarming});
+}
+
+}  // namespace kvbound::sim

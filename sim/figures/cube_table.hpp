@@ -1,0 +1,18 @@
+// Cubes as tables.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cube.hpp"
+#include "table.hpp"
+
+namespace kvbound::sim {
+
+/// A row for each combination of places: the keys, and those columns that say something.
+///
+/// columns  names or headings (is_named) of the columns; empty: those shown by default
+std::string cube_table(const Cube& cube, const TextStyle& style,
+                       const std::vector<std::string>& columns = {});
+
+}  // namespace kvbound::sim

@@ -1,0 +1,48 @@
+// What a figure is called, what it says and how it is shown: one row for tables, CSV, JSON, the page and the documentation.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace kvbound::sim {
+
+/// How the numbers of a figure are shown in tables. In JSON and CSV every number is in the shortest text that reads back.
+enum class Format {
+  number,    ///< four significant digits
+  count,     ///< an integer
+  share,     ///< of 0 to 1, shown in per cent
+  duration,  ///< seconds, shown in a suitable unit
+  text,      ///< no number
+};
+
+/// Which way a figure is better.
+enum class Better { neither, lower, higher };
+
+/// Whether a table has a figure's column if none is asked for by name.
+enum class Shown { by_default, if_asked };
+
+struct Figure {
+  std::string name;     ///< the column in JSON and CSV: "kept_mass"
+  std::string heading;  ///< in tables: "kept mass"
+  std::string meaning;  ///< a sentence for the documentation, with the unit
+  Format format = Format::number;
+  Better better = Better::neither;
+  Shown shown = Shown::by_default;
+  bool (*alarming)(std::string_view cell) = nullptr;  ///< whether a table shows a cell in red; null: never
+};
+
+/// For counts of what must not be: whether it is there.
+bool is_not_zero(std::string_view cell);
+
+/// A number as a table shows it; "-" for NaN.
+std::string cell_text(const Figure& figure, double number);
+
+/// A number as JSON and CSV have it: the shortest text that reads back, a count without an exponent; empty for NaN and
+/// infinity, which JSON does not have.
+std::string number_text(const Figure& figure, double number);
+
+/// Whether a person means the figure: its name or its heading, where capitals, spaces, `-` and `_` do not matter.
+bool is_named(const Figure& figure, std::string_view text);
+
+}  // namespace kvbound::sim
