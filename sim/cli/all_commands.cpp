@@ -29,7 +29,8 @@ std::span<const Command> commands() {
       Command{"bench", "[OPERATION...]", "speed of operations, against rooflines measured in the same run",
               bench_command},
       Command{"report", "FILE.json... -o PAGE.html",
-              "one offline page of figures of the JSON that the others write", report_command}};
+              "one offline page of figures of the JSON that the others write", report_command},
+      Command{"figures", "[COMMAND...]", "what the columns of results say", figures_command}};
   return kCommands;
 }
 

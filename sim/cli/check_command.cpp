@@ -18,6 +18,7 @@
 #include <kvbound/sim/diff/agreement_figures.hpp>
 #include <kvbound/sim/figures/chosen_columns.hpp>
 #include <kvbound/sim/figures/outputs.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/report/check_against_report.hpp>
 #include <kvbound/sim/report/check_report.hpp>
@@ -28,7 +29,6 @@
 #include "commands.hpp"
 #include "progress.hpp"
 #include "replay_verdict.hpp"
-#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {

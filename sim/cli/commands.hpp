@@ -25,6 +25,7 @@ int predict_command(const Arguments& arguments);
 int check_command(const Arguments& arguments);
 int diff_command(const Arguments& arguments);
 int evaluate_command(const Arguments& arguments);
+int figures_command(const Arguments& arguments);
 int sweep_command(const Arguments& arguments);
 int gather_command(const Arguments& arguments);
 int record_command(const Arguments& arguments);

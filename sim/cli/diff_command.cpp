@@ -12,6 +12,7 @@
 #include <kvbound/sim/diff/dump_rows.hpp>
 #include <kvbound/sim/figures/chosen_columns.hpp>
 #include <kvbound/sim/figures/outputs.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/report/against_report.hpp>
@@ -25,7 +26,6 @@
 #include "diff_floor.hpp"
 #include "progress.hpp"
 #include "replay_verdict.hpp"
-#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {

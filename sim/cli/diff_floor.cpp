@@ -11,13 +11,13 @@
 #include <kvbound/sim/diff/floor/random_shape.hpp>
 #include <kvbound/sim/figures/chosen_columns.hpp>
 #include <kvbound/sim/figures/outputs.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/floor_report.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "progress.hpp"
-#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {

@@ -10,6 +10,7 @@
 #include <kvbound/sim/evaluate/task_summary.hpp>
 #include <kvbound/sim/figures/json.hpp>
 #include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/report/environment.hpp>
@@ -23,7 +24,6 @@
 #include "model_options.hpp"
 #include "progress.hpp"
 #include "run_options.hpp"
-#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {

@@ -1,10 +1,10 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 
 #include "commands.hpp"
 #include "gather_files.hpp"
 #include "run_options.hpp"
-#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {

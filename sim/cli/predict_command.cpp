@@ -6,6 +6,7 @@
 #include <kvbound/reference/core/decimal.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/replay.hpp>
@@ -16,7 +17,6 @@
 
 #include "commands.hpp"
 #include "progress.hpp"
-#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {

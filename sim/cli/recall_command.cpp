@@ -5,6 +5,7 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/report/recall_report.hpp>
@@ -14,7 +15,6 @@
 
 #include "commands.hpp"
 #include "progress.hpp"
-#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {

@@ -5,6 +5,7 @@
 
 #include <kvbound/sim/figures/chosen_columns.hpp>
 #include <kvbound/sim/figures/outputs.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
@@ -20,7 +21,6 @@
 #include "progress.hpp"
 #include "replay_verdict.hpp"
 #include "run_options.hpp"
-#include "text_options.hpp"
 
 namespace kvbound::sim {
 namespace {

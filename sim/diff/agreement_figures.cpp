@@ -144,11 +144,16 @@ const std::vector<FigureOf<JudgedRow>>& tensor_figures() {
        [](R row) { return count(row.agreement().chances.count); }},
       {{.name = "diagnosis",
         .heading = "diagnosis",
-        .meaning =
-            "the one fault with which the reference's numbers are within the bounds of the claimed ones",
+        .meaning = "the one fault with which the reference's numbers are within the bounds of the claimed ones",
         .format = Format::text,
         .shown = kIfAsked},
-       [](R row) { return row.worst_of ? diagnosis_text(row.worst_of->agreement) : std::string(); }},
+       [](R row) { return row.diagnosis() ? row.diagnosis()->fault : std::string(); }},
+      {{.name = "diagnosed_rows",
+        .heading = "diagnosed rows",
+        .meaning = "differing rows that were tried, the first ones; it explains all of them",
+        .format = Format::count,
+        .shown = kIfAsked},
+       [](R row) { return row.diagnosis() ? count(row.diagnosis()->rows) : kUndefined; }},
   };
   return kFigures;
 }

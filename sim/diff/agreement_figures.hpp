@@ -31,6 +31,9 @@ struct JudgedRow : JudgedPlace {
   const Offender* worst() const {
     return worst_of && worst_of->agreement.worst ? &*worst_of->agreement.worst : nullptr;
   }
+  const ExplainedRows* diagnosis() const {
+    return worst_of && worst_of->agreement.diagnosis ? &*worst_of->agreement.diagnosis : nullptr;
+  }
 };
 struct JudgedFunctional : JudgedPlace {
   const FunctionalAgreement& functional;

@@ -13,7 +13,7 @@ int64_t Column::size() const {
 
 bool Column::says_something() const {
   if (is_text()) return std::ranges::any_of(texts(), [](const std::string& text) { return !text.empty(); });
-  return std::ranges::any_of(numbers(), [](double number) { return std::isfinite(number); });
+  return std::ranges::any_of(numbers(), [](double number) { return !std::isnan(number); });
 }
 
 std::string Column::text(int64_t row) const {

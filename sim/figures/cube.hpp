@@ -29,7 +29,7 @@ struct Column {
   std::vector<std::string>& texts() { return std::get<1>(values); }
   const std::vector<std::string>& texts() const { return std::get<1>(values); }
   int64_t size() const;
-  /// Whether some number is finite, or some text is not empty.
+  /// Whether some number is not NaN, or some text is not empty.
   bool says_something() const;
   /// As JSON and CSV, or a table, has it; an absent one is empty, in a table "-".
   std::string text(int64_t row) const;

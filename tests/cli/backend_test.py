@@ -3,13 +3,13 @@
 usage: backend_test.py KVBOUND      KVBOUND: the program's path
 With KVBOUND_REQUIRE_GPU=1 it fails where there is no GPU.
 """
-import json
 import os
 import re
 
 import numpy as np
 
 from support import kvbound_cli
+from support.documents import read, replayed
 from support.dumps import Dump
 from support.kvbound_cli import INCONCLUSIVE, SAMPLES, USAGE, CommandLineTest, TraceFile
 
@@ -42,9 +42,9 @@ class Backends(CommandLineTest):
         """
         backends = backends or ",".join(["reference", *self.devices])
         self.passes("replay", trace, "--backend", backends, "--json", "out.json", *options)
-        report = json.loads((self.folder / "out.json").read_text())
+        report = read(self.folder / "out.json")
         (self.folder / "out.json").unlink()
-        return report["traces"][0]
+        return replayed(report)
 
     def require_agreement(self, trace, policies=POLICIES, budgets="20%", *options):
         """Requires that every run on a device agrees with the reference in all its tensors, and that some elements were
@@ -147,7 +147,7 @@ class Backends(CommandLineTest):
         runs = self.replay(SAMPLES / "pocket-mha.safetensors", "--policy", ",".join(policies), "--budget", "20%", "--layers",
                            "0", "--steps", 8, "--merge-bounds")["runs"]
         for run in runs:
-            self.assertEqual(run["merges"]["lossless"] > 0, run["backend"] == "reference", run["policy"])
+            self.assertEqual(run["lossless"] > 0, run["backend"] == "reference", run["policy"])
         self.require_agreement(SAMPLES / "pocket-mha.safetensors", ",".join(policies), "20%", "--layers", "0", "--steps", 8)
 
     def test_merges_before_the_selection_and_rebuilds_agree(self):
@@ -222,17 +222,17 @@ class Backends(CommandLineTest):
     def test_times_name_the_operations_of_every_backend(self):
         trace = self.replay(SAMPLES / "pocket-gqa.safetensors", "--policy", "snapkv+critical", "--budget", "5%",
                             "--layers", "0", "--steps", 2, "--times")
-        times = {entry["backend"]: entry["operations"] for entry in trace["times"]}
-        self.assertEqual(list(times), ["reference", *self.devices])
-        for operations in times.values():
+        backends = list(dict.fromkeys(entry["backend"] for entry in trace["times"]))
+        self.assertEqual(backends, ["reference", *self.devices])
+        for backend in backends:
+            operations = [entry for entry in trace["times"] if entry["backend"] == backend]
             self.assertLessEqual(OPERATIONS, {entry["operation"] for entry in operations})
             self.assertTrue(all(entry["seconds"] >= 0 and entry["calls"] > 0 for entry in operations))
 
     def test_devices_are_not_waited_for_after_every_operation_unless_times_are_wanted(self):
         trace = self.replay(SAMPLES / "pocket-gqa.safetensors", "--policy", "snapkv", "--budget", "5%", "--layers", "0",
                             "--steps", 2)
-        for entry in trace["times"]:
-            self.assertEqual(entry["operations"] == [], entry["backend"] != "reference")
+        self.assertEqual({entry["backend"] for entry in trace["times"]}, {"reference"})
 
     def test_one_backend_alone_is_compared_with_nothing(self):
         trace = self.replay(SAMPLES / "pocket-gqa.safetensors", "--policy", "snapkv", "--budget", "5%", "--layers", "0",

@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 from support import kvbound_cli
+from support.documents import read, replayed
 from support.kvbound_cli import (INCONCLUSIVE, INVALID, USAGE, WORLD, CommandLineTest, TraceFile, file_bytes,
                                  write_sharded)
 
@@ -339,7 +340,7 @@ class ValidOddities(CommandLineTest):
         self.passes("inspect", "odd.safetensors", "--verify", code=INCONCLUSIVE)  # no recorded output to verify against
         self.passes("replay", "odd.safetensors", "--policy", f"{policy},{policy.split('+')[0]}", "--budget", budget,
                     "--json", "out.json", "--csv", "out.csv", "--dump", "dumps/", code=code)
-        return json.loads((self.folder / "out.json").read_text())["traces"][0]["runs"]
+        return replayed(read(self.folder / "out.json"))["runs"]
 
     def test_equal_and_huge_logits_and_zeros_are_valid(self):
         for key, query in ((0, 1), (1, 0), (1, 1), (2e3, 5), (-2e3, 5), (0, 0)):

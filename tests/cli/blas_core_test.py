@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from support import kvbound_cli
+from support.documents import provenance, read
 from support.kvbound_cli import SAMPLES, USAGE, CommandLineTest, contents
 
 LEVELS = {"Prescott": 0, "Sandybridge": 1, "Haswell": 2, "Zen": 2, "SkylakeX": 3, "Cooperlake": 3, "SapphireRapids": 3}
@@ -50,7 +51,7 @@ class BlasCore(CommandLineTest):
                     env={**ENVIRONMENT, **environment})
         dumps = contents(folder / "dumps")
         self.assertEqual(len(dumps), 2)
-        return json.loads((folder / "out.json").read_text())["blas"], dumps
+        return read(folder / "out.json")["provenance"]["blas"], dumps
 
     def is_openblas(self):
         blas, _ = self.replay()
@@ -100,7 +101,7 @@ class BlasCore(CommandLineTest):
         trace = self.REPLAY[1]
         for command in (("inspect", trace), ("recall", trace), ("predict", trace, "--policy", "tova", "--steps", "1")):
             self.passes(*command, "--json", "out.json", env={**ENVIRONMENT, **self.old("unknown-processor")})
-            self.assertEqual(json.loads((self.folder / "out.json").read_text())["blas"]["core"], core, command)
+            self.assertEqual(provenance(read(self.folder / "out.json"))["blas"]["core"], core, command)
 
     def test_any_number_of_threads_gives_the_same_bits(self):
         if not self.is_openblas():

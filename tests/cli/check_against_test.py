@@ -2,12 +2,12 @@
 
 usage: check_against_test.py KVBOUND      KVBOUND: the program's path
 """
-import json
 
 import numpy as np
 
 from support import kvbound_cli
 from support.diffs import RowsTest
+from support.documents import comparison, read
 from support.kernel_files import SMALL_LAYER, KernelFile, compressed_layer, decode, prefill, random_rows, softmax_attention, topk
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, USAGE
 
@@ -158,7 +158,7 @@ class CheckAgainst(RowsTest):
         other.write(self.folder / "b.safetensors")
         result = self.run_program("check", operation, "a.safetensors", "--against", "b.safetensors", "--json", "out.json")
         self.assertIn(result.returncode, (PASS, MISMATCH, INCONCLUSIVE), result.stderr)
-        return json.loads((self.folder / "out.json").read_text("utf-8"))
+        return comparison(read(self.folder / "out.json"))
 
     def test_inputs_that_a_policy_does_not_read_may_differ(self):
         layer = self.layer("snapkv:window=8")

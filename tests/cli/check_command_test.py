@@ -2,7 +2,6 @@
 
 usage: check_command_test.py KVBOUND      KVBOUND: the program's path
 """
-import json
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import zipfile
 import numpy as np
 
 from support import kvbound_cli
+from support.documents import judgement, read
 from support.kernel_files import (SMALL_LAYER, KernelFile, compacted, compressed_layer, decode, long_decode, paged, prefill, rounded, softmax_attention, topk)
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, USAGE, CommandLineTest
 
@@ -24,7 +24,7 @@ class CheckTest(CommandLineTest):
         file.write(self.folder / name)
         result = self.run_program("check", operation, name, "--json", "out.json", *options)
         self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}")
-        return json.loads((self.folder / "out.json").read_text()), result.stderr
+        return judgement(read(self.folder / "out.json")), result.stderr
 
     def finds(self, operation, file, pattern, *options):
         report, stderr = self.check(operation, file, *options, code=MISMATCH)
@@ -255,7 +255,7 @@ class Npz(CheckTest):
         for save in (np.savez, np.savez_compressed):
             save(self.folder / "kernel.npz", sm_scale=0.5, kv_layout="NHD", causal=False, splits=np.int64(1), **self.arrays())
             self.passes("check", "attention", "kernel.npz", "--json", "out.json")
-            self.assertEqual(json.loads((self.folder / "out.json").read_text())["declared"]["splits"], 1)
+            self.assertEqual(judgement(read(self.folder / "out.json"))["declared"]["splits"], 1)
         np.savez(self.folder / "half.npz", sm_scale=np.float32(0.5), **{**self.arrays(), "out": 0.5 * self.arrays()["out"]})
         self.passes("check", "attention", "half.npz", code=MISMATCH)
 
@@ -263,7 +263,7 @@ class Npz(CheckTest):
         np.savez(self.folder / "kernel.npz", sm_scale=np.float16(0.5), kv_layout=b"NHD", splits=np.uint8(1), note="\u00fcber", mask_used=np.ones(3, bool),
                  codes=np.ones(2, "u1"), names=np.array(["a", "b"]), wave=np.ones(2, complex), **self.arrays())
         self.passes("check", "attention", "kernel.npz", "--json", "out.json")
-        self.assertEqual(json.loads((self.folder / "out.json").read_text())["not_read"], ["codes", "mask_used", "names", "wave"])
+        self.assertEqual(judgement(read(self.folder / "out.json"))["not_read"], ["codes", "mask_used", "names", "wave"])
 
     def test_headers_that_are_no_dictionaries_are_refused(self):
         def header(text, version=1):

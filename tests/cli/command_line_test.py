@@ -18,6 +18,7 @@ import numpy as np
 
 import independent.replay
 from support import kvbound_cli
+from support.documents import parts, read, replayed
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 from support.tiny_model import TinyModel
 
@@ -89,7 +90,7 @@ class Reports(CommandLineTest):
         table."""
         table = self.passes("replay", *arguments, "--json", "out.json", "--csv", "out.csv", "--dump", "dumps/",
                             code=code)
-        document = json.loads((self.folder / "out.json").read_text())
+        document = read(self.folder / "out.json")
         rows = list(csv.DictReader(io.StringIO((self.folder / "out.csv").read_text()), strict=True))
         dumps = {
             path.name: independent.replay.open_tensors(path)[1]
@@ -104,18 +105,18 @@ class Reports(CommandLineTest):
         trace.write(self.folder / "trace.safetensors")
         document, rows, dumps, _ = self.replay("trace.safetensors", "--policy", "snapkv:window=4+critical", "--budget",
                                                "8")
-        (tensors,), (run,) = dumps.values(), document["traces"][0]["runs"]
+        (tensors,), (run,) = dumps.values(), replayed(document)["runs"]
         self.assertEqual(len(rows), 2 * 3 * (4 + 1))
         for row in rows:
             layer, step = int(row["layer"]), int(row["step"])
             self.assertEqual([row[name] for name in ("trace", "policy", "budget", "entries", "backend")],
                              ["trace.safetensors", CRITICAL, "8", "8", "reference"])
             if row["head"] == "all":
-                self.assertEqual(float(row["perturbation"]), tensors[f"layers.{layer}.layer_perturbation"][step])
-                self.assertEqual(float(row["relative"]), run["layers"][layer]["layer_relative"][step])
+                self.assertEqual(float(row["layer_perturbation"]), tensors[f"layers.{layer}.layer_perturbation"][step])
+                self.assertEqual(float(row["layer_relative"]), run["layers"][layer]["layer_relative"][step])
                 self.assertEqual(
-                    [row[name] for name in ("bound", "tightness", "kept_mass", "stage_one_mass", "violation")],
-                    [""] * 5)
+                    {row[name] for name in ("perturbation", "relative", "bound", "tightness", "kept_mass", "stage_one_mass", "violations")},
+                    {""})
                 continue
             figures = {
                 name: tensors[f"layers.{layer}.{name}"][step, int(row["head"])]
@@ -123,24 +124,22 @@ class Reports(CommandLineTest):
             }
             self.assertEqual({name: float(row[name]) for name in figures}, figures)
             self.assertEqual(float(row["tightness"]), figures["perturbation"] / figures["bound"])
-            self.assertEqual(row["violation"], "0")
+            self.assertEqual(row["violations"], "0")
             self.assertLessEqual(float(row["stage_one_mass"]), figures["kept_mass"] + 1e-12)
         for name in ("perturbation", "bound", "kept_mass"):
             stacked = np.stack([tensors[f"layers.{layer}.{name}"] for layer in range(2)])
             for layer in range(2):
                 np.testing.assert_allclose(run["layers"][layer][name], stacked[layer].mean(axis=0), rtol=1e-14)
-            self.assertTrue(math.isclose(run[name]["mean"], stacked.mean(), rel_tol=1e-14))
+            self.assertTrue(math.isclose(run[name], stacked.mean(), rel_tol=1e-14))
         heads = [row for row in rows if row["head"] != "all"]
         for name in ("relative", "tightness", "stage_one_mass"):
             mean = sum(float(row[name]) for row in heads) / len(heads)
-            self.assertTrue(math.isclose(run[name]["mean"], mean, rel_tol=1e-14), name)
+            self.assertTrue(math.isclose(run[name], mean, rel_tol=1e-14), name)
         tightest = max(heads, key=lambda row: float(row["tightness"]))
         self.assertEqual(run["max_tightness"], float(tightest["tightness"]))
-        self.assertEqual(
-            run["tightest"],
-            {"layer": int(tightest["layer"]), "step": int(tightest["step"]), "query_head": int(tightest["head"])})
+        self.assertEqual(run["tightest"], "layer {layer}, step {step}, query head {head}".format_map(tightest))
         low = sum(float(row["stage_one_mass"]) <= 0.5 for row in heads)
-        self.assertEqual(run["stage_one_mass"]["share_at_most_half"], low / len(heads))
+        self.assertEqual(run["stage_one_low"], low / len(heads))
 
     def test_csv_and_json_and_the_dump_agree_on_merges(self):
         trace = TraceFile(decode_tokens=5)
@@ -148,26 +147,24 @@ class Reports(CommandLineTest):
         document, rows, dumps, _ = self.replay("trace.safetensors", "--policy",
                                                "h2o:window=4:recent=2+keepkv:threshold=none", "--budget", "8",
                                                "--merge-bounds")
-        (tensors,), (run,) = dumps.values(), document["traces"][0]["runs"]
-        merges, later = run["merges"], run["merges"]["later"]
+        (tensors,), (run,) = dumps.values(), replayed(document)["runs"]
         heads = [row for row in rows if row["head"] != "all"]
-        self.assertEqual([merges["leaving"], merges["merged"], merges["share_merged"]], [4 * (16 + 5)] * 2 + [1])
+        self.assertEqual([run["leaving"], run["merged"], run["found_target"]], [4 * (16 + 5)] * 2 + [1])
         self.assertNotIn("layers.0.bound", tensors)
-        for name in ("bound", "tightness", "violation", "later_bound", "later_shared_bound"):
+        for name in ("bound", "tightness", "violations", "later_bound", "later_shared_bound"):
             self.assertEqual({row[name] for row in heads}, {""}, name)
         self.assertEqual([run[name] for name in ("max_tightness", "violations")], [None, None])
-        changes = [change for layer in run["layers"] for change in layer["merges"]["changes"]]
+        changes = run["changes"]
         self.assertEqual(len(changes), 2 * 4 * (1 + 5), "at the prompt's end and at every step, for every query head")
         self.assertEqual({change["rounding"] for change in changes}, {None}, "a moving average is not lossless")
-        self.assertTrue(math.isclose(merges["perturbation"], np.mean([change["perturbation"] for change in changes])))
-        self.assertEqual(merges["max_perturbation"], max(change["perturbation"] for change in changes))
-        self.assertEqual(sorted(change["perturbation"] for change in changes if change["step"] is not None),
+        self.assertTrue(math.isclose(run["merge_perturbation"], np.mean([change["merge_perturbation"] for change in changes])))
+        self.assertEqual(run["max_merge_perturbation"], max(change["merge_perturbation"] for change in changes))
+        self.assertEqual(sorted(change["merge_perturbation"] for change in changes if change["step"] >= 0),
                          sorted(float(row["merge_perturbation"]) for row in heads))
-        for name, column in (("perturbation", "later_perturbation"), ("sag", "sag"),
-                             ("value_distance", "value_distance")):
-            self.assertTrue(math.isclose(later[name], np.mean([float(row[column]) for row in heads]), rel_tol=1e-12))
+        for name in ("later_perturbation", "sag", "value_distance"):
+            self.assertTrue(math.isclose(run[name], np.mean([float(row[name]) for row in heads]), rel_tol=1e-12))
         errors = [float(row["prediction_error"]) for row in heads]
-        self.assertEqual([later["predicted"], later["predictable"]], [len(heads), sum(error < 1 for error in errors)])
+        self.assertEqual(run["predictable"], sum(error < 1 for error in errors) / len(heads))
         self.assertEqual([row["later_joint_bound"] != "" for row in heads], [error < 1 for error in errors])
         for row in heads:
             if row["later_joint_bound"]:
@@ -187,16 +184,16 @@ class Reports(CommandLineTest):
         policies = "snapkv:window=4,snapkv:window=4+pyramid:beta=2,snapkv:window=4+adakv"
         arguments = "trace.safetensors", "--budget", "12", "--policy", policies
         document, _, dumps, _ = self.replay(*arguments)
-        plain, pyramid, adakv = ([(layer["entries"], layer["kept"]) for layer in run["layers"]]
-                                 for run in document["traces"][0]["runs"])
+        plain, pyramid, adakv = ([(layer["layer_entries"], layer["kept"]) for layer in run["layers"]]
+                                 for run in replayed(document)["runs"])
         self.assertEqual(plain, [(12, [12, 12])] * 3)
         self.assertEqual(pyramid, [(18, [18, 18]), (12, [12, 12]), (6, [6, 6])])
-        self.assertEqual({run["entries"] for run in document["traces"][0]["runs"]}, {12})
+        self.assertEqual({run["entries"] for run in replayed(document)["runs"]}, {12})
         (shared,) = (tensors for name, tensors in dumps.items() if "adakv" in name)
         self.assertEqual(adakv, [(12, np.diff(shared[f"layers.{layer}.kept_offsets"]).tolist()) for layer in range(3)])
         self.assertTrue(any(first != second for _, (first, second) in adakv), "or the heads' own are not told")
-        part = self.replay(*arguments, "--layers", "2")[0]["traces"][0]["runs"][1]["layers"]
-        self.assertEqual([(layer["layer"], layer["entries"]) for layer in part], [(2, 6)])
+        part = replayed(self.replay(*arguments, "--layers", "2")[0])["runs"][1]["layers"]
+        self.assertEqual([(layer["layer"], layer["layer_entries"]) for layer in part], [(2, 6)])
 
     def test_tables_have_columns_about_merges_where_something_merges(self):
         TraceFile().write(self.folder / "trace.safetensors")
@@ -231,20 +228,20 @@ class Reports(CommandLineTest):
             document, _, _, _ = self.replay(f"{name}.safetensors", "--policy",
                                             "h2o:window=4:recent=2+keepkv:threshold=none:predict=current", "--budget",
                                             "8")
-            merges = document["traces"][0]["runs"][0]["merges"]
-            self.assertEqual([merges["lossless"], merges["violations"]], [lossless, 0 if lossless else None])
-            self.assertIsNone(merges["later"])
+            run = replayed(document)["runs"][0]
+            self.assertEqual([run["lossless"], run["lossy"]], [lossless, 0 if lossless else None])
+            self.assertIsNone(run["later_perturbation"])
 
     def test_the_report_says_what_was_replayed(self):
         path = TraceFile(dtype="BF16").write(self.folder / "trace.safetensors")
         document, _, _, table = self.replay("trace.safetensors", "--policy", "snapkv:window=4+critical", "--budget",
                                             "50%")
-        trace = document["traces"][0]
+        trace = replayed(document)
         self.assertEqual(trace["sha256"], hashlib.sha256(path.read_bytes()).hexdigest())
         said = dict(layers=2, query_heads=4, kv_heads=2, head_dim=4, model_dim=8, prompt_tokens=24, decode_tokens=3,
                     window_queries=8, scale=0.5, storage="BF16", model="none", source="random numbers")
         self.assertEqual({name: trace[name] for name in said}, said)
-        self.assertEqual((document["base"], document["seed"]), (None, None))
+        self.assertEqual((trace["base"], document["provenance"]["seed"]), (None, None))
         run = trace["runs"][0]
         self.assertEqual([run[name] for name in ("policy", "budget", "entries", "backend")],
                          [CRITICAL, "50%", 12, "reference"])
@@ -258,8 +255,8 @@ class Reports(CommandLineTest):
         for layers, steps, chosen in (("0,3-4", 2, (0, 3, 4)), ("3", 1, (3,)), ("4,1,1-2", 3, (1, 2, 4)),
                                       ("0-4", 3, range(5))):
             part, rows, dumps, _ = self.replay("trace.safetensors", *policies, "--layers", layers, "--steps", steps)
-            self.assertEqual(part["traces"][0]["replayed_layers"], list(chosen))
-            self.assertEqual(part["traces"][0]["replayed_steps"], steps)
+            self.assertEqual(replayed(part)["replayed_layers"], list(chosen))
+            self.assertEqual(replayed(part)["replayed_steps"], steps)
             self.assertEqual(rows, [row for row in whole_rows
                                     if int(row["layer"]) in chosen and int(row["step"]) < steps])
             self.assertEqual(sorted(dumps), sorted(whole_dumps))
@@ -277,22 +274,22 @@ class Reports(CommandLineTest):
         document, rows, _, table = self.replay("trace.safetensors", "--policy",
                                                "snapkv:window=4+critical,snapkv:window=4:pool=1", "--budget", "8,50%",
                                                "--base", "snapkv:window=4")
-        runs = document["traces"][0]["runs"]
-        self.assertEqual(document["base"], "snapkv:window=4:pool=7")
+        trace = replayed(document)
+        runs = trace["runs"]
+        self.assertEqual(trace["base"], "snapkv:window=4:pool=7")
         self.assertEqual([run["budget"] for run in runs], ["8"] * 3 + ["50%"] * 3)
-        self.assertEqual(runs[0]["policy"], document["base"], "a base that is no --policy is replayed, too, first")
+        self.assertEqual(runs[0]["policy"], trace["base"], "a base that is no --policy is replayed, too, first")
         for first in (0, 3):
             base, others = runs[first], runs[first + 1:first + 3]
             self.assertIsNone(base["improved_heads"])
             for run in others:
                 improved = sum(ours < theirs for layer, base_layer in zip(run["layers"], base["layers"])
                                for ours, theirs in zip(layer["perturbation"], base_layer["perturbation"]))
-                self.assertEqual(run["improved_heads"],
-                                 {"base": document["base"], "improved": improved, "heads": 8, "share": improved / 8})
+                self.assertEqual((run["improved_heads"], run["base_run"]), (improved / 8, first))
                 self.assertIn(f"{100 * improved / 8:.1f} %", table)
         document, _, _, _ = self.replay("trace.safetensors", "--policy", "snapkv:window=4+critical,snapkv:window=4",
                                         "--budget", "8", "--base", "snapkv:pool=7:window=4")
-        self.assertEqual([run["improved_heads"] is None for run in document["traces"][0]["runs"]], [False, True])
+        self.assertEqual([run["improved_heads"] is None for run in replayed(document)["runs"]], [False, True])
 
     def test_an_undefined_ratio_is_empty_in_csv_null_in_json_and_counted(self):
         trace = TraceFile(layers=1, query_heads=1, kv_heads=1, prompt_tokens=2, decode_tokens=1, window_queries=1,
@@ -302,11 +299,12 @@ class Reports(CommandLineTest):
         trace.tensors["layers.0.value"][1][0] = [[1] * 4, [-1] * 4, [0] * 4]
         trace.write(self.folder / "trace.safetensors")
         document, rows, _, _ = self.replay("trace.safetensors", "--policy", "snapkv:window=1", "--budget", "1")
-        run = document["traces"][0]["runs"][0]
+        run = replayed(document)["runs"][0]
         self.assertEqual([row["relative"] for row in rows], ["", ""])
-        self.assertEqual((run["relative"], run["layer_relative"]), ({"mean": None, "undefined": 1},) * 2)
-        self.assertEqual((run["layers"][0]["relative"], run["layers"][0]["layer_relative"]), ([None], [None]))
-        self.assertGreater(run["perturbation"]["mean"], 0)
+        self.assertEqual((run["relative"], run["layer_relative"]), (None, None))
+        self.assertEqual((run["relative_undefined"], run["layer_relative_undefined"]), (1, 1))
+        self.assertEqual((run["layers"][0]["relative"], run["layers"][0]["layer_relative"]), (None, None))
+        self.assertGreater(run["perturbation"], 0)
 
     def test_several_traces_are_reported_in_order_and_dumped_to_folders(self):
         TraceFile().write(self.folder / "b.safetensors")
@@ -314,8 +312,8 @@ class Reports(CommandLineTest):
         document, rows, _, table = self.replay("b.safetensors", 'a "quoted", name.safetensors', "--policy",
                                                "snapkv:window=4", "--budget", "50%")
         paths = ["b.safetensors", 'a "quoted", name.safetensors']
-        self.assertEqual([trace["path"] for trace in document["traces"]], paths)
-        self.assertEqual([trace["runs"][0]["entries"] for trace in document["traces"]], [12, 15])
+        self.assertEqual([part.facts["path"] for part in parts(document)], paths)
+        self.assertEqual([part.rows("runs")[0]["entries"] for part in parts(document)], [12, 15])
         self.assertEqual(list(dict.fromkeys(row["trace"] for row in rows)), paths)
         self.assertEqual([line for line in table.splitlines() if line in paths], paths)
         dump = "snapkv_window=4_pool=7@50%@reference.safetensors"
@@ -341,7 +339,7 @@ class Reports(CommandLineTest):
         policies = "replay", "trace.safetensors", "--policy", "snapkv:window=4", "--budget", "8"
         for name in ("-", "/dev/stdout", "/dev/fd/1"):
             result = self.run_program(*policies, "--json", name)
-            self.assertEqual((result.returncode, json.loads(result.stdout)["schema"]), (PASS, "kvbound-replay-1"))
+            self.assertEqual((result.returncode, json.loads(result.stdout)["schema"]), (PASS, "kvbound-2"))
             self.assertIn("policy", result.stderr)
         self.refuses(USAGE, "'-' is what --json writes", *policies, "--json", "/dev/stdout", "--csv", "-")
         (self.folder / "target.json").write_text("old")
@@ -349,7 +347,7 @@ class Reports(CommandLineTest):
         (self.folder / "link.json").symlink_to("target.json")
         self.passes(*policies, "--json", "link.json")
         self.assertTrue((self.folder / "link.json").is_symlink())
-        self.assertEqual(json.loads((self.folder / "target.json").read_text())["schema"], "kvbound-replay-1")
+        self.assertEqual(json.loads((self.folder / "target.json").read_text())["schema"], "kvbound-2")
         self.assertEqual((self.folder / "target.json").stat().st_mode & 0o777, 0o640)
 
     def test_names_that_are_no_utf8_are_no_obstacle(self):
@@ -357,7 +355,7 @@ class Reports(CommandLineTest):
         TraceFile().write(self.folder / name)
         self.passes("replay", name, "--policy", "snapkv:window=4", "--budget", "8", "--json", "out.json", "--csv",
                     "out.csv", "--dump", "d/")
-        path = json.loads((self.folder / "out.json").read_text("utf-8"))["traces"][0]["path"]
+        path = replayed(read(self.folder / "out.json"))["path"]
         self.assertEqual(path, "tr\ufffd\ufffdce.safetensors")
 
     def test_inspect_verifies_the_recorded_attention_output(self):

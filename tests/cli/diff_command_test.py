@@ -2,7 +2,6 @@
 
 usage: diff_command_test.py KVBOUND      KVBOUND: the program's path
 """
-import json
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import numpy as np
 import independent.replay
 from support import faults, kvbound_cli
 from support.diffs import CRITICAL, REAL, DiffTest
+from support.documents import read
 from support.dumps import Dump, recompute
 from support.kvbound_cli import (INCONCLUSIVE, INVALID, MISMATCH, REPOSITORY, SAMPLES, USAGE, WORLD, TraceFile,
                                  encode)
@@ -355,8 +355,8 @@ class WrongDumps(DiffTest):
         reports = []
         for threads in ("1", "2", "5"):
             self.passes("diff", trace, "dump.safetensors", "--threads", threads, "--json", "out.json")
-            report = json.loads((self.folder / "out.json").read_text())
-            self.assertEqual(report.pop("threads"), int(threads))
+            report = read(self.folder / "out.json")
+            self.assertEqual(report["provenance"].pop("threads"), int(threads))
             reports.append(report)
         self.assertEqual(reports[0], reports[1])
         self.assertEqual(reports[0], reports[2])

@@ -2,13 +2,13 @@
 
 usage: diff_floor_test.py KVBOUND      KVBOUND: the program's path
 """
-import json
 import re
 
 import numpy as np
 
 from support import kvbound_cli
 from support.diffs import DiffTest
+from support.documents import parts, read
 from support.kvbound_cli import USAGE, WORLD
 
 
@@ -17,8 +17,8 @@ class Floors(DiffTest):
 
     def floors(self, *arguments):
         self.passes("diff", "--floor", *arguments, "--json", "floor.json")
-        report = json.loads((self.folder / "floor.json").read_text())
-        return {(item["operation"], item["layer"], item["tokens"]): item for item in report["floors"]}, report
+        part, = parts(read(self.folder / "floor.json"))
+        return {(item["operation"], item["layer"] or 0, item["tokens"]): item for item in part.rows("floors")}, part.facts
 
     def test_the_table_has_a_row_for_each_operation_and_number_of_tokens(self):
         text = self.passes("diff", "--floor", self.SHAPE, "--tokens", "30,60", "--storage", "BF16", "--weights", "BF16",
@@ -27,12 +27,12 @@ class Floors(DiffTest):
         self.assertEqual(lines[0], "random numbers, head_dim=8:query_heads=2:kv_heads=1:window=2:seed=1")
         self.assertEqual(lines[1], "  storage BF16, accumulate F32, weights BF16, partials F16, 2 splits, tile 16")
         rows = [re.split("  +", line) for line in lines[3:]]
-        self.assertEqual(rows[0], ["operation", "tokens", "factor", "logits", "missing", "padding", "swaps", "base 2",
-                                   "halved", "zeros"])
+        self.assertEqual(rows[0], ["operation", "tokens", "factor", "logits", "missing", "their weight", "padding",
+                                   "their weight", "swaps", "of", "base 2", "halved", "zeros"])
         self.assertEqual([row[1] for row in rows[1:]], ["30"] * 13 + ["60"] * 13)
-        self.assertRegex(lines[4], r"^prompt_output +30 +0\.\d+ +0\.\d+ +\d+ \([^)]+ %\) +\d+ \([^)]+ %\) +1 of 1 +found")
+        self.assertRegex(lines[4], r"^prompt_output +30 +0\.\d+ +0\.\d+ +\d+ +\d+\.\d %  +\d+ +\d+\.\d % +1 +1 +found")
         self.assertEqual(rows[2][0], "score")
-        self.assertEqual(rows[2][3:], ["-"] * 5 + ["found", "found"])
+        self.assertEqual(rows[2][3:], ["-"] * 8 + ["found", "found"])
 
     def test_rougher_arithmetic_and_more_tokens_find_less(self):
         def factor(tokens, *arguments):
@@ -52,7 +52,7 @@ class Floors(DiffTest):
         trace = self.trace("F32")
         floors, report = self.floors(trace, "--storage", "F32", "--layers", "1")
         self.assertEqual({key[1:] for key in floors}, {(1, 120)})
-        self.assertEqual((report["seed"], report["shape"], report["trace"]["prompt_tokens"]), (None, None, 120))
+        self.assertEqual((report["shape"], report["trace"]["prompt_tokens"]), (None, 120))
         dump = self.reference(trace, "snapkv:window=12:pool=1+critical").only({"projected_value_norms"})
         dump.metadata.update(storage="F32", accumulate="F32")
         floor = floors["projected_value_norms", 1, 120]["factor"]

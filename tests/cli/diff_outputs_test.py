@@ -29,7 +29,7 @@ class UnlikelyTest(DiffTest):
         self.assertEqual(report["verdict"], "agrees")
         match = self.assertRegex(stderr, LINE.format(functional=functional,
                                                      explained=f"; {re.escape(explained)} would explain it" if explained else ""))
-        found = report["unlikely"]["found"]
+        found = report["unlikely"]
         self.assertEqual([item["explained_by"] for item in found], [explained] * len(found), match)
         return float(found[0]["value"]), report
 
@@ -39,7 +39,7 @@ class UnlikelyTest(DiffTest):
         self.agrees(trace, right)
         factor, report = self.found(trace, Kernel(**PARTS, logits=1.003).dump(trace), "logit scale")
         self.assertAlmostEqual(factor, 1.003, delta=0.0005)
-        self.assertEqual(report["unlikely"]["found"][0]["index"], [None, None])
+        self.assertEqual(report["unlikely"][0]["index"], "[:, :]")
         for _, array in right.tensors.values():
             array *= 1.002
         factor, _ = self.found(trace, right, "gain")

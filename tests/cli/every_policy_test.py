@@ -3,9 +3,9 @@
 usage: every_policy_test.py KVBOUND [unittest's options]     KVBOUND: the program's path
 KVBOUND_SHARE=K/N in the environment: only the K-th of every N policies
 """
-import json
 
 from support import kvbound_cli
+from support.documents import read, replayed
 from support.kvbound_cli import SAMPLES, CommandLineTest
 from support.share import share_of
 
@@ -28,8 +28,8 @@ class EveryPolicy(CommandLineTest):
             with self.subTest(policy):
                 self.passes("replay", trace, "--policy", policy, "--backend", "reference,emulated", "--json", "out.json", *options,
                             timeout=MOST_SECONDS)
-                (replayed,) = json.loads((self.folder / "out.json").read_text("utf-8"))["traces"]
-                (agreement,) = (run["agreement"] for run in replayed["runs"] if run["backend"] == "emulated")
+                run = replayed(read(self.folder / "out.json"))
+                (agreement,) = (run["agreement"] for run in run["runs"] if run["backend"] == "emulated")
                 found = {entry["tensor"] for entry in agreement}
                 self.assertIn("output", found)
                 self.assertEqual("evicted" in found, not policy.startswith(("snapkv", "random")))

@@ -3,13 +3,13 @@
 usage: import_test.py KVBOUND      KVBOUND: the program's path
 """
 import itertools
-import json
 import shutil
 
 import numpy as np
 
 from independent.replay import open_tensors, read_tensor
 from support import kvbound_cli
+from support.documents import judgement, read
 from support.flashinfer_dumps import (CUDA_GRAPH, DECODE, Batch, Dumps, Tensor, Torch, attention, edit, ints, record_decode,
                                       record_prefill, record_ragged, record_single, safetensors)
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, USAGE, WORLD, CommandLineTest, file_bytes
@@ -40,7 +40,7 @@ class ImportTest(CommandLineTest):
         self.imports("--dump", self.dump, *options)
         result = self.run_program("diff", self.trace, self.dump, "--json", "diff.json")
         self.assertIn(result.returncode, (PASS, MISMATCH, INCONCLUSIVE), result.stderr)
-        return result.returncode, json.loads((self.folder / "diff.json").read_text("utf-8"))
+        return result.returncode, judgement(read(self.folder / "diff.json"))
 
     def require_verdict(self, code, *options):
         found, report = self.verdict(*options)

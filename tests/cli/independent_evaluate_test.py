@@ -16,6 +16,7 @@ from independent.policy import parse_policy
 from support import kvbound_cli
 from support.closed_loop_cases import (MODELS, MORE_POLICIES, POLICIES, fitting, near_ties, pocket_folder, pocket_tasks,
                                        tiny_model, tiny_tasks, trace_file, write_tasks)
+from support.documents import read, replayed
 from support.kvbound_cli import CommandLineTest
 from support.share import share_of
 
@@ -99,7 +100,7 @@ class OpenLoop(CommandLineTest):
             policies = [policy for policy in policies if parse_policy(policy).window <= 40]
             trace = trace_file(full).write(self.folder / f"{name}.safetensors")
             self.passes("replay", trace, "--policy", ",".join(policies), "--budget", "30%", "--json", "out.json", "--quiet")
-            theirs = json.loads((self.folder / "out.json").read_text("utf-8"))["traces"][0]["runs"]
+            theirs = replayed(read(self.folder / "out.json"))["runs"]
             ours = evaluate(tiny_model("qwen3-tied"), task, policies, ["30%"], window=40)["runs"]
             for run, found in zip(ours, theirs, strict=True):
                 self.assertEqual(parse_policy(run["policy"]), parse_policy(found["policy"]))

@@ -13,6 +13,7 @@ import numpy as np
 
 import independent.replay
 from support import kvbound_cli
+from support.documents import read, replayed
 from support.kvbound_cli import INCONCLUSIVE, INVALID, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 SCORES = ("attention", "value", "key", "joint", "exact", "eq-1")
@@ -252,7 +253,7 @@ class ReplayRecall(CommandLineTest):
 
     def replay(self, *arguments, code=0):
         table = self.passes("replay", TRACE, *arguments, "--json", "out.json", code=code)
-        return json.loads((self.folder / "out.json").read_text())["traces"][0], table
+        return replayed(read(self.folder / "out.json")), table
 
     def test_it_is_the_share_kept_of_the_entries_that_would_be_missed_most(self):
         path = TraceFile(prompt_tokens=50, query_heads=6).write(self.folder / TRACE)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from support import kvbound_cli
-from support.documents import without_times_and_hosts
+from support.documents import read, without_times_and_hosts
 from support.kvbound_cli import INCONCLUSIVE, INVALID, PASS, USAGE, WORLD, CommandLineTest
 
 POLICIES = ("snapkv:window=4", "snapkv:window=4+critical", "random:seed=0:sinks=4:window=4", "h2o:window=4+keepkv")
@@ -133,7 +133,7 @@ class Sweeps(SweepTest):
         result = self.run_program("gather", "study", "--partial", "--json", "out.json")
         self.assertEqual(result.returncode, INCONCLUSIVE)
         self.assertIn("no results of 6 items:", result.stderr)
-        self.assertEqual(json.loads((self.folder / "out.json").read_text())["traces"], [])
+        self.assertEqual(read(self.folder / "out.json")["parts"], [])
 
     def test_results_go_to_pipes_too(self):
         self.passes("sweep", "plan.json", "--out", "study", "--quiet")
@@ -179,7 +179,7 @@ class Sweeps(SweepTest):
                     if "--list" in arguments:
                         self.assertEqual(result.stdout.count("to do  "), 1)
                 self.assertFalse((self.folder / "out.json").exists())
-                self.assertEqual(len(json.loads((self.folder / "part.json").read_text())["traces"]), 2)
+                self.assertEqual(len(read(self.folder / "part.json")["parts"]), 2)
                 self.assertTrue(path.exists(), "who only looks removes nothing")
                 result = self.run_program("sweep", "--out", "study", "--resume")
                 self.assertRegex(result.stderr, line + r"\Z")
@@ -232,7 +232,7 @@ class Sweeps(SweepTest):
         result = self.run_program("sweep", "plan.json", "--out", odd, "--engine", "slurm", "--json", odd + ".json", env=environment)
         self.assertEqual(result.returncode, PASS, result.stderr)
         self.assertEqual(len(self.results(odd)), 6, "the script is whole")
-        self.assertEqual(len(json.loads((self.folder / (odd + ".json")).read_text())["traces"]), 3)
+        self.assertEqual(len(read(self.folder / (odd + ".json"))["parts"]), 3)
         for options in (("--sbatch", "--time=1\ntouch pwned"), ("--sbatch", "\x1b"), ("--json", "a\nb"), ("--csv", "a\rb")):
             result = self.run_program("sweep", "plan.json", "--out", "study", "--engine", "slurm", *options, env=environment)
             self.assertEqual((result.returncode, result.stdout), (USAGE, ""))
@@ -400,7 +400,7 @@ class Faults(SweepTest):
         self.assertFalse((self.folder / "out.json").exists())
         partial = self.run_program("gather", "study", "--partial", "--json", "out.json", "--quiet")
         self.assertEqual(partial.returncode, INCONCLUSIVE)
-        paths = [trace["path"] for trace in json.loads((self.folder / "out.json").read_text())["traces"]]
+        paths = [trace["facts"]["path"] for trace in read(self.folder / "out.json")["parts"]]
         self.assertEqual(paths, ["a.safetensors", "c.safetensors"])
         (self.folder / "elsewhere").rename(self.folder / "b.safetensors")
         self.assertIn("2 items computed", self.passes("sweep", "--out", "study"))

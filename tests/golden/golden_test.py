@@ -13,6 +13,7 @@ import numpy as np
 
 import independent.replay
 from support import kvbound_cli
+from support.documents import read, replayed
 from support.kvbound_cli import SAMPLES, CommandLineTest
 
 GOLDEN = Path(__file__).resolve().parent
@@ -141,7 +142,7 @@ class Golden(CommandLineTest):
             self.passes("replay", SAMPLES / golden["sample"], "--policy", ",".join(policies), "--budget", ",".join(budgets),
                         "--json", "out.json", "--dump", "dumps/",
                         *(("--layers", ",".join(map(str, layers))) if layers else ()))
-            trace = json.loads((self.folder / "out.json").read_text())["traces"][0]
+            trace = replayed(read(self.folder / "out.json"))
             self.assertEqual(trace["sha256"], golden["sha256"], "another sample: see tests/golden/README.md")
             runs |= {(run["policy"], run["budget"], layer["layer"]): layer for run in trace["runs"] for layer in run["layers"]}
         for path in (self.folder / "dumps").iterdir():

@@ -1,11 +1,11 @@
 """Base class for tests of `kvbound diff`: traces to compare dumps with, and the expected verdicts."""
 import importlib
-import json
 from unittest import mock
 
 import numpy as np
 
 import independent.replay
+from support.documents import comparison, judgement, read
 from support.dumps import Dump, recompute
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, CommandLineTest
 
@@ -27,7 +27,7 @@ class DiffTest(CommandLineTest):
         dump.write(self.folder / "dump.safetensors")
         result = self.run_program("diff", trace, "dump.safetensors", "--json", "out.json")
         self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}")
-        return json.loads((self.folder / "out.json").read_text()), result.stderr
+        return judgement(read(self.folder / "out.json")), result.stderr
 
     def agrees(self, trace, dump, may_be_unlikely=False):
         """may_be_unlikely: whether its numbers were moved, within their bounds but by more than chance may."""
@@ -95,7 +95,7 @@ class RowsTest(CommandLineTest):
         other.write(self.folder / "b.safetensors")
         result = self.run_program(*arguments, "--json", "out.json")
         self.assertEqual(result.returncode, code, f"{result.stdout}{result.stderr}")
-        report = json.loads((self.folder / "out.json").read_text("utf-8"))
+        report = comparison(read(self.folder / "out.json"))
         self.assertEqual(report["verdict"], {PASS: "agrees", MISMATCH: "differs", INCONCLUSIVE: "no evidence"}[code])
         for item in report["tensors"]:
             self.assertEqual(sum(item[count] for count in ROW_COUNTS), item["rows"])

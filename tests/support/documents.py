@@ -1,8 +1,130 @@
-"""JSON reports as text."""
+"""Result documents of the program (version 2), as tests read them."""
+import itertools
+import json
 import re
+
+import numpy as np
+
+
+class Row(dict):
+    """Keys and figures of one row of a cube; a figure that the document leaves out because it says nothing is None."""
+
+    def __missing__(self, name):
+        return None
+
+
+class Part:
+    """One part of a document: facts, and cubes by name."""
+
+    def __init__(self, part):
+        self.facts, self.axes, self.cubes = part["facts"], part["axes"], part["cubes"]
+
+    def size(self, axis):
+        return len(next(iter(self.axes[axis].values())))
+
+    def shape(self, cube):
+        return [self.size(axis) for axis in self.cubes[cube]["axes"]]
+
+    def column(self, cube, name):
+        """An array over the cube's axes; NaN where there is no number, and everywhere if the document leaves the figure out."""
+        values = self.cubes.get(cube, {"columns": {}})["columns"].get(name)
+        if values is None:
+            return np.full(self.shape(cube), np.nan) if cube in self.cubes else np.array([])
+        return np.array([np.nan if value is None else value for value in values], float).reshape(self.shape(cube))
+
+    def rows(self, cube):
+        """Of a cube that the document leaves out: none."""
+        if cube not in self.cubes:
+            return []
+        of = self.cubes[cube]
+        places = [[{key: values[i] for key, values in self.axes[axis].items()} for i in range(self.size(axis))] for axis in of["axes"]]
+        return [Row({key: value for place in row for key, value in place.items()} | {name: values[i] for name, values in of["columns"].items()})
+                for i, row in enumerate(itertools.product(*places))]
+
+
+def read(path):
+    return json.loads(path.read_text("utf-8"))
+
+
+def provenance(document):
+    return document.get("provenance", document)  # documents of version 1 have these fields at the top
+
+
+def parts(document):
+    return [Part(part) for part in document["parts"]]
+
+
+def replayed(document, index=0):
+    """A trace of a replay: its facts, times of operations, and `runs` with the figures of each run and of its layers, its changes by
+    merges, and its judged tensors."""
+    part = parts(document)[index]
+    runs = part.rows("runs")
+    for r, run in enumerate(runs):
+        run["layers"] = [layer_of(part, r, layer) for layer in range(part.size("layer"))] if "layer" in part.axes else []
+        run["changes"] = [change for change in part.rows("merges") if change["run"] == r]
+        run["agreement"] = [item for item in judged(part) if all(item[key] == run[key] for key in ("policy", "budget", "backend"))] or None
+    return part.facts | {"runs": runs, "times": part.rows("times")}
+
+
+def layer_of(part, run, layer):
+    """The figures of one layer of a run: per query head, KV head, or step."""
+    found = Row(layer=part.axes["layer"]["layer"][layer])
+    for cube in ("layers", "heads", "kv_heads", "layer_steps"):
+        for name in part.cubes.get(cube, {"columns": ()})["columns"]:
+            values = part.column(cube, name)[run, layer]
+            if not np.isnan(values).all():
+                found[name] = [None if np.isnan(value) else value for value in values] if values.ndim else values.item()
+    return found
+
+
+def index_of(text):
+    """[5, 3] of "layers.2.output[5, 3]"."""
+    return [int(number) for number in re.findall(r"\d+", text[text.find("["):])] if text else None
+
+
+def judged(part):
+    """The judged tensors of a part, each with its worst element, or None, and its functionals."""
+    items = part.rows("tensors")
+    for item in items:
+        item["worst"] = None
+        if item["worst_at"]:
+            item["worst"] = Row({name: item[name] for name in ("claimed", "expected", "error", "bound", "share", "ulps", "note")},
+                                index=index_of(item["worst_at"]))
+        item["diagnosis"] = {"fault": item["diagnosis"], "rows": item["diagnosed_rows"]} if item["diagnosis"] else None
+        item["functionals"] = [row | {"name": row["functional"]} for row in part.rows("functionals")
+                               if all(row[key] == item[key] for key in ("policy", "budget", "backend", "layer", "tensor"))]
+    return items
+
+
+def compared(part):
+    """The compared tensors of a part, each with its rows that are not identical."""
+    items, differing = part.rows("tensors"), part.rows("differing")
+    for row in differing:
+        row.update(row=index_of(row["row"]), row_b=index_of(row["row_b"]))
+    for item in items:
+        item["distances"] = None
+        if item["ulps"] is not None:
+            item["distances"] = Row({name: item[name] for name in ("unit", "ulps", "row_ulps", "value_a", "value_b")},
+                                    index=index_of(item["farthest"]))
+        item["differing"] = [row for row in differing if (row["layer"], row["tensor"]) == (item["layer"], item["tensor"])]
+    return items
+
+
+def judgement(document):
+    """What `diff` and `check` say: facts, judged tensors, and unlikely outputs."""
+    part, = parts(document)
+    return part.facts | {"tensors": judged(part), "unlikely": part.rows("unlikely")}
+
+
+def comparison(document):
+    """What `diff` and `check` say with --against: facts, compared tensors, and KV heads whose caches differ."""
+    part, = parts(document)
+    pairs = [[row["case_a"], row["case_b"]] for row in part.rows("pairs")]
+    return part.facts | {"tensors": compared(part), "apart": part.rows("apart"), "compared": pairs}
 
 
 def without_times_and_hosts(path):
     """The text of a replay's document without what another run may have otherwise: seconds, times of operations, the machine."""
-    text = re.sub(r'^( *)"times": \[\n.*?^\1\],?\n', "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r'^ *"(?:compress|steps|device|threads)": [^{\[\n]*\n', "", text, flags=re.MULTILINE)
+    text = re.sub(r'^( *)"times": \{\n.*?^\1\},?\n', "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r'^( *)"operation": \{\n.*?^\1\},?\n', "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r'^ *"(?:compress_seconds|step_seconds|device|threads)": [^\n]*\n', "", text, flags=re.MULTILINE)

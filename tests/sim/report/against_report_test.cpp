@@ -34,7 +34,7 @@ AgainstReport report_of(const std::vector<RowVerdict>& verdicts) {
 }
 
 std::string first_line(const AgainstReport& report) {
-  const std::string text = text_report(report, {});
+  const std::string text = text_report(report, against_part(report), {});
   return text.substr(0, text.find('\n'));
 }
 

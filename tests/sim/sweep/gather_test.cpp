@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <kvbound/sim/figures/csv.hpp>
+#include <kvbound/sim/figures/document.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/sweep/gather.hpp>
 #include <kvbound/sim/sweep/schedule.hpp>
@@ -15,26 +17,27 @@
 namespace kvbound::sim::gather_test {
 namespace {
 
-Report without_times(Report report) {
+ReplayReport without_times(ReplayReport report) {
   report.result.times.clear();
   for (RunResult& run : report.result.runs) run.compress_seconds = run.step_seconds = 0;
   return report;
 }
 
 // JSON and CSV of all traces, without times.
-std::string text_of_reports(const std::vector<Report>& reports, const Sweep& sweep) {
-  std::string text = JsonReport::beginning(sweep.base, environment()) + csv_headings();
-  JsonReport json([&](std::string_view more) { text += more; }, sweep.base);
-  for (const Report& report : reports) {
-    json.add(without_times(report));
-    text += csv_rows(report);
+std::string text_of_reports(const std::vector<ReplayReport>& reports, const Sweep& sweep) {
+  std::string text;
+  DocumentWriter json("replay", [&](std::string_view more) { text += more; });
+  for (const ReplayReport& report : reports) {
+    const Part part = replay_part(without_times(report), sweep.base, true);
+    json.add(part);
+    text += csv_headings(part) + csv_rows(part);
   }
-  json.finish();
+  json.finish(provenance());
   return text;
 }
 
 std::string replayed(const Sweep& sweep) {
-  std::vector<Report> reports;
+  std::vector<ReplayReport> reports;
   for (const SweepTrace& trace : sweep.traces)
     reports.push_back({replay(traces::Trace(trace.file), sweep.runs, trace.scope), trace.sha256});
   return text_of_reports(reports, sweep);
@@ -42,7 +45,7 @@ std::string replayed(const Sweep& sweep) {
 
 std::string gathered(const SweepFolder& folder, const Sweep& sweep, bool mixed = false) {
   Gathering gathering(folder, sweep, mixed);
-  std::vector<Report> reports;
+  std::vector<ReplayReport> reports;
   for (size_t t = 0; t < sweep.traces.size(); ++t) reports.push_back(gathering.trace(t));
   return text_of_reports(reports, sweep);
 }

@@ -27,7 +27,7 @@ TEST(BriefPolicies, OfTextsThatAreNoneAreTheseTexts) {
 
 TEST(Sections, NumberTheirCubesAndFigures) {
   Section section("part-3", "title");
-  Cube cube;
+  PageCube cube;
   cube.add_counted_axis("i", 1);
   cube.append("x", 1);
   EXPECT_EQ(section.add(cube), "part-3-data-1");

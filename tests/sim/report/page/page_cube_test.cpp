@@ -2,13 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <kvbound/sim/report/page/cube.hpp>
+#include <kvbound/sim/report/page/page_cube.hpp>
 
 namespace kvbound::sim {
 namespace {
 
-TEST(Cube, HasAxesWithKeysAndColumnsOfNumbers) {
-  Cube cube;
+TEST(PageCube, HasAxesWithKeysAndColumnsOfNumbers) {
+  PageCube cube;
   cube.add_axis({{"policy", {"a", "b"}}, {"entries", {10, 20}}});
   cube.add_counted_axis("head", 3);
   cube.append("L", std::array{1.0, 2.0, 3.0});
@@ -21,22 +21,22 @@ TEST(Cube, HasAxesWithKeysAndColumnsOfNumbers) {
   })"));
 }
 
-TEST(Cube, HasNumbersInSixDigits) {
-  Cube cube;
+TEST(PageCube, HasNumbersInSixDigits) {
+  PageCube cube;
   cube.add_counted_axis("i", 6);
   cube.append("x", std::array{123456.7, 1234567.0, 1.23456789e-12, -2.0, 1e60, 0.0});
   EXPECT_EQ(cube.json("c")["columns"]["x"].dump(), "[123457,1234570,1.23457e-12,-2,1e+60,0]");
 }
 
-TEST(Cube, HasNumbersWhoseRatiosCanBeSquared) {
-  Cube cube;
+TEST(PageCube, HasNumbersWhoseRatiosCanBeSquared) {
+  PageCube cube;
   cube.add_counted_axis("i", 4);
   cube.append("x", std::array{1e80, -1e300, 1e-80, -1e-300});
   EXPECT_EQ(cube.json("c")["columns"]["x"].dump(), "[1e+75,-1e+75,0,0]");
 }
 
-TEST(Cube, SaysSomethingIfAColumnHasANumber) {
-  Cube cube;
+TEST(PageCube, SaysSomethingIfAColumnHasANumber) {
+  PageCube cube;
   cube.append("none", kUndefined);
   cube.append("some", kUndefined);
   cube.append("some", 0);

@@ -7,14 +7,14 @@
 
 #include <gtest/gtest.h>
 
+#include <kvbound/sim/figures/csv.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/options/policy.hpp>
-#include <kvbound/sim/report/recall_report.hpp>
-#include <kvbound/sim/report/report.hpp>
+#include <kvbound/sim/replay/replay_cubes.hpp>
 
 #include "support/random_layer.hpp"
 
-namespace kvbound::sim::report_csv_test {
+namespace kvbound::sim::replay_cubes_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -65,10 +65,13 @@ std::vector<std::string> column(const std::string& csv, const std::string& name)
   return result;
 }
 
-std::string csv_of(const Report& report) { return csv_headings() + csv_rows(report); }
+std::string csv_of(const ReplayReport& report) {
+  const Part part = replay_part(report, std::nullopt, true);
+  return csv_headings(part) + csv_rows(part);
+}
 
 // One layer of two steps and two query heads with merges.
-Report merging_report(const std::vector<MergeChange>& changes) {
+ReplayReport merging_report(const std::vector<MergeChange>& changes) {
   LayerMetrics metrics;
   metrics.perturbation = metrics.relative = metrics.kept_mass = Matrix(2, 2);
   metrics.layer_perturbation = metrics.layer_relative = {0, 0};
@@ -76,23 +79,24 @@ Report merging_report(const std::vector<MergeChange>& changes) {
   RunResult run;
   run.run = {{"h2o+keepkv", parse_policy("h2o+keepkv")}, parse_budget("20%"), "reference"};
   run.layers = {metrics};
-  Report report;
+  ReplayReport report;
   report.result.scope = {{0}, 2};
+  report.result.trace.shape = {2, 1};
+  run.layer_entries = {9};
   report.result.runs = {run};
   return report;
 }
 
-TEST(CsvReport, HasTheLargestChangeOfAStepsMergesPerHeadAndNothingWhereNothingMerged) {
-  const Report report =
+TEST(ReplayCubes, HasTheLargestChangeOfAStepsMergesPerHeadAndNothingWhereNothingMerged) {
+  const ReplayReport report =
       merging_report({{-1, 0, 9, {}}, {0, 0, 1, {}}, {0, 0, 3, {}}, {0, 0, 2, {}}, {1, 1, 0, {}}});
   EXPECT_EQ(column(csv_of(report), "merge_perturbation"), (std::vector<std::string>{"3", "", "", "0"}));
 }
 
-TEST(CsvReport, SaysThatAMergesChangeIsNoNumberWhateverElseMerged) {
-  const Report report = merging_report(
+TEST(ReplayCubes, LeaveAMergesChangeEmptyIfOneIsNoNumberWhateverElseMerged) {
+  const ReplayReport report = merging_report(
       {{0, 0, kNan, {}}, {0, 0, 1, {}}, {0, 1, 1, {}}, {0, 1, kNan, {}}, {1, 0, kNan, {}}, {1, 1, 2, {}}});
-  EXPECT_EQ(column(csv_of(report), "merge_perturbation"),
-            (std::vector<std::string>{"nan", "nan", "nan", "2"}));
+  EXPECT_EQ(column(csv_of(report), "merge_perturbation"), (std::vector<std::string>{"", "", "", "2"}));
 }
 
 // Four different numbers from `first` on, which a double holds exactly.
@@ -140,7 +144,7 @@ LayerMetrics merging_metrics(double first) {
 }
 
 // Two runs of layers 3 and 7.
-Report report_of(const std::string& path) {
+ReplayReport report_of(const std::string& path) {
   RunResult evicting, merging;
   evicting.run = {{"h2o", parse_policy("h2o")}, parse_budget("20%"), "reference"};
   evicting.entries = 12;
@@ -148,8 +152,10 @@ Report report_of(const std::string& path) {
   merging.entries = 9;
   evicting.layers = {evicting_metrics(100), evicting_metrics(200)};
   merging.layers = {merging_metrics(300), merging_metrics(400)};
-  Report report;
+  ReplayReport report;
   report.result.trace.path = path;
+  report.result.trace.shape = {2, 1};
+  evicting.layer_entries = merging.layer_entries = std::vector<int64_t>(8, 9);
   report.result.scope = {{3, 7}, 2};
   report.result.runs = {evicting, merging};
   return report;
@@ -158,6 +164,7 @@ Report report_of(const std::string& path) {
 using Row = std::map<std::string, std::string>;
 
 const std::vector<std::string> kNames{"trace",
+                                      "label",
                                       "policy",
                                       "budget",
                                       "entries",
@@ -169,9 +176,10 @@ const std::vector<std::string> kNames{"trace",
                                       "relative",
                                       "bound",
                                       "tightness",
+                                      "violations",
                                       "kept_mass",
                                       "stage_one_mass",
-                                      "violation",
+                                      "stage_one_low",
                                       "merge_perturbation",
                                       "later_perturbation",
                                       "prediction_error",
@@ -179,7 +187,9 @@ const std::vector<std::string> kNames{"trace",
                                       "later_bound",
                                       "later_shared_bound",
                                       "later_joint_bound",
-                                      "sag"};
+                                      "sag",
+                                      "layer_perturbation",
+                                      "layer_relative"};
 
 // A row with the columns that all runs have, for one step and query head.
 Row row_of(double first, const std::string& path, int64_t layer, int64_t t, int64_t h) {
@@ -196,6 +206,7 @@ Row row_of(double first, const std::string& path, int64_t layer, int64_t t, int6
 }
 
 void evicts(Row& row, double first, int64_t t, int64_t h) {
+  row["label"] = "h2o";
   row["policy"] = canonical(parse_policy("h2o"));
   row["budget"] = "20%";
   row["entries"] = "12";
@@ -204,10 +215,12 @@ void evicts(Row& row, double first, int64_t t, int64_t h) {
   row["bound"] = shortest(figures(2 * (first + 1))(t, h));
   row["tightness"] = shortest(figures(first + 1)(t, h) / figures(2 * (first + 1))(t, h));
   row["stage_one_mass"] = shortest(figures(first + 8)(t, h));
-  row["violation"] = "0";
+  row["stage_one_low"] = "0";
+  row["violations"] = "0";
 }
 
 void merges(Row& row, double first, int64_t t, int64_t h) {
+  row["label"] = "mine";
   row["policy"] = canonical(parse_policy("h2o+keepkv"));
   row["budget"] = "9";
   row["entries"] = "9";
@@ -223,7 +236,7 @@ void merges(Row& row, double first, int64_t t, int64_t h) {
 
 // All rows expected in a report, in order.
 std::vector<Row> expected_rows(const std::string& path) {
-  std::vector<Row> rows;
+  std::vector<Row> rows, of_layers;
   for (const double first : {100.0, 200.0, 300.0, 400.0}) {
     const int64_t layer = first == 100 || first == 300 ? 3 : 7;
     const auto finish = first < 300 ? evicts : merges;
@@ -234,19 +247,20 @@ std::vector<Row> expected_rows(const std::string& path) {
       }
       Row all = row_of(first, path, layer, t, 0);
       all["head"] = "all";
-      all["perturbation"] = shortest(first + 4 + static_cast<double>(t));
-      all["relative"] = shortest(first + 6 + static_cast<double>(t));
-      all["kept_mass"] = "";
+      for (const char* name : {"perturbation", "relative", "kept_mass"}) all[name] = "";
+      all["layer_perturbation"] = shortest(first + 4 + static_cast<double>(t));
+      all["layer_relative"] = shortest(first + 6 + static_cast<double>(t));
       finish(all, first, t, 0);
-      rows.push_back(all);
+      of_layers.push_back(all);
     }
   }
+  rows.insert(rows.end(), of_layers.begin(), of_layers.end());
   return rows;
 }
 
-TEST(CsvReport, HasInEveryColumnTheFigureOfItsRunLayerStepAndHead) {
+TEST(ReplayCubes, HasInEveryColumnTheFigureOfItsRunLayerStepAndHead) {
   const std::string first = "a, \"b\".safetensors", second = "c.safetensors";
-  const Table table(csv_of(report_of(first)) + csv_rows(report_of(second)));
+  const Table table(csv_of(report_of(first)) + csv_rows(replay_part(report_of(second), std::nullopt, true)));
   EXPECT_EQ(table.names, kNames);
   std::vector<Row> expected = expected_rows(first);
   for (const Row& row : expected_rows(second)) expected.push_back(row);
@@ -258,52 +272,36 @@ TEST(CsvReport, HasInEveryColumnTheFigureOfItsRunLayerStepAndHead) {
   }
 }
 
-TEST(CsvReport, SaysWhereABoundIsViolatedByMoreThanRounding) {
-  Report report = report_of("a");
+TEST(ReplayCubes, SaysWhereABoundIsViolatedByMoreThanRounding) {
+  ReplayReport report = report_of("a");
   LayerMetrics& metrics = report.result.runs[0].layers[0];
   metrics.perturbation = test::matrix({{1, 2}, {2, kNan}});
   metrics.bound = test::matrix({{1, 1}, {1, 1}});
   metrics.rounding = test::matrix({{0, 0.5}, {1, 1}});
   report.result.runs.resize(1);
   report.result.runs[0].layers.resize(1);
-  EXPECT_EQ(column(csv_of(report), "violation"), (std::vector<std::string>{"0", "1", "0", "1"}));
+  EXPECT_EQ(column(csv_of(report), "violations"), (std::vector<std::string>{"0", "1", "0", "1"}));
 }
 
-TEST(CsvReport, LeavesUndefinedRatiosAndBoundsThatBoundNothingEmpty) {
+TEST(ReplayCubes, LeavesUndefinedRatiosAndBoundsThatBoundNothingEmpty) {
   constexpr double kInfinite = std::numeric_limits<double>::infinity();
-  Report report = report_of("a");
+  ReplayReport report = report_of("a");
   LayerMetrics& evicting = report.result.runs[0].layers[0];
   evicting.perturbation = test::matrix({{0, 1}, {1, 3}});
   evicting.bound = test::matrix({{0, 0}, {2, 2}});
   evicting.relative = test::matrix({{kNan, 0}, {1, kNan}});
   EXPECT_EQ(Table(csv_of(report)).rows[0].at("tightness"), "0");
   EXPECT_EQ(Table(csv_of(report)).rows[1].at("tightness"), "") << "1/0";
-  EXPECT_EQ(Table(csv_of(report)).rows[4].at("tightness"), "1.5");
+  EXPECT_EQ(Table(csv_of(report)).rows[3].at("tightness"), "1.5");
   EXPECT_EQ(Table(csv_of(report)).rows[0].at("relative"), "");
   LaterQueries& later = *report.result.runs[1].layers[0].merges->later;
   later.bound(0, 0) = kInfinite;
   later.sag(0, 0) = kNan;
-  const Row row = Table(csv_of(report)).rows[12];
+  const Row row = Table(csv_of(report)).rows[8];
   EXPECT_EQ(row.at("later_bound"), "");
   EXPECT_EQ(row.at("sag"), "");
   EXPECT_EQ(row.at("later_shared_bound"), "314");
 }
 
-TEST(CsvReport, OfRecallHasInEveryColumnTheFigureOfItsLayerHeadAndScore) {
-  RecallReport report;
-  report.result.trace.path = "a, \"b\"";
-  report.result.options.k = 5;
-  report.result.options.recent = 6;
-  report.result.layers = {{3,
-                           {{"exact", 8, {{0.5, 0.25, 0.125, 0.0625}, {0.75, 0.625, 0.375, 1}}},
-                            {"key", 16, {{0.1, 0.2, 0.3, 0.4}, {0.6, 0.7, 0.8, 0.9}}}}}};
-  EXPECT_EQ(csv_report(report),
-            "trace,layer,head,score,window,k,recent,first_step,first_step_recent,mean_step,mean_step_recent\n"
-            "\"a, \"\"b\"\"\",3,0,exact,8,5,6,0.5,0.25,0.125,0.0625\n"
-            "\"a, \"\"b\"\"\",3,0,key,16,5,6,0.1,0.2,0.3,0.4\n"
-            "\"a, \"\"b\"\"\",3,1,exact,8,5,6,0.75,0.625,0.375,1\n"
-            "\"a, \"\"b\"\"\",3,1,key,16,5,6,0.6,0.7,0.8,0.9\n");
-}
-
 }  // namespace
-}  // namespace kvbound::sim::report_csv_test
+}  // namespace kvbound::sim::replay_cubes_test

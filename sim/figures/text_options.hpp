@@ -1,8 +1,8 @@
 // The options of commands that print tables and figures.
 #pragma once
 
-#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/options/command_line.hpp>
+#include "table.hpp"
 
 namespace kvbound::sim {
 
