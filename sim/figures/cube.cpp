@@ -44,6 +44,7 @@ SharedAxis counted_axis(std::string name, Figure key, int64_t count) {
   std::vector<double> places(static_cast<size_t>(count));
   std::iota(places.begin(), places.end(), 0.0);
   key.format = Format::count;
+  key.shown = Shown::always;
   return axis(std::move(name), {number_column(std::move(key), std::move(places))});
 }
 

@@ -13,7 +13,7 @@ struct TableColumn {
 };
 
 bool is_chosen(const Figure& figure, const std::vector<std::string>& columns) {
-  if (columns.empty()) return figure.shown == Shown::by_default;
+  if (figure.shown == Shown::always || columns.empty()) return figure.shown != Shown::if_asked;
   return std::ranges::any_of(columns, [&](const std::string& name) { return is_named(figure, name); });
 }
 
@@ -21,8 +21,7 @@ std::vector<TableColumn> shown_columns(const Cube& cube, const std::vector<std::
   std::vector<TableColumn> shown;
   for (size_t a = 0; a < cube.axes.size(); ++a) {
     for (const Column& key : cube.axes[a]->keys) {
-      if (key.figure.shown == Shown::by_default || (!columns.empty() && is_chosen(key.figure, columns)))
-        shown.push_back({&key, a});
+      if (is_chosen(key.figure, columns)) shown.push_back({&key, a});
     }
   }
   for (const Column& column : cube.columns) {

@@ -19,8 +19,8 @@ enum class Format {
 /// Which way a figure is better.
 enum class Better { neither, lower, higher };
 
-/// Whether a table has a figure's column if none is asked for by name.
-enum class Shown { by_default, if_asked };
+/// When a table has a figure's column: always, as keys that tell rows apart; if no columns are asked for; only if it is.
+enum class Shown { always, by_default, if_asked };
 
 struct Figure {
   std::string name;     ///< the column in JSON and CSV: "kept_mass"

@@ -45,8 +45,11 @@ std::vector<Column> columns_of(const std::vector<FigureOf<Subject>>& figures,
 template <class Subject>
 Cube list_cube(std::string name, std::string place, const std::vector<FigureOf<Subject>>& keys,
                const std::vector<FigureOf<Subject>>& figures, const std::vector<Subject>& subjects) {
-  return {
-      std::move(name), {axis(std::move(place), columns_of(keys, subjects))}, columns_of(figures, subjects)};
+  std::vector<Column> of_keys = columns_of(keys, subjects);
+  for (Column& key : of_keys) {
+    if (key.figure.shown == Shown::by_default) key.figure.shown = Shown::always;
+  }
+  return {std::move(name), {axis(std::move(place), std::move(of_keys))}, columns_of(figures, subjects)};
 }
 
 }  // namespace kvbound::sim

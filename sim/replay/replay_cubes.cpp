@@ -23,8 +23,9 @@ Figure text_figure(const char* name, const char* meaning, Shown shown = Shown::b
 }
 
 const Figure kPolicy = text_figure("policy", "canonical: every component, every option", Shown::if_asked);
-const Figure kBudget = text_figure("budget", "entries per KV head, or a share of the prompt");
+const Figure kBudget = text_figure("budget", "entries per KV head, or a share of the prompt", Shown::always);
 const Figure kBackend = text_figure("backend", "what computed it");
+const Figure kEntries = count_figure("entries", "the budget in entries per KV head");
 const Figure kRun{.name = "run",
                   .heading = "run",
                   .meaning = "the run's place among all runs, from 0",
@@ -71,9 +72,12 @@ class ReplayCubes {
 };
 
 SharedAxis ReplayCubes::run_axis() const {
-  Column label = text_column({.name = "label", .heading = "policy", .meaning = "the policy as it was named"});
+  Column label = text_column({.name = "label",
+                              .heading = "policy",
+                              .meaning = "the policy as it was named",
+                              .shown = Shown::always});
   Column policy = text_column(kPolicy), budget = text_column(kBudget), backend = text_column(kBackend);
-  Column entries = number_column(count_figure("entries", "the budget in entries per KV head"));
+  Column entries = number_column(kEntries);
   for (const RunResult& run : result_.runs) {
     label.texts().push_back(run.run.policy.label);
     policy.texts().push_back(canonical(run.run.policy.policy));
@@ -125,13 +129,14 @@ Cube ReplayCubes::runs() const {
     }
     if (figure.figure.name == "recall")
       cube.columns.back().figure.heading = fmt::format("recall@{}", result_.scope.recall_of);
-    if (!figure.is_ratio) continue;
-    cube.columns.push_back(number_column({.name = figure.figure.name + "_undefined",
-                                          .heading = "undefined " + figure.figure.heading,
-                                          .meaning = "ratios x/0 that are left out of the mean",
-                                          .format = Format::count,
-                                          .shown = Shown::if_asked},
-                                         std::move(undefined)));
+    if (!figure.may_be_undefined) continue;
+    cube.columns.push_back(
+        number_column({.name = figure.figure.name + "_undefined",
+                       .heading = "undefined " + figure.figure.heading,
+                       .meaning = "how many are undefined, as x/0 is, and left out of the mean",
+                       .format = Format::count,
+                       .shown = Shown::if_asked},
+                      std::move(undefined)));
   }
   Column base = number_column({.name = "base_run",
                                .heading = "base run",
@@ -260,6 +265,12 @@ std::vector<Cube> ReplayCubes::agreement() const {
 }
 
 }  // namespace
+
+std::vector<Figure> replay_columns() {
+  std::vector<Figure> columns{kEntries, kBackend};
+  for (const ReplayFigure& figure : replay_figures()) columns.push_back(figure.figure);
+  return columns;
+}
 
 Json trace_facts(const traces::TraceInfo& info, const std::string& sha256) {
   return {{"path", info.path},

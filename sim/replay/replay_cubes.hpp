@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -20,6 +21,9 @@ struct ReplayReport {
 
 /// What a trace is: path, hash, model and shape.
 nlohmann::ordered_json trace_facts(const traces::TraceInfo& info, const std::string& sha256);
+
+/// The columns that the table of runs can have besides policy and budget, for --columns.
+std::vector<Figure> replay_columns();
 
 /// A trace's part of the document.
 ///

@@ -172,7 +172,7 @@ std::vector<ReplayFigure> perturbation_figures() {
                   .meaning = "L / || aV W^O_h ||_1, of one query head",
                   .better = kLow},
        .of_steps = steps_of<&LayerMetrics::relative>,
-       .is_ratio = true},
+       .may_be_undefined = true},
       {.figure = {.name = "layer_perturbation",
                   .heading = "layer L",
                   .meaning = "|| sum_h (o_h - o^_h) ||_1 of a layer, hidden-state units",
@@ -184,7 +184,7 @@ std::vector<ReplayFigure> perturbation_figures() {
                   .meaning = "layer L / || sum_h o_h ||_1, which compares across layers",
                   .better = kLow},
        .of_layer_steps = list_of<&LayerMetrics::layer_relative>,
-       .is_ratio = true},
+       .may_be_undefined = true},
       {.figure = {.name = "bound",
                   .heading = "bound",
                   .meaning =
@@ -195,7 +195,7 @@ std::vector<ReplayFigure> perturbation_figures() {
                   .heading = "L/bound",
                   .meaning = "L / theta: the used share of the bound"},
        .of_steps = tightness,
-       .is_ratio = true},
+       .may_be_undefined = true},
       {.figure = {.name = "max_tightness", .heading = "max L/bound", .meaning = "the largest L / theta"},
        .of_run = max_tightness},
       {.figure = {.name = "tightest",
@@ -233,7 +233,8 @@ std::vector<ReplayFigure> perturbation_figures() {
             .meaning =
                 "share kept of the prompt entries whose eviction would change the first step's outputs most",
             .better = kHigh},
-       .of_kv_heads = list_of<&LayerMetrics::recall>},
+       .of_kv_heads = list_of<&LayerMetrics::recall>,
+       .may_be_undefined = true},
       {.figure = {.name = "stage_one_mass",
                   .heading = "stage 1 mass",
                   .meaning =

@@ -28,7 +28,7 @@ struct ReplayFigure {
   std::optional<Matrix> (*of_steps)(const LayerMetrics&) = nullptr;
   std::vector<double> (*of_layer_steps)(const LayerMetrics&) = nullptr;  ///< [steps], or empty
   std::vector<double> (*of_kv_heads)(const LayerMetrics&) = nullptr;     ///< [kv_heads], or empty
-  bool is_ratio = false;  ///< x/0 is undefined: NaN, left out of means, and counted
+  bool may_be_undefined = false;  ///< as x/0 is: NaN, left out of means, and counted
 
   bool is_of_runs() const { return of_run || of_steps || of_layer_steps || of_kv_heads; }
 };

@@ -7,7 +7,6 @@
 #include <kvbound/sim/figures/cube_table.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
-#include <kvbound/sim/replay/replay_figures.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "replay_plot.hpp"
@@ -35,12 +34,6 @@ std::string policies_text(const ReplayResult& result) {
 }
 
 }  // namespace
-
-std::vector<Figure> replay_columns() {
-  std::vector<Figure> columns;
-  for (const ReplayFigure& figure : replay_figures()) columns.push_back(figure.figure);
-  return columns;
-}
 
 std::string text_report(const ReplayReport& report, const Part& part, const TextStyle& style,
                         const std::vector<std::string>& columns) {

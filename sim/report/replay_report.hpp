@@ -10,9 +10,6 @@
 
 namespace kvbound::sim {
 
-/// The figures that the table of runs can have: `--columns` takes their names and headings.
-std::vector<Figure> replay_columns();
-
 /// The table of runs, and those of agreement and times if several backends replayed.
 ///
 /// part     replay_part of the report

@@ -6,6 +6,7 @@ import json
 import os
 
 from support import kvbound_cli
+from support.documents import provenance
 from support.kvbound_cli import INCONCLUSIVE, SAMPLES, CommandLineTest, contents
 
 THREADS = (1, 2, 3, 7)
@@ -25,13 +26,11 @@ MERGING = ",".join((
 def without_what_may_differ(document):
     """Removes the thread count and the times from a report; a missing one raises KeyError. Returns (thread count,
     report)."""
-    threads = document.pop("threads")
-    for trace in document.get("traces", []):
-        for backend in trace["times"]:
-            for operation in backend["operations"]:
-                del operation["seconds"]
-        for run in trace["runs"]:
-            del run["seconds"]
+    threads = provenance(document).pop("threads")
+    for part in document.get("parts", []):
+        del part["cubes"]["times"]["columns"]["seconds"]
+        for name in ("compress_seconds", "step_seconds"):
+            del part["cubes"]["runs"]["columns"][name]
     return threads, document
 
 
