@@ -21,7 +21,7 @@ std::vector<TableColumn> shown_columns(const Cube& cube, const std::vector<std::
   std::vector<TableColumn> shown;
   for (size_t a = 0; a < cube.axes.size(); ++a) {
     for (const Column& key : cube.axes[a]->keys) {
-      if (is_chosen(key.figure, columns)) shown.push_back({&key, a});
+      if (key.says_something() && is_chosen(key.figure, columns)) shown.push_back({&key, a});
     }
   }
   for (const Column& column : cube.columns) {

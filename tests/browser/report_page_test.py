@@ -10,6 +10,7 @@ import numpy as np
 
 from browser.page_case import PageTest
 from support import kvbound_cli
+from support.documents import parts, read, replayed
 from support.report_documents import BASE
 from support.report_page import column, keys
 
@@ -117,11 +118,11 @@ class Figures(PageTest):
         self.assertIn(f"{policy.split('+')[0]}", self.browser.run("return location.hash").replace("%3A", ":").replace("%3D", "="))
 
     def test_show_what_runs_say_of_themselves(self):
-        runs = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))["traces"][0]["runs"]
-        stage_one = {run["entries"]: run["stage_one_mass"]["share_at_most_half"] for run in runs if run["stage_one_mass"]}
+        runs = replayed(read(self.maker.folder / "replay.json"))["runs"]
+        stage_one = {run["entries"]: run["stage_one_low"] for run in runs if run["stage_one_low"] is not None}
         for row in self.rows("Stage one"):
             self.assertAlmostEqual(float(row[2]), stage_one[int(row[1])], places=5)
-        tightness = sorted(run["tightness"]["mean"] for run in runs if run["tightness"]["mean"] is not None)
+        tightness = sorted(run["tightness"] for run in runs if run["tightness"] is not None)
         np.testing.assert_allclose(sorted(float(row[2]) for row in self.rows("Tightness of the bound")), tightness, rtol=1e-4)
 
     def test_show_the_change_of_the_mean_that_the_first_table_has(self):
@@ -170,11 +171,14 @@ class Answers(PageTest):
 
     def test_mark_the_best_only_where_its_interval_is_below_all_others(self):
         def spread(document, factors):
-            for run in document["traces"][0]["runs"]:
-                scale = factors[("critical" in run["policy"]) + 2 * ("adakv" in run["policy"]) + 3 * ("keepkv" in run["policy"])]
+            part, = parts(document)
+            numbers = part.column("heads", "perturbation")
+            for r, policy in enumerate(part.axes["run"]["policy"]):
+                scale = factors[("critical" in policy) + 2 * ("adakv" in policy) + 3 * ("keepkv" in policy)]
                 random = np.random.default_rng(int(1000 * scale))  # runs of the same scale are the same
-                for l, layer in enumerate(run["layers"]):
-                    layer["perturbation"] = [scale * (1 + 0.01 * random.random()) * 10 ** (head + l) for head in range(4)]
+                for l, head in np.ndindex(numbers.shape[1:]):
+                    numbers[r, l, head] = scale * (1 + 0.01 * random.random()) * 10 ** (head + l)
+            part.cubes["heads"]["columns"]["perturbation"] = numbers.ravel().tolist()
         for factors, best in (((1, 0.5, 0.9, 0.8), 2), ((1, 1.5, 1.2, 1.1), 2), ((1, 0.5, 0.5, 0.8), 0)):
             with self.subTest(factors):
                 document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
@@ -185,10 +189,12 @@ class Answers(PageTest):
 
     def test_have_no_mean_where_a_head_has_no_number(self):
         document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
-        for run in document["traces"][0]["runs"]:
-            if "critical" in run["policy"]:
-                run["layers"][0]["perturbation"][1] = None
-                run["violations"] = 7
+        part, = parts(document)
+        heads = part.size("layer") * part.size("head")
+        for r, policy in enumerate(part.axes["run"]["policy"]):
+            if "critical" in policy:
+                part.cubes["heads"]["columns"]["perturbation"][r * heads + 1] = None
+                part.cubes["runs"]["columns"]["violations"][r] = 7
         (self.maker.folder / "hole.json").write_text(json.dumps(document), "utf-8")
         self.browser.open(self.make_page("hole.html", "hole.json"))
         headings, rows = self.answer()
@@ -208,7 +214,7 @@ class Answers(PageTest):
 
     def test_have_outcomes_beside_what_was_replayed(self):
         document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
-        document["traces"][0]["model"] = json.loads((self.maker.folder / "evaluate.json").read_text("utf-8"))["model"]["name"]
+        document["parts"][0]["facts"]["model"] = json.loads((self.maker.folder / "evaluate.json").read_text("utf-8"))["model"]["name"]
         (self.maker.folder / "joined.json").write_text(json.dumps(document), "utf-8")
         self.browser.open(self.make_page("joined.html", "joined.json", "evaluate.json"))
         headings, rows = self.answer()

@@ -195,9 +195,8 @@ class Looks(PageTest):
 
     def test_labels_tell_numbers_apart_that_are_nearly_the_same(self):
         document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
-        for run in document["traces"][0]["runs"]:
-            for layer in run["layers"]:
-                layer["bound"] = layer["bound"] and [12345.6 + 0.1 * head for head in range(4)]
+        columns = document["parts"][0]["cubes"]["heads"]["columns"]
+        columns["bound"] = [bound and 12345.6 + 0.1 * (i % 4) for i, bound in enumerate(columns["bound"])]
         (self.maker.folder / "near.json").write_text(json.dumps(document), "utf-8")
         self.browser.open(self.make_page("near.html", "near.json"))
         labels = self.browser.run("""
@@ -271,7 +270,7 @@ class Looks(PageTest):
 
     def test_outcomes_of_many_kinds_of_tasks_fit_on_paper(self):
         documents = {name: json.loads((self.maker.folder / f"{name}.json").read_text("utf-8")) for name in ("replay", "evaluate")}
-        documents["replay"]["traces"][0]["model"] = documents["evaluate"]["model"]["name"]
+        documents["replay"]["parts"][0]["facts"]["model"] = documents["evaluate"]["model"]["name"]
         for name in ("kinds", "summaries"):
             documents["evaluate"][name] = [one | {"kind": f"{one['kind']}-{i}"} for one in documents["evaluate"][name] for i in range(3)]
         documents["evaluate"]["correlations"] = []

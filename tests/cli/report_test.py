@@ -14,9 +14,14 @@ import shlex
 import numpy as np
 
 from support import kvbound_cli
+from support.documents import judgement, parts, replayed
 from support.kvbound_cli import INVALID, PASS, USAGE, WORLD, CommandLineTest
 from support.report_documents import BASE, write_documents, write_large_replay
 from support.report_page import Page, column, keys, six_digits
+
+
+def tensors_of(document):
+    return document["parts"][0]["cubes"]["tensors"]
 
 
 class ReportTest(CommandLineTest):
@@ -45,6 +50,9 @@ class ReportTest(CommandLineTest):
     def page(self, *names):
         return self.report(*map(self.path, names))
 
+    def trace(self, name):
+        return replayed(self.document(name))
+
     def changed(self, name, change):
         """The path of a copy that `change` has changed."""
         document = self.document(name)
@@ -61,9 +69,9 @@ class ReportTest(CommandLineTest):
 
 class Numbers(ReportTest):
     def test_of_a_replay(self):
-        page, trace = self.page("replay"), self.document("replay")["traces"][0]
+        page, trace = self.page("replay"), self.trace("replay")
         cube = page.cube_of("Perturbation against budget")
-        for name in ("perturbation", "relative", "bound", "tightness", "stage_one_at_most_half"):
+        for name in ("perturbation", "relative", "bound", "tightness", "stage_one_low"):
             none = [None] * trace["query_heads"]
             self.assert_same(cube, name, [layer[name] or none for run in trace["runs"] for layer in run["layers"]])
         for name in ("budget", "entries", "violations"):
@@ -75,7 +83,7 @@ class Numbers(ReportTest):
         self.assert_same(page.cube_of("Budgets of KV heads"), "kept", [layer["kept"] for run in trace["runs"] for layer in run["layers"]])
 
     def test_of_the_base(self):
-        trace, cube = self.document("replay")["traces"][0], self.page("replay").cube_of("Perturbation against budget")
+        trace, cube = self.trace("replay"), self.page("replay").cube_of("Perturbation against budget")
         bases = keys(cube, "base")
         for run, base in zip(trace["runs"], bases):
             self.assertEqual(trace["runs"][base]["policy"], BASE + ":pool=7")
@@ -125,13 +133,13 @@ class Numbers(ReportTest):
         self.assert_same(cube, "exact", [one["top1"] == task["target"] for task in tasks for one in (*task["runs"], task["full"])])
 
     def test_of_a_diff(self):
-        cube, tensors = self.page("diff").cube_of("Agreement"), self.document("diff")["tensors"]
+        cube, tensors = self.page("diff").cube_of("Agreement"), judgement(self.document("diff"))["tensors"]
         for name in ("error", "bound", "share"):
             self.assert_same(cube, name, [(tensor["worst"] or {}).get(name) for tensor in tensors])
         self.assertEqual(keys(cube, "tensor"), [tensor["tensor"] for tensor in tensors])
 
     def test_of_a_backend_beside_the_reference(self):
-        page, runs = self.page("backends"), self.document("backends")["traces"][0]["runs"]
+        page, runs = self.page("backends"), self.trace("backends")["runs"]
         cube = page.cube_of("Agreement")
         judged = [tensor for run in runs for tensor in run["agreement"] or []]
         self.assert_same(cube, "share", [(tensor["worst"] or {}).get("share") for tensor in judged])
@@ -180,8 +188,8 @@ class Pages(ReportTest):
         page, document = self.page("replay"), self.document("replay")
         facts = dict(page.data["provenance"][0]["facts"])
         self.assertEqual(facts["SHA-256"], hashlib.sha256(self.path("replay").read_bytes()).hexdigest())
-        self.assertEqual(facts["SHA-256 of the file"], document["traces"][0]["sha256"])
-        self.assertEqual(facts["revision"], document["revision"])
+        self.assertEqual(facts["SHA-256 of the file"], document["parts"][0]["facts"]["sha256"])
+        self.assertEqual(facts["revision"], document["provenance"]["revision"])
         self.assertRegex(dict(page.data["provenance"][-1]["facts"])["drawn by"], r"\AD3 5\.\d+\.\d+ \([\w.-]+\)\Z")
         self.assertIn("Redistribution and use", page.text)  # the library's licence
 
@@ -197,7 +205,7 @@ class Pages(ReportTest):
 
     def test_join_what_a_model_says_with_the_trace_of_that_model(self):
         def of_the_model(document):
-            document["traces"][0]["model"] = self.document("evaluate")["model"]["name"] + ": of random numbers"
+            document["parts"][0]["facts"]["model"] = self.document("evaluate")["model"]["name"] + ": of random numbers"
         page = self.report(self.changed("replay", of_the_model), self.path("evaluate"))
         self.assertEqual(len(page.data["answer"]), 1)
         self.assertTrue(page.data["answer"][0]["heads"] and page.data["answer"][0]["outcomes"])
@@ -209,18 +217,16 @@ class Pages(ReportTest):
         self.assertNotIn("KL from", apart.data["answer"][0]["subject"])
 
     def test_are_made_of_texts_that_are_empty(self):
-        page = self.report(self.changed("replay", lambda document: document["traces"][0].update(model="", source="")))
+        page = self.report(self.changed("replay", lambda document: document["parts"][0]["facts"].update(model="", source="")))
         self.assertEqual(page.data["sections"][0]["title"], "Replay of a model without a name")
 
     def test_have_what_a_run_says_of_itself(self):
-        trace, cube = self.document("replay")["traces"][0], self.page("replay").cube_of("Perturbation")
+        trace, cube = self.trace("replay"), self.page("replay").cube_of("Perturbation")
         for r, run in enumerate(trace["runs"]):
-            if run["tightness"]["mean"] is not None:
-                self.assertAlmostEqual(column(cube, "tightness")[r].mean(), run["tightness"]["mean"], places=5)
-            if run["stage_one_mass"]:
-                self.assertAlmostEqual(column(cube, "stage_one_at_most_half")[r].mean(), run["stage_one_mass"]["share_at_most_half"],
-                                       places=5)
-        self.assertEqual(np.isfinite(column(cube, "stage_one_at_most_half")).all(axis=(1, 2)).sum(), 2)
+            for name in ("tightness", "stage_one_low"):
+                if run[name] is not None:
+                    self.assertAlmostEqual(column(cube, name)[r].mean(), run[name], places=5)
+        self.assertEqual(np.isfinite(column(cube, "stage_one_low")).all(axis=(1, 2)).sum(), 2)
 
     def test_call_policies_by_what_differs_from_the_defaults(self):
         self.assertEqual(list(dict.fromkeys(keys(self.page("replay").cube_of("Perturbation"), "policy"))),
@@ -235,24 +241,27 @@ class Pages(ReportTest):
 
     def test_name_tensors_outside_their_bounds(self):
         def spoil(document):
-            document["tensors"][0] |= {"outside": 3, "judged": 20}
+            columns = tensors_of(document)["columns"]
+            columns["outside"][0], columns["judged"][0] = 3, 20
         page = self.report(self.changed("diff", spoil))
-        tensor = self.document("diff")["tensors"][0]["tensor"]
+        tensor = judgement(self.document("diff"))["tensors"][0]["tensor"]
         self.assertIn(f"Layer 0, {tensor}, {BASE}+critical at 40% on emulated: 3 of 20 elements are outside their bounds.", page.lines())
 
     def test_name_tensors_without_a_number(self):
         def spoil(document):
-            for tensor in document["tensors"]:
-                if tensor["worst"]:
-                    tensor["worst"] |= {"error": None, "share": None}
-                    tensor["outside"] = tensor["judged"]
+            columns = tensors_of(document)["columns"]
+            columns["outside"] = [judged if share is not None else 0 for judged, share in zip(columns["judged"], columns["share"])]
+            columns["error"] = columns["share"] = [None] * len(columns["share"])
         page = self.report(self.changed("diff", spoil))
         self.assertEqual(sum("are outside their bounds" in line for line in page.lines()),
-                         min(20, sum(bool(tensor["worst"]) for tensor in self.document("diff")["tensors"])))
+                         min(20, sum(tensor["share"] is not None for tensor in judgement(self.document("diff"))["tensors"])))
 
     def test_name_the_first_of_many_tensors_outside_their_bounds(self):
         def spoil(document):
-            document["tensors"] = [document["tensors"][0] | {"layer": layer, "outside": 3} for layer in range(25)]
+            part = document["parts"][0]
+            part["axes"]["tensor"] = {name: values[:1] * 25 for name, values in part["axes"]["tensor"].items()} | {"layer": [*range(25)]}
+            columns = tensors_of(document)["columns"]
+            columns.update({name: values[:1] * 25 for name, values in columns.items()} | {"outside": [3] * 25})
         lines = self.report(self.changed("diff", spoil)).lines()
         self.assertEqual(sum(line.startswith("Layer ") for line in lines), 20)
         self.assertIn("Further tensors with elements outside their bounds, which the JSON names: 5.", lines)
@@ -265,8 +274,9 @@ class Pages(ReportTest):
         names = {name: str(path) for name, path in (("first", self.path("replay")), ("second", other))}
         self.assertEqual(titles(*names.values()), [f"{model} ({names['first']})", f"{model} ({names['second']})"])
         def again(document):
-            document["traces"].append(document["traces"][0] | {"path": "again.safetensors"})
-        first = self.document("replay")["traces"][0]["path"]
+            part = document["parts"][0]
+            document["parts"].append(part | {"facts": part["facts"] | {"path": "again.safetensors"}})
+        first = self.trace("replay")["path"]
         self.assertEqual(titles(self.changed("replay", again)), [f"{model}, {first}", f"{model}, again.safetensors"])
         prove = self.path("prove")
         self.assertEqual(titles(prove, prove), [f"Theorems ({prove})", f"Theorems ({prove}), 2"])
@@ -289,7 +299,7 @@ class Pages(ReportTest):
         page = self.report("large.json")
         cube = page.cube_of("Perturbation")
         self.assertEqual(keys(cube, "layer"), list(range(0, 36, 2)))
-        self.assert_same(cube, "relative", [layer["relative"] for run in document["traces"][0]["runs"] for layer in run["layers"][::2]])
+        self.assert_same(cube, "relative", parts(document)[0].column("heads", "relative")[:, ::2].tolist())
         self.assertTrue(any("figures of 18 of these layers, evenly chosen" in line for line in page.lines()))
 
 
@@ -298,10 +308,10 @@ class Safety(ReportTest):
 
     def test_nothing_that_a_document_says_is_part_of_the_page(self):
         def spoil(document):
-            document["revision"] = self.HOSTILE
-            document["traces"][0] |= {"model": self.HOSTILE, "source": self.HOSTILE}
-            for run in document["traces"][0]["runs"]:
-                run["policy"] = run["budget"] = self.HOSTILE
+            document["provenance"]["revision"] = self.HOSTILE
+            part = document["parts"][0]
+            part["facts"] |= {"model": self.HOSTILE, "source": self.HOSTILE}
+            part["axes"]["run"]["policy"] = part["axes"]["run"]["budget"] = [self.HOSTILE] * len(part["axes"]["run"]["policy"])
         page = self.report(self.changed("replay", spoil))
         self.assertEqual(len(re.findall("<script", page.text)), 2)
         self.assertEqual(len(re.findall("</script", page.text)), 2)
@@ -349,10 +359,10 @@ class Terminals(ReportTest):
                 self.assertTrue(plotted.isascii())
 
     def test_bars_are_as_long_as_their_numbers_say(self):
-        document = self.document("replay")
-        plotted = self.passes("replay", "trace.safetensors", "--policy", document["base"], "--budget", "20%,40%", "--plot", "--quiet",
+        trace = self.trace("replay")
+        plotted = self.passes("replay", "trace.safetensors", "--policy", trace["base"], "--budget", "20%,40%", "--plot", "--quiet",
                               cwd=self.maker.folder)
-        means = {run["budget"]: run["relative"]["mean"] for run in document["traces"][0]["runs"] if run["policy"] == document["base"]}
+        means = {run["budget"]: run["relative"] for run in trace["runs"] if run["policy"] == trace["base"]}
         bars = re.findall(r"(\d+%)  (#+) ([\d.]+)$", plotted, re.MULTILINE)
         self.assertEqual([(budget, len(bar), float(number)) for budget, bar, number in bars],
                          [(budget, round(40 * means[budget] / max(means.values())), float(f"{means[budget]:.4g}"))
@@ -376,9 +386,12 @@ class Refusals(ReportTest):
 
     def test_of_files_that_are_no_documents(self):
         for text, pattern in (("", r"is not valid JSON"), ("[1, 2]", r"is an array; expected an object"),
-                              ('{"a": 1}', r"schema: is missing"), ('{"schema": 1}', r"schema: is 1; expected kvbound-replay-1 or"),
-                              ('{"schema": "kvbound-replay-2"}', r'schema: is "kvbound-replay-2"; expected'),
-                              ('{"schema": "kvbound-replay-1", "a": NaN}', r"is not valid JSON"),
+                              ('{"a": 1}', r"schema: is missing"), ('{"schema": 1}', r"schema: is 1; expected a string"),
+                              ('{"schema": "kvbound-3"}', r'schema: is "kvbound-3"; expected'),
+                              ('{"schema": "kvbound-2", "command": "record"}', r'command: is "record"; expected replay or diff'),
+                              ('{"schema": "kvbound-replay-1"}', r"schema: is version 1 of a document, which is not read any more; "
+                                                                 r"write it again by kvbound replay"),
+                              ('{"schema": "kvbound-2", "a": NaN}', r"is not valid JSON"),
                               ('{"schema": "kvbound-inspect-1"}', r'schema: is "kvbound-inspect-1"; expected'),
                               (self.path("replay").read_text("utf-8")[:5000], r"at byte 5000: is not valid JSON")):
             with self.subTest(text[:40]):
@@ -386,23 +399,23 @@ class Refusals(ReportTest):
                 self.refuses(INVALID, r"bad\.json: (at byte \d+: )?" + pattern, "report", "bad.json", "-o", "page.html", silent=True)
 
     def test_of_documents_that_lack_something(self):
-        run = lambda document: document["traces"][0]["runs"][1]
-
-        def many_numbers(document):
-            document["traces"][0].update(query_heads=60_000, runs=document["traces"][0]["runs"] * 20)
+        facts = lambda document: document["parts"][0]["facts"]
+        axes = lambda document: document["parts"][0]["axes"]
+        cubes = lambda document: document["parts"][0]["cubes"]
         for pattern, name, change in (
-                (r"traces\[0\]\.runs\[1\]\.policy: is missing", "replay", lambda d: run(d).pop("policy")),
-                (r"traces\[0\]\.runs: is an array; expected a list that is not empty", "replay",
-                 lambda d: d["traces"][0].update(runs=[])),
-                (r"runs\[1\]\.layers\[0\]\.perturbation: has 3 numbers; expected 4", "replay",
-                 lambda d: run(d)["layers"][0]["perturbation"].pop()),
-                (r'runs\[1\]\.layers\[0\]\.perturbation\[2\]: is "x"; expected a number or null', "replay",
-                 lambda d: run(d)["layers"][0]["perturbation"].__setitem__(2, "x")),
-                (r"runs\[1\]\.layers: has 2 layers; expected the 3 replayed ones", "replay", lambda d: run(d)["layers"].pop()),
-                (r"query_heads: is 0; expected an integer from 1 to 65536", "replay", lambda d: d["traces"][0].update(query_heads=0)),
-                (r"kv_heads: is 1000000000000; expected", "replay", lambda d: d["traces"][0].update(kv_heads=10**12)),
-                (r"head_dim: is 99999999; expected", "replay", lambda d: d["traces"][0].update(head_dim=99999999)),
-                (r"runs\[0\]: stands for more than the 20000000 numbers that a page has room for", "replay", many_numbers),
+                (r"parts\[0\]\.cubes: have an axis run without a key policy", "replay", lambda d: axes(d)["run"].pop("policy")),
+                (r"parts: is an array; expected a list that is not empty", "replay", lambda d: d.update(parts=[])),
+                (r"parts\[0\]\.cubes\.heads\.columns\.perturbation: has \d+ values; expected \d+", "replay",
+                 lambda d: cubes(d)["heads"]["columns"]["perturbation"].pop()),
+                (r"parts\[0\]\.cubes\.heads\.columns\.perturbation\[0\]: is \d+\.\d+; expected a string", "replay",
+                 lambda d: cubes(d)["heads"]["columns"]["perturbation"].__setitem__(2, "x")),
+                (r"parts\[0\]\.cubes\.kv_heads: has no numbers kept", "replay", lambda d: cubes(d)["kv_heads"]["columns"].pop("kept")),
+                (r"parts\[0\]\.cubes: have no heads", "replay", lambda d: cubes(d).pop("heads")),
+                (r"parts\[0\]\.cubes\.heads: expected the first 3 of the axes", "replay",
+                 lambda d: cubes(d)["heads"].update(axes=["layer", "run", "head"])),
+                (r"parts\[0\]\.cubes\.runs: has a base_run that is none of its runs", "replay",
+                 lambda d: cubes(d)["runs"]["columns"].update(base_run=[9] * len(axes(d)["run"]["policy"]))),
+                (r"head_dim: is 99999999; expected", "replay", lambda d: facts(d).update(head_dim=99999999)),
                 (r"layers\[1\]\.scores\[0\]\.query_heads: has 3 heads; expected 4", "recall",
                  lambda d: d["layers"][1]["scores"][0]["query_heads"].pop()),
                 (r"layers\[1\]\.scores: has \d+ scores; expected \d+", "recall", lambda d: d["layers"][1]["scores"].pop()),
@@ -412,7 +425,7 @@ class Refusals(ReportTest):
                  lambda d: d["layers"][0]["query_heads"][0]["mass"][0].update(share="few")),
                 (r"summaries\[0\]\.run: is 9; expected an integer from 0 to 3", "evaluate", lambda d: d["summaries"][0].update(run=9)),
                 (r"tasks\[0\]\.runs\[0\]\.top1: has 2 numbers; expected 3", "evaluate", lambda d: d["tasks"][0]["runs"][0]["top1"].pop()),
-                (r"tensors\[0\]\.verdict: is missing", "diff", lambda d: d["tensors"][0].pop("verdict")),
+                (r"parts\[0\]\.facts\.verdict: is missing", "diff", lambda d: facts(d).pop("verdict")),
                 (r"theorems\[0\]\.properties\[0\]\.cases: is missing", "prove", lambda d: d["theorems"][0]["properties"][0].pop("cases")),
                 (r"operations\[0\]\.times: is an array; expected a list that is not empty", "bench",
                  lambda d: d["operations"][0].update(times=[])),
@@ -421,22 +434,10 @@ class Refusals(ReportTest):
             with self.subTest(pattern):
                 self.refuses_document(pattern, name, change)
 
-    def test_not_of_many_runs_whose_bases_are_looked_up_not_searched(self):
-        def many(document):
-            document["base"] = "h2o"
-            document["traces"][0]["runs"] *= 2000
-        path = self.changed("replay", many)
-        self.passes("report", path, "-o", "page.html", "--quiet", timeout=60)  # a search takes minutes
-
-    def test_of_a_million_runs(self):
-        text = json.dumps(self.document("replay") | {"traces": [{"runs": 0}]})
-        (self.folder / "many.json").write_text(text.replace('"runs": 0', '"runs": [' + ", ".join(["{}"] * 1_000_000) + "]"), "utf-8")
-        self.refuses(INVALID, r"an array has more than 200000 items", "report", "many.json", "-o", "page.html", silent=True)
-
     def test_of_more_values_than_memory_has_room_for(self):
         """However they are distributed over files, in less than 2 GB."""
         lists = ",".join(["[" + "0," * 199_000 + "0]"] * 50)
-        (self.folder / "many.json").write_text(f'{{"schema": "kvbound-replay-1", "x": [{lists}]}}', "utf-8")
+        (self.folder / "many.json").write_text(f'{{"schema": "kvbound-2", "command": "replay", "x": [{lists}]}}', "utf-8")
         with open(self.folder / "page.html", "w"):
             pass
         process = self.start("report", *["many.json"] * 5, "-o", "page.html", "--quiet")

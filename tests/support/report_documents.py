@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from support.documents import read
 from support.kvbound_cli import TraceFile
 from support.tiny_model import TinyModel
 
@@ -50,23 +51,24 @@ def write_evaluation(test):
 def write_large_replay(small, path, layers, heads, policies, budgets):
     """Writes a replay of so many layers, query heads, policies and budgets, like the document `small` but of random numbers."""
     random = np.random.default_rng(1)
-    document = json.loads(small.read_text("utf-8"))
-    trace = document["traces"][0]
-    trace |= {"layers": layers, "replayed_layers": list(range(layers)), "query_heads": heads, "kv_heads": heads // 8}
-    like = next(run for run in trace["runs"] if "critical" in run["policy"])
-    texts = [document["base"], *(like["policy"].replace("window=4", f"window={w}") for w in range(5, 4 + policies))]
-    trace["runs"] = []
-    for budget in range(1, budgets + 1):
-        for text in texts:
-            trace["runs"].append({**like, "policy": text, "budget": f"{5 * budget}%", "entries": 100 * budget, "layers": [
-                layer_of(random, like["layers"][0], layer, heads, 100 * budget) for layer in range(layers)]})
+    document = read(small)
+    part = document["parts"][0]
+    entries = np.repeat(100 * np.arange(1, budgets + 1), policies)
+    texts = [part["facts"]["base"], *(f"{BASE.replace('4', str(w))}:pool=7" for w in range(5, 4 + policies))]
+    part["facts"] |= {"layers": layers, "replayed_layers": list(range(layers)), "query_heads": heads, "kv_heads": heads // 8}
+    part["axes"] |= {"layer": {"layer": list(range(layers))}, "head": {"head": list(range(heads))},
+                     "kv_head": {"kv_head": list(range(heads // 8))},
+                     "run": {"policy": texts * budgets, "label": texts * budgets, "backend": ["reference"] * policies * budgets,
+                             "budget": [f"{5 * budget}%" for budget in range(1, budgets + 1) for _ in texts], "entries": entries.tolist()}}
+    shape = policies * budgets, layers, heads
+    bound = random.lognormal(4, 1, shape)
+    columns = {"bound": bound, "perturbation": 0.8 * bound * random.random(shape),
+               **{name: random.random(shape) for name in ("relative", "tightness", "kept_mass", "stage_one_mass", "stage_one_low")}}
+    kept = [random.integers(count // 2, count, layers * heads // 8) for count in entries]
+    part["cubes"] = {
+        "runs": {"axes": ["run"], "columns": {"violations": [0] * shape[0],
+                                              "base_run": [r - r % policies if r % policies else None for r in range(shape[0])]}},
+        "heads": {"axes": ["run", "layer", "head"], "columns": {name: values.ravel().tolist() for name, values in columns.items()}},
+        "kv_heads": {"axes": ["run", "layer", "kv_head"], "columns": {"kept": np.concatenate(kept).tolist()}}}
     path.write_text(json.dumps(document), "utf-8")
     return document
-
-
-def layer_of(random, like, layer, heads, entries):
-    bound = random.lognormal(4, 1, heads)
-    return {**like, "layer": layer, "entries": entries, "kept": random.integers(entries // 2, entries, heads // 8).tolist(),
-            "bound": bound.tolist(), "perturbation": (0.8 * bound * random.random(heads)).tolist(),
-            **{name: random.random(heads).tolist()
-               for name in ("relative", "tightness", "kept_mass", "stage_one_mass", "stage_one_at_most_half")}}
