@@ -16,7 +16,7 @@ EVALUATE = "evaluate", "../inputs/model", "../inputs/tasks.jsonl", *RUNS
 TASKS = [{"id": f"task {i}", "prompt": [(7 * i + j) % 64 for j in range(14)], "answer": [i, i + 1]} for i in range(3)]
 MEASURED = re.compile(r"\b[0-9]+ items computed in |\b(?:[0-9.]+(?:e-?\d+)? (?:ns|us|ms|s|min|h)\b|[0-9.]+ [GM]B/s)")
 # Members of documents that are times, or say where they were taken.
-TIMES_AND_HOSTS = {"times", "compress", "steps", "prefill_seconds", "decode_seconds", "device", "threads"}
+TIMES_AND_HOSTS = {"times", "compress_seconds", "step_seconds", "prefill_seconds", "decode_seconds", "device", "threads"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def comparable(value, measures):
     """A document without times and hosts; if it measures, without numbers."""
     if isinstance(value, dict):
         return {name: comparable(member, measures) for name, member in value.items()
-                if name not in TIMES_AND_HOSTS or name == "steps" and isinstance(member, (list, dict))}
+                if name not in TIMES_AND_HOSTS}
     if isinstance(value, list):
         return [comparable(member, measures) for member in value]
     return type(value).__name__ if measures and isinstance(value, (int, float)) else value
