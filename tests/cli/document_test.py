@@ -66,6 +66,11 @@ class Documents(DocumentTest):
         for figure in self.figures.values():
             self.assertTrue(figure["heading"] and figure["meaning"], figure)
 
+    def test_the_documentation_has_every_figure(self):
+        readme = (REPOSITORY / "sim/figures/README.md").read_text("utf-8")
+        listed = readme.split("<!-- kvbound figures --markdown -->\n")[1].split("<!-- end -->")[0]
+        self.assertEqual(listed, self.passes("figures", "--markdown"), "write it anew by the command that it names")
+
     def test_what_is_not_as_described_is_found(self):
         TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
         document = self.document("replay", "trace.safetensors", "--policy", "snapkv:window=4+critical", "--base", "snapkv:window=4",
