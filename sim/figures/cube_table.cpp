@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <optional>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 namespace kvbound::sim {
 namespace {
 
@@ -30,10 +33,7 @@ std::vector<TableColumn> shown_columns(const Cube& cube, const std::vector<std::
   return shown;
 }
 
-}  // namespace
-
-std::string cube_table(const Cube& cube, const TextStyle& style, const std::vector<std::string>& columns) {
-  const std::vector<TableColumn> shown = shown_columns(cube, columns);
+std::vector<TableRow> rows_of(const Cube& cube, const std::vector<TableColumn>& shown) {
   std::vector<TableRow> rows(1);
   for (const TableColumn& one : shown) rows.front().push_back(one.column->figure.heading);
   for (int64_t row = 0; row < cube.rows(); ++row) {
@@ -41,12 +41,33 @@ std::string cube_table(const Cube& cube, const TextStyle& style, const std::vect
     for (const TableColumn& one : shown)
       cells.push_back(one.column->cell(one.axis ? cube.place(row, *one.axis) : row));
   }
+  return rows;
+}
+
+// Takes the last columns away until the table fits, but for keys; returns the names of those that are gone.
+std::vector<std::string> fit(const Cube& cube, int64_t width, std::vector<TableColumn>& shown) {
+  std::vector<std::string> gone;
+  while (shown.size() > 1 && !shown.back().axis && width_of(rows_of(cube, shown)) > width) {
+    gone.insert(gone.begin(), shown.back().column->figure.name);
+    shown.pop_back();
+  }
+  return gone;
+}
+
+}  // namespace
+
+std::string cube_table(const Cube& cube, const TextStyle& style, const std::vector<std::string>& columns) {
+  std::vector<TableColumn> shown = shown_columns(cube, columns);
+  std::vector<std::string> gone;
+  if (style.width > 0 && columns.empty() && !style.markdown) gone = fit(cube, style.width, shown);
   const auto alarming = [&](const std::string& heading, const std::string& cell) {
     const auto one =
         std::ranges::find(shown, heading, [](const TableColumn& of) { return of.column->figure.heading; });
     return one->column->figure.alarming && one->column->figure.alarming(cell);
   };
-  return table(rows, {.text = style, .alarming = alarming});
+  const std::string text = table(rows_of(cube, shown), {.text = style, .alarming = alarming});
+  if (gone.empty()) return text;
+  return text + fmt::format("(more by --columns: {})\n", fmt::join(gone, ", "));
 }
 
 }  // namespace kvbound::sim

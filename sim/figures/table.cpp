@@ -3,8 +3,11 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 
 #include <fmt/format.h>
+
+#include <kvbound/sim/options/terminal_width.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -34,15 +37,25 @@ std::string markdown_table(const std::vector<TableRow>& rows, size_t left_column
   return text;
 }
 
+std::vector<size_t> widths_of(const std::vector<TableRow>& rows) {
+  std::vector<size_t> widths(rows.front().size(), 0);
+  for (const TableRow& row : rows) {
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  return widths;
+}
+
 }  // namespace
+
+int64_t width_of(const std::vector<TableRow>& rows) {
+  const std::vector<size_t> widths = widths_of(rows);
+  return static_cast<int64_t>(std::reduce(widths.begin(), widths.end()) + 2 * (widths.size() - 1));
+}
 
 std::string table(const std::vector<TableRow>& rows, const TableStyle& style) {
   if (style.text.markdown) return markdown_table(rows, style.left_columns);
   const TableRow& headings = rows.front();
-  std::vector<size_t> widths(headings.size(), 0);
-  for (const TableRow& row : rows) {
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
+  const std::vector<size_t> widths = widths_of(rows);
   std::string text;
   for (const TableRow& row : rows) {
     for (size_t c = 0; c < row.size(); ++c) {
@@ -65,7 +78,8 @@ std::string cell(std::optional<double> figure) { return figure ? fmt::format("{:
 
 TextStyle terminal_style() {
   const char* no_colour = std::getenv("NO_COLOR");
-  return {.colour = isatty(STDOUT_FILENO) == 1 && (!no_colour || !*no_colour)};
+  return {.colour = isatty(STDOUT_FILENO) == 1 && (!no_colour || !*no_colour),
+          .width = terminal_width().value_or(0)};
 }
 
 }  // namespace kvbound::sim

@@ -1,6 +1,7 @@
 // Tables for a terminal.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@ struct TextStyle {
   bool colour = false;    ///< ANSI escapes and Unicode blocks: headings bold, alarming cells red
   bool markdown = false;  ///< tables as Markdown's
   bool plot = false;      ///< figures behind the tables
+  int64_t width = 0;      ///< that tables should fit; 0: as wide as they are
 };
 
 struct TableStyle {
@@ -30,7 +32,10 @@ std::string table(const std::vector<TableRow>& rows, const TableStyle& style = {
 /// A figure in four significant digits; "-" if there is none.
 std::string cell(std::optional<double> figure);
 
-/// Colours if standard output is a terminal and NO_COLOR is not set.
+/// How wide a table of these rows is.
+int64_t width_of(const std::vector<TableRow>& rows);
+
+/// Colours if standard output is a terminal and NO_COLOR is not set; as wide as the terminal.
 TextStyle terminal_style();
 
 }  // namespace kvbound::sim

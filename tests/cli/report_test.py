@@ -332,7 +332,7 @@ class Safety(ReportTest):
 
 
 class Terminals(ReportTest):
-    """--plot and --markdown of the commands that have them; what figures look like: tests/sim/report/plot_test.cpp."""
+    """--plot and --markdown of the commands that have them; what figures look like: tests/sim/figures/plot_test.cpp."""
 
     COMMANDS = {
         "replay": ("replay", "trace.safetensors", "--policy", f"{BASE},{BASE}+critical", "--base", BASE, "--budget", "20%,40%"),

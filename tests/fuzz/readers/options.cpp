@@ -5,6 +5,8 @@
 #include <string>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/replay/replay_cubes.hpp>
 #include <kvbound/sim/bench/bench.hpp>
 #include <kvbound/sim/cli/run_options.hpp>
 #include <kvbound/sim/diff/floor/random_shape.hpp>
@@ -97,12 +99,12 @@ void read_command_line(Folder&, Parts parts) {
   sim::CommandLine line("fuzz TRACE [options]", "");
   for (const char* option : {"policy", "budget", "base", "layers", "steps"}) line.add(option, "X", "");
   line.add_flag("verify", "");
-  sim::add_columns_option(line);
+  sim::add_columns_option(line, sim::replay_columns());
   sim::add_common_options(line);
   if (!line.parse(arguments)) return;
   line.positionals("TRACE", 1, 2);
   sim::chosen_layers(line, 8);
-  sim::chosen_columns(line);
+  sim::chosen_columns(line, sim::replay_columns());
   sim::header_options(line);
   line.integer("steps", 1, 1000, 1);
   sim::parse_runs(line, {"reference"});

@@ -29,6 +29,23 @@ TEST(CubeTables, HaveTheColumnsThatAreAskedFor) {
   EXPECT_EQ(headings({"l", "bound"}), "| policy | entries | head | L |");
 }
 
+TEST(CubeTables, FitTheWidthAndNameTheColumnsThatDoNot) {
+  EXPECT_EQ(cube_table(test::small_cube(), {.width = 40}), cube_table(test::small_cube(), {}));
+  EXPECT_EQ(cube_table(test::small_cube(), {.width = 30}),
+            "policy  entries  head       L\n"
+            "a, \"b\"  1000000     0  0.5000\n"
+            "a, \"b\"  1000000     1   1.000\n"
+            "a, \"b\"  1000000     2       -\n"
+            "c            20     0     inf\n"
+            "c            20     1   0.000\n"
+            "c            20     2  0.1250\n"
+            "(more by --columns: count)\n");
+  const std::string narrow = cube_table(test::small_cube(), {.width = 5});
+  EXPECT_EQ(narrow.substr(0, narrow.find('\n')), "policy  entries  head") << "keys stay";
+  EXPECT_EQ(cube_table(test::small_cube(), {.width = 30}, {"L", "count"}),
+            cube_table(test::small_cube(), {}));
+}
+
 TEST(CubeTables, ShowFindingsInRed) {
   Cube cube = test::small_cube();
   cube.columns = {number_column(test::named("violations", Format::count), {0, 0, 3, kUndefined, 0, 0})};
