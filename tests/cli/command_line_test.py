@@ -202,7 +202,7 @@ class Reports(CommandLineTest):
         merging = self.passes(*arguments, "snapkv:window=4,snapkv:window=4+convex:threshold=none")
         bounds = self.passes(*arguments, "snapkv:window=4+keepkv:threshold=none", "--merge-bounds")
         for heading, where in (("merge change", (merging, bounds)), ("found target", (merging, bounds)),
-                               ("epsilon < 1", (bounds,)), ("KKV-5-joint", (bounds,)), ("sag", (bounds,))):
+                               ("epsilon < 1", (bounds,)), ("later change", (bounds,)), ("sag", (bounds,))):
             for table in (plain, merging, bounds):
                 self.assertEqual(heading in table, table in where, heading)
         named = self.passes(*arguments, "snapkv:window=4+d2o:threshold=none", "--columns", "found-target,lossy")

@@ -1,5 +1,6 @@
 #include "agreement_section.hpp"
 
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,8 +24,9 @@ class JudgedTensors {
   std::string budget(int64_t i) const { return run_ ? run_->budget : text("budget", i); }
   std::string backend(int64_t i) const { return run_ ? run_->backend : text("backend", i); }
   std::string tensor(int64_t i) const { return text("tensor", i); }
-  double layer(int64_t i) const {
-    return numbers_of(part_, *cube_.axes.front(), "layer")[static_cast<size_t>(i)];
+  int64_t layer(int64_t i) const {
+    const double number = numbers_of(part_, *cube_.axes.front(), "layer")[static_cast<size_t>(i)];
+    return std::abs(number) < kMostPlaces ? static_cast<int64_t>(number) : -1;  // NaN: of no layer
   }
   std::string verdict(int64_t i) const {
     const Column* const column = cube_.find("verdict");
