@@ -4,9 +4,11 @@
 #include <cmath>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include <kvbound/reference/core/error.hpp>
 
+#include "layer_list.hpp"
 #include "messages.hpp"
 #include "metadata_fields.hpp"
 #include "number_in.hpp"
@@ -109,6 +111,15 @@ void refuse_surplus_layers(const ShardSet& files, int64_t layers) {
   }
 }
 
+std::vector<int64_t> model_layers_of(const ShardSet& files, int64_t layers) {
+  const MetadataFields fields(files.metadata());
+  if (!fields.has("model_layers")) return {};
+  auto numbers = parse_layer_list(fields.text("model_layers"), kMaxCount, layers);
+  if (!numbers || std::ssize(*numbers) != layers)
+    fields.refuse("model_layers", std::to_string(layers) + " layers, ascending, such as 0,3-5");
+  return std::move(*numbers);
+}
+
 Tensor read_tensor(const StoredTensor& stored) {
   const std::vector<int64_t>& shape = stored.entry->shape;
   Tensor tensor = Tensor::for_overwrite(shape[0], shape[1], shape[2]);
@@ -124,6 +135,14 @@ Matrix read_matrix(const StoredTensor& stored) {
 }
 
 }  // namespace
+
+std::vector<int64_t> layer_numbers(const TraceInfo& info) {
+  std::vector<int64_t> numbers = info.model_layers;
+  if (numbers.empty()) {
+    for (int64_t l = 0; l < info.layers; ++l) numbers.push_back(l);
+  }
+  return numbers;
+}
 
 LayerView Layer::prompt() const {
   LayerView view;
@@ -149,6 +168,7 @@ Trace::Trace(const std::string& path, const Options& options)
   for (int64_t layer = 0; layer < info_.layers; ++layer) {
     info_.has_attention_output &= check_layer(*files_, info_, layer);
   }
+  info_.model_layers = model_layers_of(*files_, info_.layers);
   info_.storage = files_->find(layer_tensor(0, "key")).entry->dtype;
   if (const StoredTensor tokens = files_->find("tokens")) {
     if (tokens.entry->dtype != Dtype::i64 && tokens.entry->dtype != Dtype::i32) {

@@ -24,6 +24,7 @@ struct TraceInfo {
   std::string source;
   LayerShape shape;
   int64_t layers = 0;
+  std::vector<int64_t> model_layers;  ///< [layers] the model's own numbers, ascending; empty if not recorded
   int64_t prompt_tokens = 0;
   int64_t decode_tokens = 0;
   int64_t window_queries = 0;         ///< recorded prompt queries, 1..prompt_tokens
@@ -31,7 +32,16 @@ struct TraceInfo {
   Dtype storage = Dtype::f32;         ///< type of the keys
   bool has_attention_output = false;  ///< whether every layer has one
   bool has_tokens = false;
+
+  /// The model's own number of a layer, 0 <= layer < layers, by which people are told of it; its number in the trace if the
+  /// model's was not recorded.
+  int64_t layer_number(int64_t layer) const {
+    return model_layers.empty() ? layer : model_layers[static_cast<size_t>(layer)];
+  }
 };
+
+/// [layers] the numbers of all layers, ascending.
+std::vector<int64_t> layer_numbers(const TraceInfo& info);
 
 /// One layer's tensors, widened to double.
 struct Layer {

@@ -115,13 +115,14 @@ FloorReport floors_of_trace(const CommandLine& line, const std::string& path) {
   FloorReport report{declared_arithmetic(line), {}, {}, {}, 0, {}};
   const traces::Trace trace(path, header_options(line));
   report.trace = trace.info();
-  const std::vector<int64_t> layers = chosen_layers(line, trace.info().layers);
+  const std::vector<int64_t> layers = chosen_layers(line, trace.info());
   {
     Progress progress("hashing", !line.has("quiet"));
     report.trace_sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
   for (const int64_t l : layers)
-    add_floors(trace.read_layer(l), fmt::format("layer {}", l), line.has("quiet"), report);
+    add_floors(trace.read_layer(l), fmt::format("layer {}", trace.info().layer_number(l)), line.has("quiet"),
+               report);
   return report;
 }
 

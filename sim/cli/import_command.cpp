@@ -11,13 +11,13 @@
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/command_line.hpp>
-#include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/replay/imported_dump.hpp>
 #include <kvbound/traces/flashinfer/attention_call.hpp>
 #include <kvbound/traces/flashinfer/attention_function.hpp>
 #include <kvbound/traces/flashinfer/import_trace.hpp>
 #include <kvbound/traces/flashinfer/recorded_session.hpp>
+#include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
@@ -122,7 +122,7 @@ std::string listing(const traces::RecordedSession& session, const traces::Attent
 std::vector<int64_t> chosen_calls(const CommandLine& line, const traces::RecordedSession& session) {
   const int64_t count = session.size();
   if (const auto text = line.text("call")) {
-    const auto calls = parse_layer_list(*text, count + 1);
+    const auto calls = traces::parse_layer_list(*text, count + 1);
     if (!calls || calls->front() == 0) {
       throw UsageError(fmt::format("--call {}: expected ascending calls or ranges such as 3,5-7 within 1..{}",
                                    traces::quoted(*text), count));

@@ -14,6 +14,7 @@
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/head_report.hpp>
 #include <kvbound/sim/study/head_profile.hpp>
+#include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
@@ -86,6 +87,13 @@ HeadProfileOptions head_options(const CommandLine& line, const traces::TraceInfo
   return options;
 }
 
+// "3", or "3, of the model 0,11,20".
+std::string layers_of(const traces::TraceInfo& info) {
+  if (info.model_layers.empty()) return std::to_string(info.layers);
+  return fmt::format("{}, of the model {}", info.layers,
+                     without_middle(traces::layer_list(info.model_layers)));
+}
+
 std::string describe(const traces::TraceInfo& info) {
   return fmt::format(
       "{}\n  model              {}\n  source             {}\n  layers             {}\n"
@@ -93,7 +101,7 @@ std::string describe(const traces::TraceInfo& info) {
       "  prompt tokens      {}\n  decode tokens      {}\n  window queries     {}\n  scale              {}\n"
       "  storage            {}\n  attention output   {}\n  tokens             {}\n",
       one_line(info.path), traces::printable(info.model, traces::kMostQuoted),
-      traces::printable(info.source, traces::kMostQuoted), info.layers, info.shape.query_heads,
+      traces::printable(info.source, traces::kMostQuoted), layers_of(info), info.shape.query_heads,
       info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim, info.prompt_tokens, info.decode_tokens,
       info.window_queries, shortest(info.scale), name(info.storage),
       info.has_attention_output ? "recorded" : "not recorded", info.has_tokens ? "recorded" : "not recorded");
@@ -103,6 +111,7 @@ Json inspection_json(const traces::TraceInfo& info, const std::string& sha256) {
   Json document{{"schema", "kvbound-inspect-1"}};
   document.update(fields_of(environment()));
   document["trace"] = trace_facts(info, sha256);
+  document["trace"]["model_layers"] = traces::layer_numbers(info);
   document["trace"]["attention_output"] = info.has_attention_output;
   document["trace"]["tokens"] = info.has_tokens;
   return document;
@@ -129,10 +138,11 @@ Json verify(const traces::Trace& trace, bool quiet, int& code) {
       if (!layer.attention_output) continue;
       const OutputAgreement agreement = verify_attention_output(layer);
       if (!agreement.agrees()) code = kMismatch;
-      layers.push_back(agreement_json(l, agreement));
+      const int64_t number = trace.info().layer_number(l);
+      layers.push_back(agreement_json(number, agreement));
       std::cout << fmt::format(
           "  layer {:<12} {}: largest error {:.3g}, {:.3g} of its bound (query head {}, row {}, column {})\n",
-          l, agreement.agrees() ? "agrees" : "DIFFERS", agreement.worst_error, agreement.worst_share,
+          number, agreement.agrees() ? "agrees" : "DIFFERS", agreement.worst_error, agreement.worst_share,
           agreement.query_head, agreement.row, agreement.column);
     } catch (const NonFinite& error) {
       throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
@@ -198,7 +208,7 @@ int inspect_command(const Arguments& arguments) {
   const bool quiet = line.has("quiet");
   const traces::Trace trace(line.positionals("TRACE", 1, 1).front(), header_options(line));
   const HeadProfileOptions options = head_options(line, trace.info());
-  const std::vector<int64_t> layers = chosen_layers(line, trace.info().layers);
+  const std::vector<int64_t> layers = chosen_layers(line, trace.info());
   InspectFiles files(line, trace);
 
   std::string sha256;

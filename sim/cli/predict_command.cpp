@@ -126,7 +126,7 @@ int predict_command(const Arguments& arguments) {
   const bool quiet = line.has("quiet");
   const traces::Trace trace(line.positionals("TRACE", 1, 1).front(), header_options(line));
   const PredictOptions options = predict_options(line, trace.info());
-  const std::vector<int64_t> layers = chosen_layers(line, trace.info().layers);
+  const std::vector<int64_t> layers = chosen_layers(line, trace.info());
   OutputPaths outputs;
   for (const std::string& input : trace.paths()) outputs.add_input(input);
   const auto json_path = line.text("json");

@@ -85,7 +85,7 @@ Scope scope_of(const CommandLine& line, const Request& request, const traces::Tr
   if (line.has("steps") && info.decode_tokens == 0) {
     throw UsageError(fmt::format("--steps: {} has no decode steps", without_middle(info.path)));
   }
-  return {chosen_layers(line, info.layers),
+  return {chosen_layers(line, info),
           line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens,
           std::min(request.recall_of, info.prompt_tokens), request.merge_bounds, request.device_times};
 }

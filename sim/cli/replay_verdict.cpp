@@ -50,8 +50,8 @@ bool violates(const ReplayReport& report, const RunResult& run) {
     std::cerr << fmt::format("kvbound: {}: {} at {}: {} {} times, first at layer {}, {}, query head {}\n",
                              one_line(without_middle(report.result.trace.path)),
                              traces::printable(run.run.policy.label, traces::kMostQuoted),
-                             to_string(run.run.budget), what, violations, place->layer, step,
-                             place->query_head);
+                             to_string(run.run.budget), what, violations,
+                             report.result.trace.layer_number(place->layer), step, place->query_head);
     violated = true;
   };
   tell("the perturbation exceeds its bound", summary.violations, summary.first_violation);

@@ -10,10 +10,11 @@
 #include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 
-#include "layer_list.hpp"
+#include "layer_choice.hpp"
 #include "number.hpp"
 
 namespace kvbound::sim {
@@ -131,12 +132,26 @@ std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers) {
   std::set<int64_t> chosen;
   const std::string list = line.text("layers").value_or(fmt::format("0-{}", layers - 1));
   for (const std::string& item : split_list("layers", list)) {
-    const auto range = parse_layer_range(item, layers);
+    const auto range = traces::parse_layer_range(item, layers);
     if (!range) {
       throw UsageError(fmt::format("--layers {}: expected layers or ranges such as 0,3-5 within 0..{}",
                                    traces::quoted(item), layers - 1));
     }
     for (int64_t l = range->first; l <= range->second; ++l) chosen.insert(l);
+  }
+  return {chosen.begin(), chosen.end()};
+}
+
+std::vector<int64_t> chosen_layers(const CommandLine& line, const traces::TraceInfo& info) {
+  if (!line.has("layers")) return chosen_layers(line, info.layers);
+  std::set<int64_t> chosen;
+  for (const std::string& item : split_list("layers", *line.text("layers"))) {
+    const auto layers = layers_named(item, info);
+    if (!layers) {
+      throw UsageError(fmt::format("--layers {}: expected {}, which {} has", traces::quoted(item),
+                                   expected_layers(info), info.path));
+    }
+    chosen.insert(layers->begin(), layers->end());
   }
   return {chosen.begin(), chosen.end()};
 }

@@ -79,8 +79,10 @@ void add_work_options(CommandLine& line);
 void add_common_options(CommandLine& line);
 traces::Trace::Options header_options(const CommandLine& line);
 
-/// "--layers 0,3-5" as ascending layers without repetition; all of a trace's if not given. Throws UsageError.
+/// "--layers 0,3-5" of a model of so many layers, ascending without repetition; all if not given. Throws UsageError.
 std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers);
+/// The same of a trace, by the model's own numbers (layer_choice.hpp). Returns the layers' numbers in the trace.
+std::vector<int64_t> chosen_layers(const CommandLine& line, const traces::TraceInfo& info);
 
 /// The files that a command reads and writes, which must all be different.
 class OutputPaths {

@@ -149,7 +149,8 @@ std::string text_report(const HeadProfiles& profiles, const TextStyle& style) {
   std::vector<AttentionProfile> query_heads;
   std::vector<KvHeadProfile> kv_heads;
   for (const LayerProfile& layer : profiles.layers) {
-    rows.push_back(row_of(std::to_string(layer.layer), layer.query_heads, layer.kv_heads));
+    rows.push_back(
+        row_of(std::to_string(profiles.trace.layer_number(layer.layer)), layer.query_heads, layer.kv_heads));
     query_heads.insert(query_heads.end(), layer.query_heads.begin(), layer.query_heads.end());
     kv_heads.insert(kv_heads.end(), layer.kv_heads.begin(), layer.kv_heads.end());
   }
@@ -168,7 +169,9 @@ Json heads_json(const HeadProfiles& profiles) {
              {"selected", options.selected(tokens)},
              {"layers", Json::array()}};
   for (const LayerProfile& layer : profiles.layers) {
-    Json item{{"layer", layer.layer}, {"query_heads", Json::array()}, {"kv_heads", Json::array()}};
+    Json item{{"layer", profiles.trace.layer_number(layer.layer)},
+              {"query_heads", Json::array()},
+              {"kv_heads", Json::array()}};
     for (const AttentionProfile& head : layer.query_heads) item["query_heads"].push_back(profile_json(head));
     for (const KvHeadProfile& head : layer.kv_heads) item["kv_heads"].push_back(profile_json(head));
     heads["layers"].push_back(item);
@@ -187,10 +190,11 @@ std::string csv_report(const HeadProfiles& profiles) {
     for (int64_t h = 0; h < info.shape.query_heads; ++h) {
       const AttentionProfile& head = layer.query_heads[h];
       const int64_t g = info.shape.kv_head_of(h);
-      csv += fmt::format("{},{},{},{},{},{},{},{},{},{},{}{}\n", csv_field(info.path), layer.layer, h, g,
-                         options_fields, shortest(head.sink_mass), head.top_position, shortest(head.top_mass),
-                         shortest(head.entropy), shortest(head.effective_entries),
-                         shortest(head.relative_entropy), kv_head_fields(layer.kv_heads[g]));
+      csv += fmt::format("{},{},{},{},{},{},{},{},{},{},{}{}\n", csv_field(info.path),
+                         info.layer_number(layer.layer), h, g, options_fields, shortest(head.sink_mass),
+                         head.top_position, shortest(head.top_mass), shortest(head.entropy),
+                         shortest(head.effective_entries), shortest(head.relative_entropy),
+                         kv_head_fields(layer.kv_heads[g]));
     }
   }
   return csv;

@@ -65,8 +65,11 @@ std::vector<SweepItem> items_of(const Sweep& sweep) {
 }
 
 std::string text_of(const SweepItem& item, const Sweep& sweep) {
-  return fmt::format("{}, layer{} {}, {} run{}", traces::printable_path(sweep.traces[item.trace].info.path),
-                     item.layers.size() == 1 ? "" : "s", without_middle(traces::layer_list(item.layers)),
+  const traces::TraceInfo& info = sweep.traces[item.trace].info;
+  std::vector<int64_t> numbers;
+  for (const int64_t layer : item.layers) numbers.push_back(info.layer_number(layer));
+  return fmt::format("{}, layer{} {}, {} run{}", traces::printable_path(info.path),
+                     item.layers.size() == 1 ? "" : "s", without_middle(traces::layer_list(numbers)),
                      item.runs->size(), item.runs->size() == 1 ? "" : "s");
 }
 

@@ -13,9 +13,10 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/options/layer_list.hpp>
+#include <kvbound/sim/options/layer_choice.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
@@ -38,6 +39,7 @@ struct Fields<traces::TraceInfo> {
     visit("source", info.source);
     visit("shape", info.shape);
     visit("layers", info.layers);
+    visit("model_layers", info.model_layers);
     visit("prompt_tokens", info.prompt_tokens);
     visit("decode_tokens", info.decode_tokens);
     visit("window_queries", info.window_queries);
@@ -170,13 +172,12 @@ std::vector<std::string> paths_of(const SweepPlan& plan) {
 }
 
 Scope scope_of(const SweepPlan& plan, const traces::TraceInfo& info) {
-  const std::string text = plan.layers.value_or(fmt::format("0-{}", info.layers - 1));
-  const auto layers = parse_layer_list(text, info.layers);
+  const std::string text = plan.layers.value_or(traces::layer_list(traces::layer_numbers(info)));
+  const auto layers = layers_named(text, info);
   if (!layers) {
-    throw TraceError(
-        plan.path, -1, "layers",
-        fmt::format("is {}; {} has layers 0 to {}, and lists such as 0,3-5 ascend", traces::in_quotes(text),
-                    traces::printable_path(info.path), info.layers - 1));
+    throw TraceError(plan.path, -1, "layers",
+                     fmt::format("is {}; expected {}, which {} has", traces::in_quotes(text),
+                                 expected_layers(info), traces::printable_path(info.path)));
   }
   if (plan.steps && *plan.steps > info.decode_tokens) {
     throw TraceError(plan.path, -1, "steps",
@@ -264,6 +265,9 @@ void require_sound(const Sweep& sweep) {
     const bool ascend = std::ranges::adjacent_find(layers, std::greater_equal()) == layers.end();
     require(!layers.empty() && ascend && layers.front() >= 0 && layers.back() < trace.info.layers,
             "layers that a trace has not");
+    const std::vector<int64_t>& numbers = trace.info.model_layers;
+    require(numbers.empty() || std::ssize(numbers) == trace.info.layers,
+            "numbers of other layers than a trace has");
     require(trace.scope.steps >= 0 && trace.scope.steps <= trace.info.decode_tokens,
             "steps that a trace has not");
   }

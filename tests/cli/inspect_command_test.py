@@ -84,6 +84,44 @@ def rank_figures(values):
     return math.exp(-(shares * np.log(shares)).sum()), (sigmas**2).sum() / sigmas[0]**2
 
 
+class Layers(CommandLineTest):
+    """Of a sample with the layers 0, 11 and 20 of its model."""
+    TRACE = SAMPLES / "smollm2-135m.safetensors"
+
+    def test_have_the_model_s_own_numbers(self):
+        text = self.passes("inspect", self.TRACE, "--verify", "--heads", "--layers", "11-20", "--json", "out.json", "--csv", "out.csv")
+        self.assertRegex(text, r"(?m)^  layers +3, of the model 0,11,20$")
+        self.assertEqual(re.findall(r"(?m)^  layer (\d+) +agrees", text), ["0", "11", "20"])
+        self.assertEqual(re.findall(r"(?m)^(\d+) +0\.", text), ["11", "20"])
+        document = json.loads((self.folder / "out.json").read_text("utf-8"))
+        self.assertEqual(document["trace"]["model_layers"], [0, 11, 20])
+        self.assertEqual([layer["layer"] for layer in document["verified_layers"]], [0, 11, 20])
+        self.assertEqual([layer["layer"] for layer in document["heads"]["layers"]], [11, 20])
+        rows = list(csv.DictReader(io.StringIO((self.folder / "out.csv").read_text("utf-8"))))
+        self.assertEqual({row["layer"] for row in rows}, {"11", "20"})
+
+    def test_are_chosen_by_them(self):
+        for command in (("inspect", "--heads"), ("recall",), ("predict",), ("replay", "--policy", "snapkv:window=8", "--budget", "10%"),
+                        ("diff", "--storage", "F16", "--floor")):
+            for layers in ("1", "0-10,12-19", "21", "0-21"):
+                self.refuses(USAGE, r"--layers '\S+': expected layers or ranges such as 0,3-5 among 0,11,20, which .*smollm2",
+                             *command, self.TRACE, "--layers", layers)
+        self.passes("predict", self.TRACE, "--layers", "20", "--steps", "1")
+
+    def test_of_a_trace_that_does_not_say_which_they_are_are_numbered_from_0(self):
+        TraceFile().write(self.folder / "trace")
+        self.passes("inspect", "trace", "--json", "out.json")
+        self.assertEqual(json.loads((self.folder / "out.json").read_text("utf-8"))["trace"]["model_layers"], [0, 1])
+
+    def test_that_are_not_as_many_as_it_has_are_refused(self):
+        for numbers in ("3", "0-2", "0,0", "1,0", "all", "0-2147483646"):
+            trace = TraceFile()
+            trace.metadata["model_layers"] = numbers
+            trace.write(self.folder / "trace")
+            self.refuses(INVALID, r"trace: at byte \d+: __metadata__\.model_layers: is .*; expected 2 layers, ascending, such as 0,3-5$",
+                         "inspect", "trace")
+
+
 class Heads(CommandLineTest):
     def inspect(self, *arguments, code=0):
         """The member `heads` of the document, the CSV's rows, and the printed text."""

@@ -147,6 +147,26 @@ TEST(Trace, ReadsAttentionOutputOnRequest) {
   EXPECT_TRUE(Trace(path).info().has_attention_output);
 }
 
+TEST(Trace, TellsTheModelsOwnNumbersOfItsLayers) {
+  const TemporaryFolder folder;
+  SafetensorsParts parts = small_trace();
+  const Trace unnumbered(folder.write("unnumbered.safetensors", parts.bytes()));
+  EXPECT_THAT(layer_numbers(unnumbered.info()), ElementsAre(0, 1));
+  EXPECT_EQ(unnumbered.info().layer_number(1), 1);
+  parts.set("model_layers", "3,14");
+  const Trace numbered(folder.write("numbered.safetensors", parts.bytes()));
+  EXPECT_THAT(layer_numbers(numbered.info()), ElementsAre(3, 14));
+  EXPECT_EQ(numbered.info().layer_number(1), 14);
+  EXPECT_EQ(numbered.read_layer(1).index, 1) << "draws depend on the layer's number in the trace";
+}
+
+TEST(Trace, RefusesNumbersOfMoreOrFewerLayersThanItHas) {
+  for (const char* bad : {"", "3", "3-5", "0-2147483646", "14,3", "3,3", "3, 14", "all", "0-2147483647"}) {
+    EXPECT_EQ(refusal_of_field("model_layers", bad), "__metadata__.model_layers: is \"" + std::string(bad) +
+                                                         "\"; expected 2 layers, ascending, such as 0,3-5");
+  }
+}
+
 TEST(Trace, NeedsEveryField) {
   for (const auto& [field, value] : small_trace().metadata) {
     SafetensorsParts parts = small_trace();

@@ -15,7 +15,6 @@
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
-#include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
@@ -57,7 +56,7 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   info.backend = fields.text("backend");
   info.declared = declared_arithmetic(fields);
   info.trace_sha256 = fields.text("trace_sha256");
-  const auto layers = parse_layer_list(
+  const auto layers = traces::parse_layer_list(
       fields.has("layers") ? fields.text("layers") : fmt::format("0-{}", trace.layers - 1), trace.layers);
   if (!layers) {
     fields.refuse("layers",
@@ -96,7 +95,7 @@ std::optional<LayerTensor> taken_apart(std::string_view name) {
   const size_t dot = name.find('.');
   if (dot == std::string_view::npos) return std::nullopt;
   const std::string_view digits = name.substr(0, dot);
-  const auto range = parse_layer_range(digits, std::numeric_limits<int64_t>::max());
+  const auto range = traces::parse_layer_range(digits, std::numeric_limits<int64_t>::max());
   if (!range || digits != std::to_string(range->first)) return std::nullopt;
   const std::string_view tensor = name.substr(dot + 1);
   return LayerTensor{range->first, std::string(tensor == kFormerEvicted ? "evicted" : tensor)};

@@ -10,10 +10,10 @@
 #include <kvbound/sim/bench/bench.hpp>
 #include <kvbound/sim/cli/run_options.hpp>
 #include <kvbound/sim/diff/floor/random_shape.hpp>
-#include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/roofline/gpu.hpp>
+#include <kvbound/traces/layer_list.hpp>
 
 #include "reader.hpp"
 
@@ -78,7 +78,7 @@ void read_option_text(Folder&, Parts parts) {
   const std::string_view text = parts[0];
   int taken = is_policy(text) + is_budget(text) + is_shape(text);
   taken += is_usable([&] { sim::parse_bench_shape(text); }) + is_usable([&] { sim::Gpu::named(text); });
-  taken += sim::parse_layer_list(text, 1'000'000).has_value();
+  taken += traces::parse_layer_list(text, 1'000'000).has_value();
   if (const auto number = sim::parse_real(text)) {
     ++taken;
     require(sim::parse_real(sim::shortest(*number)) == number, "a number is that of its text");

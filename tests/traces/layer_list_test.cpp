@@ -1,11 +1,8 @@
 #include <gtest/gtest.h>
 
-#include <kvbound/sim/options/layer_list.hpp>
 #include <kvbound/traces/layer_list.hpp>
 
-namespace kvbound::sim::layer_list_test {
-
-using traces::layer_list;
+namespace kvbound::traces::layer_list_test {
 namespace {
 
 using Layers = std::vector<int64_t>;
@@ -30,5 +27,12 @@ TEST(LayerList, RefusesWhatDoesNotAscendOrIsNotThere) {
   EXPECT_TRUE(parse_layer_list("0-12", 13));
 }
 
+TEST(LayerList, RefusesMoreLayersThanItMayHave) {
+  EXPECT_EQ(parse_layer_list("0,2-4", 13, 4), (Layers{0, 2, 3, 4}));
+  for (const char* text : {"0,2-5", "0-4", "0-2147483645", "0-1,2-2147483645"}) {
+    EXPECT_FALSE(parse_layer_list(text, 2147483647, 4)) << text;
+  }
+}
+
 }  // namespace
-}  // namespace kvbound::sim::layer_list_test
+}  // namespace kvbound::traces::layer_list_test
