@@ -144,7 +144,8 @@ const std::vector<FigureOf<JudgedRow>>& tensor_figures() {
        [](R row) { return count(row.agreement().chances.count); }},
       {{.name = "diagnosis",
         .heading = "diagnosis",
-        .meaning = "the one fault with which the reference's numbers are within the bounds of the claimed ones",
+        .meaning =
+            "the one fault with which the reference's numbers are within the bounds of the claimed ones",
         .format = Format::text,
         .shown = kIfAsked},
        [](R row) { return row.diagnosis() ? row.diagnosis()->fault : std::string(); }},
@@ -252,8 +253,10 @@ const std::vector<FigureOf<UnlikelyOutput>>& unlikely_figures() {
   return kFigures;
 }
 
-const Figure kLayer{
-    .name = "layer", .heading = "layer", .meaning = "the trace's layer", .format = Format::count};
+const Figure kLayer{.name = "layer",
+                    .heading = "layer",
+                    .meaning = "the layer's number in the dump, from 0",
+                    .format = Format::count};
 const Figure kTensor{.name = "tensor",
                      .heading = "tensor",
                      .meaning = "the judged tensor's name in dumps",

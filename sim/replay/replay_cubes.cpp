@@ -30,7 +30,7 @@ const Figure kRun{.name = "run",
                   .heading = "run",
                   .meaning = "the run's place among all runs, from 0",
                   .format = Format::count};
-const Figure kLayer = count_figure("layer", "the trace's layer");
+const Figure kLayer = count_figure("layer", "the model's number of the layer");
 
 // The axes and the views of a trace's runs.
 class ReplayCubes {
@@ -89,8 +89,10 @@ SharedAxis ReplayCubes::run_axis() const {
 }
 
 SharedAxis ReplayCubes::layer_axis() const {
-  const std::vector<int64_t>& layers = result_.scope.layers;
-  return axis("layer", {number_column(kLayer, {layers.begin(), layers.end()})});
+  Column number = number_column(kLayer);
+  for (const int64_t layer : result_.scope.layers)
+    number.numbers().push_back(static_cast<double>(result_.trace.layer_number(layer)));
+  return axis("layer", {std::move(number)});
 }
 
 template <class Of>
@@ -118,7 +120,7 @@ Cube ReplayCubes::runs() const {
     if (figure.is_of_runs()) cube.columns.push_back(number_column(figure.figure));
     std::vector<double> undefined;
     for (size_t r = 0; r < result_.runs.size(); ++r) {
-      const RunView view{result_.runs[r], summaries_[r], bases_[r]};
+      const RunView view{result_.runs[r], summaries_[r], result_.trace, bases_[r]};
       if (figure.text_of_run) {
         cube.columns.back().texts().push_back(figure.text_of_run(view));
         continue;
@@ -220,7 +222,8 @@ Cube ReplayCubes::merges() const {
       const std::optional<MergeMetrics>& merges = result_.runs[r].layers[l].merges;
       if (!merges) continue;
       for (const MergeChange& change : merges->changes) {
-        const double place[] = {static_cast<double>(r), static_cast<double>(result_.scope.layers[l]),
+        const double place[] = {static_cast<double>(r),
+                                static_cast<double>(result_.trace.layer_number(result_.scope.layers[l])),
                                 static_cast<double>(change.step), static_cast<double>(change.query_head)};
         for (size_t k = 0; k < keys.size(); ++k) keys[k].numbers().push_back(place[k]);
         columns[0].numbers().push_back(change.perturbation);
@@ -293,7 +296,9 @@ Part replay_part(const ReplayReport& report, const std::optional<Policy>& base, 
   const ReplayResult& result = report.result;
   const ReplayCubes cubes(result, base);
   Part part{trace_facts(result.trace, report.sha256), {}, {"steps", "layer_steps"}};
-  part.facts["replayed_layers"] = result.scope.layers;
+  std::vector<int64_t> layers;
+  for (const int64_t layer : result.scope.layers) layers.push_back(result.trace.layer_number(layer));
+  part.facts["replayed_layers"] = layers;
   part.facts["replayed_steps"] = result.scope.steps;
   part.facts["recall_of"] = result.scope.recall_of;
   part.facts["merge_bounds"] = result.scope.merge_bounds;

@@ -17,10 +17,11 @@ double share(int64_t part, int64_t whole) {
   return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : kNone;
 }
 
-std::string text_of(const std::optional<Place>& place) {
+std::string text_of(const RunView& view, const std::optional<Place>& place) {
   if (!place) return "";
   const std::string step = place->step < 0 ? "the prompt's end" : fmt::format("step {}", place->step);
-  return fmt::format("layer {}, {}, query head {}", place->layer, step, place->query_head);
+  return fmt::format("layer {}, {}, query head {}", view.trace.layer_number(place->layer), step,
+                     place->query_head);
 }
 
 template <Matrix LayerMetrics::*figures>
@@ -202,7 +203,7 @@ std::vector<ReplayFigure> perturbation_figures() {
                   .heading = "tightest",
                   .meaning = "where L / theta is largest",
                   .shown = kIfAsked},
-       .text_of_run = [](R view) { return text_of(view.summary.tightest); }},
+       .text_of_run = [](R view) { return text_of(view, view.summary.tightest); }},
       {.figure = {.name = "violations",
                   .heading = "violations",
                   .meaning = "how often L exceeds theta by more than rounding explains",
@@ -215,7 +216,7 @@ std::vector<ReplayFigure> perturbation_figures() {
                   .heading = "first violation",
                   .meaning = "where L exceeds theta first",
                   .shown = kIfAsked},
-       .text_of_run = [](R view) { return text_of(view.summary.first_violation); }},
+       .text_of_run = [](R view) { return text_of(view, view.summary.first_violation); }},
       {.figure = {.name = "kept_mass",
                   .heading = "kept mass",
                   .meaning =
@@ -292,7 +293,7 @@ std::vector<ReplayFigure> merge_figures() {
                   .shown = kIfAsked},
        .text_of_run =
            [](R view) {
-             return view.summary.merges ? text_of(view.summary.merges->first_violation) : std::string();
+             return view.summary.merges ? text_of(view, view.summary.merges->first_violation) : std::string();
            }},
       {.figure = {.name = "leaving",
                   .heading = "evicted entries",
@@ -410,7 +411,7 @@ std::vector<ReplayFigure> later_figures() {
                   .shown = kIfAsked},
        .text_of_run =
            [](R view) {
-             return view.summary.later ? text_of(view.summary.later->first_violation) : std::string();
+             return view.summary.later ? text_of(view, view.summary.later->first_violation) : std::string();
            }},
       {.figure = {.name = "sag",
                   .heading = "sag",

@@ -15,6 +15,7 @@ namespace kvbound::sim {
 struct RunView {
   const RunResult& run;
   const Summary& summary;
+  const traces::TraceInfo& trace;
   const RunResult* base;  ///< base_of; null: none
 };
 

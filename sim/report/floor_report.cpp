@@ -83,14 +83,16 @@ const std::vector<FigureOf<DetectionFloor>>& floor_figures() {
 }  // namespace
 
 Part floor_part(const FloorReport& report) {
-  const bool has_layers = report.trace.has_value();
   const std::vector<FigureOf<DetectionFloor>> keys{
       {text_figure("operation", "operation",
                    "the dump's tensor; of scores with their score, of merged entries with their method"),
        [](F floor) { return floor.operation; }},
-      {count_figure("layer", "the trace's layer"),
-       [has_layers](F floor) { return has_layers ? static_cast<double>(floor.layer) : kUndefined; }},
-      {count_figure("tokens", "tokens in the cache"), [](F floor) { return static_cast<double>(floor.tokens); }}};
+      {count_figure("layer", "the model's number of the layer"),
+       [&report](F floor) {
+         return report.trace ? static_cast<double>(report.trace->layer_number(floor.layer)) : kUndefined;
+       }},
+      {count_figure("tokens", "tokens in the cache"),
+       [](F floor) { return static_cast<double>(floor.tokens); }}};
   using Json = nlohmann::ordered_json;
   return {{{"trace", report.trace ? trace_facts(*report.trace, report.trace_sha256) : Json()},
            {"shape", report.trace ? Json() : Json(report.shape)},

@@ -113,7 +113,7 @@ Figure text_figure(std::string name, std::string heading, std::string meaning,
           .format = Format::text,
           .shown = shown};
 }
-const Figure kLayer = count_figure("layer", "layer", "the trace's layer");
+const Figure kLayer = count_figure("layer", "layer", "the layer's number in dumps, from 0");
 const Figure kTensor = text_figure("tensor", "tensor", "the compared tensor's name in dumps");
 const Figure kUlps{
     .name = "ulps",
