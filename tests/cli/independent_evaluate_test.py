@@ -105,7 +105,7 @@ class OpenLoop(CommandLineTest):
             for run, found in zip(ours, theirs, strict=True):
                 self.assertEqual(parse_policy(run["policy"]), parse_policy(found["policy"]))
                 for kind in (*MEASURES, "layer_relative", "recall"):
-                    expected, mean = run[kind], found[kind]["mean"]
+                    expected, mean = run[kind], found[kind]
                     self.assertTrue(mean is None if expected is None else abs(mean - expected) <= 1e-9 * expected,
                                     f"{name}, {run['policy']}: {kind} is {mean} where {expected} is expected")
 

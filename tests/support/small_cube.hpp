@@ -15,10 +15,11 @@ inline sim::Figure named(const std::string& name, sim::Format format = sim::Form
 
 /// [2 runs, 3 heads]: L, which is 0.5, 1, NaN, infinity, 0 and 1/8, a count, and a bound, which is NaN everywhere.
 inline sim::Cube small_cube() {
+  sim::Figure policy = named("policy"), entries = named("entries", sim::Format::count);
+  policy.shown = entries.shown = sim::Shown::always;
   constexpr double kInfinite = std::numeric_limits<double>::infinity();
-  const sim::SharedAxis runs = sim::axis(
-                            "run", {sim::text_column(named("policy"), {"a, \"b\"", "c"}),
-                                    sim::number_column(named("entries", sim::Format::count), {1e6, 20})}),
+  const sim::SharedAxis runs = sim::axis("run", {sim::text_column(policy, {"a, \"b\"", "c"}),
+                                                 sim::number_column(entries, {1e6, 20})}),
                         heads = sim::counted_axis("head", named("head"), 3);
   return {"heads",
           {runs, heads},

@@ -5,13 +5,13 @@
 #include <string>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/figures/chosen_columns.hpp>
-#include <kvbound/sim/replay/replay_cubes.hpp>
 #include <kvbound/sim/bench/bench.hpp>
 #include <kvbound/sim/cli/run_options.hpp>
 #include <kvbound/sim/diff/floor/random_shape.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/sim/options/policy.hpp>
+#include <kvbound/sim/replay/replay_cubes.hpp>
 #include <kvbound/sim/roofline/gpu.hpp>
 #include <kvbound/traces/layer_list.hpp>
 
