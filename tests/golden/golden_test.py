@@ -137,14 +137,17 @@ class Golden(CommandLineTest):
     def require_golden(self, sample):
         golden = json.loads((GOLDEN / f"{sample}.json").read_text())
         self.assertEqual(len(golden["runs"]), sum(len(policies) * len(budgets) for policies, budgets, _ in GROUPS))
+        metadata, _ = independent.replay.open_tensors(SAMPLES / golden["sample"])
+        numbers = [int(number) for number in metadata["model_layers"].split(",")] if "model_layers" in metadata else None
         runs, dumps = {}, {}
         for policies, budgets, layers in GROUPS:
             self.passes("replay", SAMPLES / golden["sample"], "--policy", ",".join(policies), "--budget", ",".join(budgets),
                         "--json", "out.json", "--dump", "dumps/",
-                        *(("--layers", ",".join(map(str, layers))) if layers else ()))
+                        *(("--layers", ",".join(str(numbers[layer] if numbers else layer) for layer in layers)) if layers else ()))
             trace = replayed(read(self.folder / "out.json"))
             self.assertEqual(trace["sha256"], golden["sha256"], "another sample: see tests/golden/README.md")
-            runs |= {(run["policy"], run["budget"], layer["layer"]): layer for run in trace["runs"] for layer in run["layers"]}
+            runs |= {(run["policy"], run["budget"], numbers.index(layer["layer"]) if numbers else layer["layer"]): layer
+                     for run in trace["runs"] for layer in run["layers"]}
         for path in (self.folder / "dumps").iterdir():
             metadata, tensors = independent.replay.open_tensors(path)
             dumps[metadata["policy"], metadata["budget"]] = tensors
