@@ -280,6 +280,7 @@ TEST(ReplayCubes, SaysWhereABoundIsViolatedByMoreThanRounding) {
   metrics.rounding = test::matrix({{0, 0.5}, {1, 1}});
   report.result.runs.resize(1);
   report.result.runs[0].layers.resize(1);
+  report.result.scope.layers = {3};
   EXPECT_EQ(column(csv_of(report), "violations"), (std::vector<std::string>{"0", "1", "0", "1"}));
 }
 
