@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/sim/evaluate/correlations.hpp>
 #include <kvbound/sim/evaluate/evaluate.hpp>
 #include <kvbound/sim/evaluate/results_file.hpp>
@@ -89,6 +90,8 @@ CommandLine evaluate_command_line() {
   return line;
 }
 
+std::string label_of(const Run& run) { return run.policy.label; }
+
 // Only the first tokens of continuations.
 void shorten(std::vector<Task>& tasks, int64_t tokens) {
   for (Task& task : tasks) {
@@ -105,14 +108,29 @@ std::string hash_of(const std::vector<std::string>& paths, bool quiet) {
   return traces::sha256_of(views, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
 
+// The hash of the files of every task of a run whose host is `given`; null of other runs.
+Json given_hash(const Policy& policy, const std::vector<GivenFacts>& facts) {
+  const std::string* const file = given_file(policy.host);
+  if (!file) return {};
+  std::string hashes;
+  for (const GivenFacts& task : facts) hashes += task.at(*file).sha256;
+  return traces::sha256_of(hashes);
+}
+
 // What results depend on.
-Json evaluation_of(const EvaluateReport& report) {
+//
+// facts  [tasks]
+Json evaluation_of(const EvaluateReport& report, const std::vector<GivenFacts>& facts) {
   const EvaluateOptions& options = report.result.options;
   Json runs = Json::array();
   for (const Run& run : options.runs)
     runs.push_back(canonical(run.policy.policy) + " " + to_string(run.budget));
   const std::string& backend = options.runs.front().backend;
   Json evaluation = fields_of(computation({&backend, 1}));
+  for (const Run& run : options.runs) {
+    if (const Json hash = given_hash(run.policy.policy, facts); !hash.is_null())
+      evaluation["given"].push_back(hash);
+  }
   evaluation.update({{"model", report.model_sha256},
                      {"tasks", report.tasks_sha256},
                      {"runs", runs},
@@ -132,6 +150,7 @@ EvaluateReport parse_report(const CommandLine& line) {
   report.base = choice.base;
   EvaluateOptions& options = report.result.options;
   options.runs = std::move(choice.runs);
+  options.given = given_sources(options.runs);
   options.dtype = stored_type(line, Dtype::f32);
   options.window = line.integer("window", 1, INT32_MAX, options.window);
   options.recall_of = line.integer("recall", 1, INT32_MAX, options.recall_of);
@@ -141,13 +160,24 @@ EvaluateReport parse_report(const CommandLine& line) {
   return report;
 }
 
-void check_outputs(const CommandLine& line, const traces::Checkpoint& checkpoint, const std::string& tasks) {
+void check_outputs(const CommandLine& line, const traces::Checkpoint& checkpoint, const std::string& tasks,
+                   const GivenSources& given) {
   OutputPaths outputs;
   for (const std::string& input : checkpoint.paths()) outputs.add_input(input);
+  for (const auto& [path, source] : given) outputs.add_input(path);
   outputs.add_input(tasks);
   for (const char* option : {"json", "csv", "resume"}) {
     if (const auto path = line.text(option)) outputs.add(option, *path);
   }
+}
+
+// Calls runs as the files of the host `given` do, if those of all tasks agree.
+void name_runs(std::vector<Run>& runs, const std::vector<GivenFacts>& facts) {
+  const std::vector<Run> named = with_names(runs, facts.front());
+  const auto agrees = [&](const GivenFacts& task) {
+    return std::ranges::equal(with_names(runs, task), named, {}, label_of, label_of);
+  };
+  if (std::ranges::all_of(facts, agrees)) runs = named;
 }
 
 int64_t most_tokens(const std::vector<Task>& tasks) {
@@ -187,8 +217,9 @@ int evaluate_command(const Arguments& arguments) {
   if (needs_hashes) report.tasks_sha256 = traces::sha256_of(text);
   std::vector<Task> tasks = tasks_of(places[1], text, checkpoint.config().vocabulary);
   if (report.step_limit) shorten(tasks, *report.step_limit);
-  check_outputs(line, checkpoint, places[1]);
-  require_valid(report.result.options, tasks);
+  check_outputs(line, checkpoint, places[1], report.result.options.given);
+  const std::vector<GivenFacts> facts = require_valid(report.result.options, tasks, checkpoint.config());
+  name_runs(report.result.options.runs, facts);
   warn_of_long_context(checkpoint.config(), most_tokens(tasks), quiet);
   std::optional<traces::OutputFile> json, csv;
   if (const auto path = line.text("json")) json.emplace(*path);
@@ -196,7 +227,7 @@ int evaluate_command(const Arguments& arguments) {
   const auto resume = line.text("resume");
   if (needs_hashes) report.model_sha256 = hash_of(checkpoint.paths(), quiet);
   std::unique_ptr<ResultsFile> finished;
-  if (resume) finished = std::make_unique<ResultsFile>(*resume, evaluation_of(report));
+  if (resume) finished = std::make_unique<ResultsFile>(*resume, evaluation_of(report, facts));
   {
     Progress progress("evaluating", !quiet);
     report.result = evaluate(checkpoint, tasks, report.result.options, finished.get(),

@@ -11,19 +11,10 @@
 #include <kvbound/traces/messages.hpp>
 
 #include "component.hpp"
+#include "quoted_parts.hpp"
 
 namespace kvbound::sim {
 namespace {
-
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const size_t end = text.find(separator);
-    parts.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
 
 void append(std::string& list, std::string_view item) { (list += list.empty() ? "" : ", ") += item; }
 
@@ -93,6 +84,11 @@ void assign_options(Variant& slot, std::span<const std::string_view> pairs, std:
                           option->expected);
     }
   }
+  for (const Option& option : component.options) {
+    if (!option.required || given.contains(option.name)) continue;
+    throw InvalidPolicy("policy " + traces::quoted(policy) + ": " + std::string(component.name) + " needs " +
+                        std::string(option.name) + "=" + option.expected);
+  }
 }
 
 // Stores a component other than the host in the slot; false if the variant has no alternative of that name.
@@ -161,15 +157,15 @@ void print_help(std::string& text, std::string_view kind) {
 
 Policy parse_policy(std::string_view text) {
   Policy policy;
-  const std::vector<std::string_view> components = split(text, '+');
-  const std::vector<std::string_view> host = split(components[0], ':');
+  const std::vector<std::string_view> components = quoted_parts(text, '+');
+  const std::vector<std::string_view> host = quoted_parts(components[0], ':');
   if (!choose(policy.host, host[0])) {
     throw InvalidPolicy("policy " + traces::quoted(text) + ": no host " + traces::quoted(host[0]) +
                         "; known hosts: " + known_names<Host>());
   }
   assign_options(policy.host, std::span(host).subspan(1), text);
   for (const std::string_view component : std::span(components).subspan(1)) {
-    const std::vector<std::string_view> words = split(component, ':');
+    const std::vector<std::string_view> words = quoted_parts(component, ':');
     if (take(policy.score, "score", words, text) || take(policy.selection, "selection", words, text) ||
         take(policy.allocation, "allocation", words, text) || take(policy.merge, "merge", words, text)) {
       continue;

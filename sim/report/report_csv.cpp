@@ -93,9 +93,9 @@ std::string csv_rows(const Report& report) {
   const ReplayResult& result = report.result;
   std::string csv;
   for (const RunResult& run : result.runs) {
-    const std::string start = quoted_field(result.trace.path) + "," + canonical(run.run.policy.policy) + "," +
-                              to_string(run.run.budget) + "," + std::to_string(run.entries) + "," +
-                              run.run.backend + ",";
+    const std::string start =
+        quoted_field(result.trace.path) + "," + quoted_field(canonical(run.run.policy.policy)) + "," +
+        to_string(run.run.budget) + "," + std::to_string(run.entries) + "," + run.run.backend + ",";
     for (size_t l = 0; l < run.layers.size(); ++l)
       append_layer(csv, start, result.scope.layers[l], run.layers[l]);
   }

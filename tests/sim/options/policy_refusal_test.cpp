@@ -19,7 +19,7 @@ std::string refusal(const std::string& text) {
 }
 
 TEST(PolicyText, WithUnknownNamesIsRefusedAndTheKnownOnesAreListed) {
-  const std::string hosts = "known hosts: snapkv, h2o, tova, streaming-llm, random";
+  const std::string hosts = "known hosts: snapkv, h2o, tova, streaming-llm, random, given";
   EXPECT_EQ(refusal("h3o"), "policy 'h3o': no host 'h3o'; " + hosts);
   EXPECT_EQ(refusal(""), "policy '': no host ''; " + hosts);
   EXPECT_EQ(refusal("critical"), "policy 'critical': no host 'critical'; " + hosts);
@@ -49,6 +49,7 @@ TEST(PolicyText, WithOptionsOfAnotherComponentIsRefused) {
   const std::pair<const char*, const char*> refusals[] = {
       {"h2o:pool=7", "h2o has no option 'pool'; it has window, sinks, recent"},
       {"tova:window=4", "tova has no option 'window'; it has sinks"},
+      {"given:file=a:pool=7", "given has no option 'pool'; it has file, window"},
       {"streaming-llm:recent=4", "streaming-llm has no option 'recent'; it has sinks"},
       {"random:recent=4", "random has no option 'recent'; it has seed, sinks, window"},
       {"snapkv:sinks=4", "snapkv has no option 'sinks'; it has window, pool"},
@@ -59,6 +60,37 @@ TEST(PolicyText, WithOptionsOfAnotherComponentIsRefused) {
   }
 }
 
+TEST(PolicyText, OfAHostWithAFileIsRefusedWithoutOneThatCanBeWrittenAgain) {
+  const std::string path = "a path, in double quotes if it has a colon, plus sign or comma";
+  const std::string refusals[][2] = {{"given", "given needs file=" + path},
+                                     {"given:window=3", "given needs file=" + path},
+                                     {"given:file", "'file': expected file=" + path},
+                                     {"given:file=", "'file=': expected file=" + path},
+                                     {"given:file=\"\"", "'file=\"\"': expected file=" + path},
+                                     {"given:file=a\"b", "'file=a\"b': expected file=" + path},
+                                     {"given:file=a\tb", "'file=a\\x09b': expected file=" + path},
+                                     {"given:file=a:window=0", "'window=0': expected window=an integer >= 1"},
+                                     {"given:file=a:b", "given has no option 'b'; it has file, window"}};
+  for (const auto& [text, says] : refusals) {
+    std::string shown = text;
+    if (const size_t tab = shown.find('\t'); tab != std::string::npos) shown.replace(tab, 1, "\\x09");
+    EXPECT_EQ(refusal(text), "policy '" + shown + "': " + says);
+  }
+}
+
+TEST(PolicyText, OfGivenScoresWithWhatWouldComputeThemAnewIsRefused) {
+  const std::string alone = ", but given has the scores of its file alone";
+  const std::string refusals[][2] = {
+      {"given:file=a+exact", "a score ranks entries in the place of the host's" + alone},
+      {"given:file=a+keepkv:period=2", "keepkv:period selects anew by the current query" + alone},
+      {"given:file=a+greedy", "greedy has a meaning with the host snapkv alone"}};
+  for (const auto& [text, says] : refusals) EXPECT_EQ(refusal(text), "policy '" + text + "': " + says);
+  for (const char* text : {"given:file=a+critical", "given:file=a+theta-sweep+adakv",
+                           "given:file=a+pyramid+cam", "given:file=a+keepkv:order=merge-first"}) {
+    EXPECT_EQ(refusal(text), "no error");
+  }
+}
+
 TEST(PolicyText, OfWhatHasNoMeaningTogetherIsRefused) {
   const std::string no_score =
       "critical, theta-sweep and greedy choose by attention and take no other score; with another score the "
@@ -66,7 +98,8 @@ TEST(PolicyText, OfWhatHasNoMeaningTogetherIsRefused) {
   const auto expect_unranked = [](const std::string& host, const std::string& component) {
     EXPECT_EQ(refusal(host + "+" + component),
               "policy '" + host + "+" + component + "': " + host +
-                  " ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, tova");
+                  " ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, tova, "
+                  "and given with scores");
   };
   const std::string greedy_host = "greedy has a meaning with the host snapkv alone";
   for (const std::string selection : {"critical", "theta-sweep", "greedy"}) {
@@ -117,8 +150,8 @@ TEST(PolicyText, OfMergingAndAllocationThatHaveNoMeaningTogetherIsRefused) {
   const std::string merge_first =
       "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes "
       "the "
-      "hosts snapkv, h2o, tova, and no score and no selection";
-  const std::string no_ranks = " ranks nothing; hosts that do are snapkv, h2o, tova";
+      "hosts snapkv, h2o, tova, and given with scores, and no score and no selection";
+  const std::string no_ranks = " ranks nothing; hosts that do are snapkv, h2o, tova, and given with scores";
   const std::string period = "keepkv:period selects anew by the current query, but ";
   const std::string greedy_period =
       "keepkv:period selects anew by the current query alone, which greedy cannot";
