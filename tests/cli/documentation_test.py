@@ -20,10 +20,10 @@ from support.tiny_model import TinyModel
 
 ROOT = kvbound_cli.REPOSITORY
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
-TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "README.md", "LICENSE", *FOLDERS}
-READMES = ("README.md", "reference/README.md", "sim/README.md", "sim/bench/README.md", "sim/check/README.md", "sim/diff/README.md", "sim/evaluate/README.md", "sim/report/README.md", "sim/sweep/README.md",
-           "proofs/README.md",
-           "traces/README.md", "cuda/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md")  # of the top folder
+TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "LICENSE", *PAGES, *FOLDERS}
+LINKED = ("CONTRIBUTING.md", *(f"{folder}/README.md" for folder in (
+    *FOLDERS, "sim/bench", "sim/check", "sim/diff", "sim/evaluate", "sim/report", "sim/sweep")))  # from the root README
 MOST_WORDS = 1500  # words in the root README, tables and code included
 TEXT = (".md", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake", ".json")
 MOST_COLUMNS = 130  # of a line of prose
@@ -33,7 +33,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def documents():
-    return [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md")))]
+    return [*(ROOT / page for page in PAGES), *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md")))]
 
 
 def anchors(path):
@@ -109,7 +109,7 @@ class Documentation(CommandLineTest):
     def test_paths_that_sources_and_documents_mention_exist(self):
         mentions = 0
         sources = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in TEXT]
-        for path in (ROOT / "README.md", ROOT / "CMakeLists.txt", *sources):
+        for path in (*(ROOT / page for page in PAGES), ROOT / "CMakeLists.txt", *sources):
             for target in MENTION.findall(path.read_text("utf-8")):
                 if re.search("STEM|my_kv", target):
                     continue  # a placeholder for any name
@@ -129,7 +129,7 @@ class Documentation(CommandLineTest):
                 [sys.executable, ROOT / f"{script}.py", "--help"], check=True, capture_output=True, text=True).stdout))
         known |= set(re.findall(r"--[a-z][a-z-]+", (ROOT / "cuda" / "measure.sh").read_text("utf-8").split("set -uo")[0]))
         for document in documents():
-            text = re.sub(r"(cmake|ctest|git|apt-get|pip \w+|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
+            text = re.sub(r"(cmake|ctest|git|apt-get|pip \w+|\w+_test|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))
             mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
             self.assertEqual(mentioned - known, set(), f"{document} mentions options that no command has")
 
@@ -150,7 +150,7 @@ class Documentation(CommandLineTest):
         words = len((ROOT / "README.md").read_text("utf-8").split())
         self.assertLess(words, MOST_WORDS, "README.md is too long for a newcomer to finish")
         readme = (ROOT / "README.md").read_text("utf-8")
-        for name in READMES[1:]:
+        for name in LINKED:
             self.assertTrue((ROOT / name).is_file(), f"{name} is missing")
             self.assertIn(f"({name})", readme, f"README.md does not link to {name}")
 

@@ -4,11 +4,12 @@ usage: independent_test.py KVBOUND      KVBOUND: the program's path
 """
 import itertools
 import json
+import re
 
 import numpy as np
 
 import independent.replay
-from independent.policy import parse_policy
+from independent.policy import parse_policy, resolve_budget
 from support import kvbound_cli
 from support.kvbound_cli import SAMPLES, CommandLineTest, TraceFile, write_sharded
 
@@ -250,7 +251,7 @@ class IndependentSweeps(IndependentTest):
 
     def test_samples_agree(self):
         for sample, budgets, policies in (
-                ("pocket-gqa", "5%,20%", "snapkv,snapkv+critical:alpha=adaptive,snapkv+theta-sweep"),
+                ("pocket-gqa", "5%", "snapkv,snapkv+critical:alpha=adaptive,snapkv+theta-sweep"),
                 ("pocket-gqa", "10%", "snapkv+obcache-joint,snapkv+exact:space=projected,h2o,h2o:sinks=4+exact,tova+obcache-key,"
                                       "tova+exact,tova+critical,streaming-llm,random:seed=1"),
                 ("pocket-mha", "12.5%", "snapkv,snapkv+critical:alpha=adaptive,snapkv+theta-sweep,"
@@ -262,6 +263,23 @@ class IndependentSweeps(IndependentTest):
             self.require_agreement(trace, paths)
             for path in paths:
                 path.unlink()
+
+    def test_every_perturbation_in_the_readme_is_the_independent_one_to_all_its_digits(self):
+        """The column L of the two tables, with which nothing of the program is compared here: documentation_test.py has the
+        program print them."""
+        tables = re.findall(r"^policy .*?(?=^```)", (kvbound_cli.REPOSITORY / "README.md").read_text("utf-8"),
+                            re.MULTILINE | re.DOTALL)
+        rows = [[line.split() for line in table.splitlines() if "%" in line] for table in tables]
+        column = [re.split("  +", table.splitlines()[0]).index("L") for table in tables]
+        self.assertEqual([len(table) for table in rows], [10, 8])
+        for sample, table, at in zip(("pocket-gqa", "smollm2-135m"), rows, column):
+            trace = independent.replay.Trace(SAMPLES / f"{sample}.safetensors")
+            for policy, budget, printed in ((row[0], row[1], row[at]) for row in table):
+                with self.subTest(f"{sample} {policy} {budget}"):
+                    entries = resolve_budget(budget, trace, parse_policy(policy))
+                    layers = [independent.replay.replayed_layer(trace, trace.layer(index), parse_policy(policy), entries)[0]
+                              for index in range(trace.layers)]
+                    self.assertEqual(f"{np.mean([layer['perturbation'] for layer in layers]):#.4g}", printed)
 
 
 if __name__ == "__main__":
