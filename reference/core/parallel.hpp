@@ -19,7 +19,7 @@
 namespace kvbound::reference {
 
 /// Seconds of work, all threads together, from which on a loop is divided among threads: waking them takes as long as they would
-/// save of less. (numerics/README.md, "Decisions") Tests of threads set it to 0.
+/// save of less. (reference/DECISIONS.md) Tests of threads set it to 0.
 inline std::atomic<double> least_for_threads = 75e-6;
 
 /// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread. Each thread that gets

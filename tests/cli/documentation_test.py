@@ -251,6 +251,16 @@ class Documentation(CommandLineTest):
                 there &= set(FOLDERS)
             self.assertEqual(listed, there, readme)
 
+    def test_decisions_stand_in_one_file_per_top_folder(self):
+        """Each section is named after a folder, whose README points to it."""
+        for top in FOLDERS:
+            sections = re.findall("^## (.*)$", (ROOT / top / "DECISIONS.md").read_text("utf-8"), re.MULTILINE)
+            self.assertGreater(len(sections), 0, top)
+            for name in sections:
+                readme = ROOT / top / ("" if name == top else name) / "README.md"
+                link = "../" * name.count("/") + ("" if name == top else "../") + f"DECISIONS.md#{name.replace('/', '')}"
+                self.assertIn(f"({link})", readme.read_text("utf-8"), readme)
+
     def test_the_top_level_holds_what_the_layout_says_and_no_more(self):
         ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
         entries = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")} - ignored
