@@ -3,7 +3,7 @@
 
 build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-dev libfmt-dev libssl-dev
                 libeigen3-dev libmpfr-dev libminizip-dev zlib1g-dev nlohmann-json3-dev librapidcheck-dev)
-test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema)
+test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema clang-format-14)
 kernel_packages=(python3-venv)  # of the tests labelled kernels, in addition
 ci_packages=(ccache)  # of .ci/run, in addition
 browser_packages=(chromium chromium-driver fonts-dejavu-core)  # of the tests labelled browser
