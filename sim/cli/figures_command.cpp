@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <kvbound/sim/evaluate/evaluate_cubes.hpp>
 #include <kvbound/sim/figures/cube_table.hpp>
 #include <kvbound/sim/figures/list_cube.hpp>
 #include <kvbound/sim/figures/outputs.hpp>
@@ -44,6 +45,7 @@ struct Written {
 
 constexpr std::array kWritten{
     Written{"replay", [] { return replay_part({}, {}, true); }},
+    Written{"evaluate", [] { return evaluate_part({}); }},
     Written{"diff", [] { return diff_part({}); }},
     Written{"against", [] { return against_part({}); }},
     Written{"floor", [] { return floor_part({}); }},
@@ -76,6 +78,8 @@ std::string_view kind(const Row& row) {
       return "share";
     case Format::duration:
       return "seconds";
+    case Format::memory:
+      return "bytes";
     case Format::text:
       return "text";
   }
@@ -104,10 +108,6 @@ void add_rows(const Written& written, std::vector<Row>& rows) {
     for (const Column& column : cube.columns)
       rows.push_back({written.command, cube.name, axes_text(cube), false, column.figure});
   }
-}
-
-Figure text_figure(const char* name, const char* meaning, Shown shown = Shown::by_default) {
-  return {.name = name, .heading = name, .meaning = meaning, .format = Format::text, .shown = shown};
 }
 
 Cube figures_cube(const std::vector<Row>& rows) {

@@ -4,6 +4,7 @@
 
 #include <kvbound/sim/diff/agreement_figures.hpp>
 #include <kvbound/sim/figures/cube_table.hpp>
+#include <kvbound/sim/figures/json.hpp>
 #include <kvbound/sim/figures/list_cube.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/replay/replay_cubes.hpp>
@@ -15,17 +16,10 @@ using F = const DetectionFloor&;
 
 std::string found_text(std::optional<bool> found) { return !found ? "" : *found ? "found" : "no"; }
 
-Figure text_figure(const char* name, const char* heading, const char* meaning) {
-  return {.name = name, .heading = heading, .meaning = meaning, .format = Format::text};
-}
-Figure count_figure(const char* name, const char* meaning, Shown shown = Shown::by_default) {
-  return {.name = name, .heading = name, .meaning = meaning, .format = Format::count, .shown = shown};
-}
-
 // The entries of a fault, and the share of the attention that they have.
-std::vector<FigureOf<DetectionFloor>> entries_figures(const char* name, const char* meaning,
+std::vector<FigureOf<DetectionFloor>> entries_figures(const std::string& name, const char* meaning,
                                                       std::optional<FaultyEntries> DetectionFloor::*faulty) {
-  const std::string weight = std::string(name) + "_weight";
+  const std::string weight = name + "_weight";
   return {{count_figure(name, meaning),
            [faulty](F floor) {
              return floor.*faulty ? static_cast<double>((floor.*faulty)->entries) : kUndefined;
@@ -93,7 +87,6 @@ Part floor_part(const FloorReport& report) {
        }},
       {count_figure("tokens", "tokens in the cache"),
        [](F floor) { return static_cast<double>(floor.tokens); }}};
-  using Json = nlohmann::ordered_json;
   return {{{"trace", report.trace ? trace_facts(*report.trace, report.trace_sha256) : Json()},
            {"shape", report.trace ? Json() : Json(report.shape)},
            {"declared", declared_facts(report.declared)}},
