@@ -25,9 +25,9 @@ from support.tiny_model import TinyModel
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
 OPTIONS = {"replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "times", "columns", "json",
                       "csv", "dump", "plot", "markdown", "threads", "header-limit", "quiet", "help"),
-           "recall": ("k", "windows", "recent", "layers", "json", "csv", "plot", "markdown", "threads", "header-limit", "quiet",
+           "recall": ("k", "windows", "recent", "layers", "columns", "json", "csv", "plot", "markdown", "threads", "header-limit", "quiet",
                       "help"),
-           "predict": ("ema", "window", "policy", "budget", "top", "shares", "layers", "steps", "json", "plot", "markdown", "threads",
+           "predict": ("ema", "window", "policy", "budget", "top", "shares", "layers", "steps", "columns", "json", "csv", "plot", "markdown", "threads",
                        "header-limit", "quiet", "help"),
            "inspect": ("verify", "heads", "sinks", "window", "pool", "budget", "layers", "json", "csv", "threads",
                        "header-limit", "quiet", "help"),
