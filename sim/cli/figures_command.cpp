@@ -125,7 +125,7 @@ Cube figures_cube(const std::vector<Row>& rows) {
        {text_figure("kind", "of its values"), [](R row) { return std::string(kind(row)); }},
        {text_figure("better", "which way it is better"), [](R row) { return std::string(better(row)); }},
        {text_figure("shown", "in tables, by default or if it is asked for"),
-        [](R row) { return std::string(row.figure.shown == Shown::by_default ? "by default" : "if asked"); }},
+        [](R row) { return std::string(row.figure.shown == Shown::if_asked ? "if asked" : "by default"); }},
        {text_figure("meaning", "what it says"), [](R row) { return row.figure.meaning; }}},
       rows);
 }
