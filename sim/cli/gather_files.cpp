@@ -64,6 +64,7 @@ int gather_files(const SweepFolder& folder, const Sweep& sweep, Outputs& outputs
   int code = tell_missing(folder, sweep, gathering.missing());
   if (code != kPass && !request.partial) return code;
   outputs.open();
+  outputs.add_headings(replay_part({}, {}, true));  // also where no trace is whole
   {
     Progress progress("gathering", !request.quiet);
     bool first = true;

@@ -36,10 +36,13 @@ void Outputs::open() {
 
 void Outputs::add(const Part& part) {
   if (json_) json_->add(part);
-  if (!csv_file_) return;
-  if (!has_headings_) csv_file_->write(csv_headings(part));
+  add_headings(part);
+  if (csv_file_) csv_file_->write(csv_rows(part));
+}
+
+void Outputs::add_headings(const Part& part) {
+  if (csv_file_ && !has_headings_) csv_file_->write(csv_headings(part));
   has_headings_ = true;
-  csv_file_->write(csv_rows(part));
 }
 
 void Outputs::prepare(const Json& provenance) {

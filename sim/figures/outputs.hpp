@@ -33,6 +33,8 @@ class Outputs {
   bool has_json() const { return json_path_.has_value(); }
   bool has_csv() const { return csv_path_.has_value(); }
   void add(const Part& part);
+  /// CSV's headings, of parts that have these cubes; add() writes them, too, unless they are there.
+  void add_headings(const Part& part);
   /// Everything that can fail.
   ///
   /// provenance  fields at the document's end
