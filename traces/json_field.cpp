@@ -198,4 +198,16 @@ std::vector<double> JsonField::numbers_or_nan(int64_t count) const {
   return all;
 }
 
+bool JsonField::has_texts() const {
+  if (!is_list()) expected("a list");
+  return std::ranges::any_of(*json_->array(), [](const Json& json) { return json.text() != nullptr; });
+}
+
+std::vector<std::string> JsonField::texts_or_empty() const {
+  return list_of<std::string>("a string or null", [](const Json& json) {
+    if (is(json, "null")) return std::optional<std::string>("");
+    return json.text() ? std::optional(*json.text()) : std::nullopt;
+  });
+}
+
 }  // namespace kvbound::traces

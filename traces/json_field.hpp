@@ -70,6 +70,10 @@ class JsonField {
   std::vector<double> numbers_or_nan() const;
   /// The same of so many numbers.
   std::vector<double> numbers_or_nan(int64_t count) const;
+  /// Whether the list has a string in it.
+  bool has_texts() const;
+  /// Strings; null is an empty one.
+  std::vector<std::string> texts_or_empty() const;
 
  private:
   JsonField item(size_t index) const;

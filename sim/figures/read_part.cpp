@@ -12,13 +12,9 @@ namespace {
 using traces::JsonField;
 
 Column read_column(const std::string& name, const JsonField& values) {
-  const std::vector<JsonField> items = values.items(true);
   Figure figure{.name = name, .heading = name, .meaning = ""};
-  if (std::ranges::none_of(items, &JsonField::is_text))
-    return number_column(std::move(figure), values.numbers_or_nan());
-  std::vector<std::string> texts;
-  for (const JsonField& item : items) texts.push_back(item.is_null() ? "" : item.any_text());
-  return text_column(std::move(figure), std::move(texts));
+  if (!values.has_texts()) return number_column(std::move(figure), values.numbers_or_nan());
+  return text_column(std::move(figure), values.texts_or_empty());
 }
 
 SharedAxis read_axis(const std::string& name, const JsonField& field) {
