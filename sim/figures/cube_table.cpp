@@ -45,11 +45,12 @@ std::vector<TableRow> rows_of(const Cube& cube, const std::vector<TableColumn>& 
 }
 
 // Takes the last columns away until the table fits, but for keys; returns the names of those that are gone.
-std::vector<std::string> fit(const Cube& cube, int64_t width, std::vector<TableColumn>& shown) {
+std::vector<std::string> fit(int64_t width, std::vector<TableColumn>& shown, std::vector<TableRow>& rows) {
   std::vector<std::string> gone;
-  while (shown.size() > 1 && !shown.back().axis && width_of(rows_of(cube, shown)) > width) {
+  while (!shown.back().axis && width_of(rows) > width) {
     gone.insert(gone.begin(), shown.back().column->figure.name);
     shown.pop_back();
+    for (TableRow& row : rows) row.pop_back();
   }
   return gone;
 }
@@ -58,14 +59,15 @@ std::vector<std::string> fit(const Cube& cube, int64_t width, std::vector<TableC
 
 std::string cube_table(const Cube& cube, const TextStyle& style, const std::vector<std::string>& columns) {
   std::vector<TableColumn> shown = shown_columns(cube, columns);
+  std::vector<TableRow> rows = rows_of(cube, shown);
   std::vector<std::string> gone;
-  if (style.width > 0 && columns.empty() && !style.markdown) gone = fit(cube, style.width, shown);
+  if (style.width > 0 && columns.empty() && !style.markdown) gone = fit(style.width, shown, rows);
   const auto alarming = [&](const std::string& heading, const std::string& cell) {
     const auto one =
         std::ranges::find(shown, heading, [](const TableColumn& of) { return of.column->figure.heading; });
     return one->column->figure.alarming && one->column->figure.alarming(cell);
   };
-  const std::string text = table(rows_of(cube, shown), {.text = style, .alarming = alarming});
+  const std::string text = table(rows, {.text = style, .alarming = alarming});
   if (gone.empty()) return text;
   return text + fmt::format("(more by --columns: {})\n", fmt::join(gone, ", "));
 }

@@ -74,12 +74,12 @@ class Runs {
 
 std::string replay_plots(const Part& part, const TextStyle& style) {
   const Runs runs(part);
+  const std::vector<int64_t> sorted = runs.by_policy();
   std::vector<Bar> bars;
-  for (const int64_t run : runs.by_policy())
-    bars.push_back({runs.label(run), runs.budget(run), runs.relative(run)});
+  for (const int64_t run : sorted) bars.push_back({runs.label(run), runs.budget(run), runs.relative(run)});
   std::string text = bar_chart("Relative L by budget", bars, style);
-  for (const int64_t run : runs.by_policy()) {
-    const bool is_largest = std::ranges::none_of(runs.by_policy(), [&](int64_t other) {
+  for (const int64_t run : sorted) {
+    const bool is_largest = std::ranges::none_of(sorted, [&](int64_t other) {
       return runs.label(other) == runs.label(run) && runs.entries(other) > runs.entries(run);
     });
     if (const auto base = runs.base(run); is_largest && base)
