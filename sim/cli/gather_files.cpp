@@ -64,7 +64,8 @@ int gather_files(const SweepFolder& folder, const Sweep& sweep, Outputs& outputs
   int code = tell_missing(folder, sweep, gathering.missing());
   if (code != kPass && !request.partial) return code;
   outputs.open();
-  outputs.add_headings(replay_part({}, {}, true));  // also where no trace is whole
+  const ReplayDetail detail = replay_detail(outputs, request.style);
+  outputs.add_headings(replay_part({}, {}, ReplayDetail::rows));  // also where no trace is whole
   {
     Progress progress("gathering", !request.quiet);
     bool first = true;
@@ -72,7 +73,7 @@ int gather_files(const SweepFolder& folder, const Sweep& sweep, Outputs& outputs
       progress.update(static_cast<int64_t>(t), std::ssize(sweep.traces));
       if (!gathering.is_whole(t)) continue;
       const ReplayReport report = gathering.trace(t);
-      const Part part = replay_part(report, sweep.base, outputs.has_csv());
+      const Part part = replay_part(report, sweep.base, detail);
       if (!request.quiet)
         std::cout << (first ? "" : "\n") << text_report(report, part, request.style, request.columns)
                   << std::flush;

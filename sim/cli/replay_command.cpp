@@ -176,7 +176,7 @@ int replay_command(const Arguments& arguments) {
         replay_trace(traces[i], request, scopes[i], spool_folder, outputs.has_json(), dumps[i]);
     if (targets) targets->make_folders();
     for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
-    const Part part = replay_part(report, request.base, outputs.has_csv());
+    const Part part = replay_part(report, request.base, replay_detail(outputs, request.style));
     std::cout << (i > 0 ? "\n" : "") << text_report(report, part, request.style, request.columns)
               << std::flush;
     outputs.add(part);

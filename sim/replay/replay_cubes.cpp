@@ -15,13 +15,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Figure count_figure(const char* name, const char* meaning) {
-  return {.name = name, .heading = name, .meaning = meaning, .format = Format::count};
-}
-Figure text_figure(const char* name, const char* meaning, Shown shown = Shown::by_default) {
-  return {.name = name, .heading = name, .meaning = meaning, .format = Format::text, .shown = shown};
-}
-
 const Figure kPolicy = text_figure("policy", "canonical: every component, every option", Shown::if_asked);
 const Figure kBudget = text_figure("budget", "entries per KV head, or a share of the prompt", Shown::always);
 const Figure kBackend = text_figure("backend", "what computed it");
@@ -292,7 +285,7 @@ Json trace_facts(const traces::TraceInfo& info, const std::string& sha256) {
           {"scale", info.scale}};
 }
 
-Part replay_part(const ReplayReport& report, const std::optional<Policy>& base, bool with_rows) {
+Part replay_part(const ReplayReport& report, const std::optional<Policy>& base, ReplayDetail detail) {
   const ReplayResult& result = report.result;
   const ReplayCubes cubes(result, base);
   Part part{trace_facts(result.trace, report.sha256), {}, {"steps", "layer_steps"}};
@@ -303,9 +296,13 @@ Part replay_part(const ReplayReport& report, const std::optional<Policy>& base, 
   part.facts["recall_of"] = result.scope.recall_of;
   part.facts["merge_bounds"] = result.scope.merge_bounds;
   part.facts["base"] = base ? Json(canonical(*base)) : Json();
-  part.cubes = {cubes.runs(),     cubes.layers(), cubes.layer_steps(), cubes.heads(),
-                cubes.kv_heads(), cubes.merges(), cubes.times()};
-  if (with_rows) part.cubes.push_back(cubes.steps());
+  part.cubes = {cubes.runs(), cubes.times()};
+  if (detail != ReplayDetail::table) {
+    for (Cube& cube :
+         std::vector{cubes.layers(), cubes.layer_steps(), cubes.heads(), cubes.kv_heads(), cubes.merges()})
+      part.cubes.push_back(std::move(cube));
+  }
+  if (detail == ReplayDetail::rows) part.cubes.push_back(cubes.steps());
   for (Cube& cube : cubes.agreement()) part.cubes.push_back(std::move(cube));
   part.subject = {
       text_column({.name = "trace", .heading = "trace", .meaning = "the trace's path"}, {result.trace.path})};

@@ -37,8 +37,9 @@ std::vector<Figure> replay_columns();
 ///     times        a list of the backends' operations
 ///     agreement, tensors, functionals, chances   AgreementCubes, of runs that were compared with the reference
 ///
-/// base       the policy that improved_heads is counted over
-/// with_rows  whether to add `steps`
-Part replay_part(const ReplayReport& report, const std::optional<Policy>& base, bool with_rows);
+/// base    the policy that improved_heads is counted over
+/// detail  for tables: runs, times and agreement; for documents: all but `steps`; for rows: all
+enum class ReplayDetail { table, document, rows };
+Part replay_part(const ReplayReport& report, const std::optional<Policy>& base, ReplayDetail detail);
 
 }  // namespace kvbound::sim

@@ -35,6 +35,11 @@ std::string policies_text(const ReplayResult& result) {
 
 }  // namespace
 
+ReplayDetail replay_detail(const Outputs& outputs, const TextStyle& style) {
+  if (outputs.has_csv()) return ReplayDetail::rows;
+  return outputs.has_json() || style.plot ? ReplayDetail::document : ReplayDetail::table;
+}
+
 std::string text_report(const ReplayReport& report, const Part& part, const TextStyle& style,
                         const std::vector<std::string>& columns) {
   const ReplayResult& result = report.result;

@@ -5,10 +5,14 @@
 #include <string>
 #include <vector>
 
+#include <kvbound/sim/figures/outputs.hpp>
 #include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/replay/replay_cubes.hpp>
 
 namespace kvbound::sim {
+
+/// What the outputs and the text of this style need.
+ReplayDetail replay_detail(const Outputs& outputs, const TextStyle& style);
 
 /// The table of runs, and those of agreement and times if several backends replayed.
 ///

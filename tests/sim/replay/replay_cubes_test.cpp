@@ -66,7 +66,7 @@ std::vector<std::string> column(const std::string& csv, const std::string& name)
 }
 
 std::string csv_of(const ReplayReport& report) {
-  const Part part = replay_part(report, std::nullopt, true);
+  const Part part = replay_part(report, std::nullopt, ReplayDetail::rows);
   return csv_headings(part) + csv_rows(part);
 }
 
@@ -260,7 +260,8 @@ std::vector<Row> expected_rows(const std::string& path) {
 
 TEST(ReplayCubes, HasInEveryColumnTheFigureOfItsRunLayerStepAndHead) {
   const std::string first = "a, \"b\".safetensors", second = "c.safetensors";
-  const Table table(csv_of(report_of(first)) + csv_rows(replay_part(report_of(second), std::nullopt, true)));
+  const Table table(csv_of(report_of(first)) +
+                    csv_rows(replay_part(report_of(second), std::nullopt, ReplayDetail::rows)));
   EXPECT_EQ(table.names, kNames);
   std::vector<Row> expected = expected_rows(first);
   for (const Row& row : expected_rows(second)) expected.push_back(row);

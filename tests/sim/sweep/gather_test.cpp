@@ -28,7 +28,7 @@ std::string text_of_reports(const std::vector<ReplayReport>& reports, const Swee
   std::string text;
   DocumentWriter json("replay", [&](std::string_view more) { text += more; });
   for (const ReplayReport& report : reports) {
-    const Part part = replay_part(without_times(report), sweep.base, true);
+    const Part part = replay_part(without_times(report), sweep.base, ReplayDetail::rows);
     json.add(part);
     text += csv_headings(part) + csv_rows(part);
   }
