@@ -43,7 +43,7 @@ struct Written {
 };
 
 constexpr std::array kWritten{
-    Written{"replay", [] { return replay_part({}, {}, true); }},
+    Written{"replay", [] { return replay_part({}, {}, ReplayDetail::rows); }},
     Written{"diff", [] { return diff_part({}); }},
     Written{"against", [] { return against_part({}); }},
     Written{"floor", [] { return floor_part({}); }},
@@ -104,10 +104,6 @@ void add_rows(const Written& written, std::vector<Row>& rows) {
     for (const Column& column : cube.columns)
       rows.push_back({written.command, cube.name, axes_text(cube), false, column.figure});
   }
-}
-
-Figure text_figure(const char* name, const char* meaning, Shown shown = Shown::by_default) {
-  return {.name = name, .heading = name, .meaning = meaning, .format = Format::text, .shown = shown};
 }
 
 Cube figures_cube(const std::vector<Row>& rows) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -25,6 +26,28 @@ std::string plain(std::string_view text) {
 }
 
 }  // namespace
+
+Figure count_figure(std::string name, std::string heading, std::string meaning, Shown shown) {
+  return {.name = std::move(name),
+          .heading = std::move(heading),
+          .meaning = std::move(meaning),
+          .format = Format::count,
+          .shown = shown};
+}
+
+Figure count_figure(std::string name, std::string meaning, Shown shown) {
+  return count_figure(name, name, std::move(meaning), shown);
+}
+
+Figure text_figure(std::string name, std::string heading, std::string meaning, Shown shown) {
+  Figure figure = count_figure(std::move(name), std::move(heading), std::move(meaning), shown);
+  figure.format = Format::text;
+  return figure;
+}
+
+Figure text_figure(std::string name, std::string meaning, Shown shown) {
+  return text_figure(name, name, std::move(meaning), shown);
+}
 
 bool is_not_zero(std::string_view cell) { return cell != "0" && cell != "-"; }
 

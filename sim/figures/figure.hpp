@@ -32,6 +32,14 @@ struct Figure {
   bool (*alarming)(std::string_view cell) = nullptr;  ///< whether a table shows a cell in red; null: never
 };
 
+/// Counts, and texts. Without a heading: the name is the heading.
+Figure count_figure(std::string name, std::string heading, std::string meaning,
+                    Shown shown = Shown::by_default);
+Figure count_figure(std::string name, std::string meaning, Shown shown = Shown::by_default);
+Figure text_figure(std::string name, std::string heading, std::string meaning,
+                   Shown shown = Shown::by_default);
+Figure text_figure(std::string name, std::string meaning, Shown shown = Shown::by_default);
+
 /// For counts of what must not be: whether it is there.
 bool is_not_zero(std::string_view cell);
 

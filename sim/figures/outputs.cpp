@@ -11,19 +11,23 @@ void add_output_options(CommandLine& line, std::string_view rows) {
   line.add("csv", "FILE", fmt::format("write a row per {}", rows).c_str());
 }
 
-Outputs::Outputs(const CommandLine& line, OutputPaths& taken, std::string_view command)
-    : command_(command), json_path_(line.text("json")), csv_path_(line.text("csv")) {
-  if (json_path_) taken.add("json", *json_path_);
-  if (csv_path_) taken.add("csv", *csv_path_);
+Outputs::Outputs(const CommandLine& line, OutputPaths& taken, std::string_view command) : command_(command) {
+  take_paths(line, taken);
 }
 
 Outputs::Outputs(const CommandLine& line, const std::vector<std::string>& inputs, std::string_view command)
-    : command_(command), json_path_(line.text("json")), csv_path_(line.text("csv")) {
+    : command_(command) {
   OutputPaths taken;
   for (const std::string& input : inputs) taken.add_input(input);
+  take_paths(line, taken);
+  open();
+}
+
+void Outputs::take_paths(const CommandLine& line, OutputPaths& taken) {
+  json_path_ = line.text("json");
+  csv_path_ = line.text("csv");
   if (json_path_) taken.add("json", *json_path_);
   if (csv_path_) taken.add("csv", *csv_path_);
-  open();
 }
 
 void Outputs::open() {

@@ -44,6 +44,8 @@ class Outputs {
   void write(const Part& part, const Json& provenance);
 
  private:
+  void take_paths(const CommandLine& line, OutputPaths& taken);
+
   std::string command_;
   std::optional<std::string> json_path_, csv_path_;
   std::optional<traces::OutputFile> json_file_, csv_file_;

@@ -101,13 +101,10 @@ Part check_against_part(const CheckAgainstReport& report) {
             rows_cubes(report.compared),
             {"tensors"}};
   using Pair = std::pair<int64_t, int64_t>;
-  const auto case_of = [](const char* name, const char* meaning) -> Figure {
-    return {.name = name, .heading = name, .meaning = meaning, .format = Format::count};
-  };
   part.cubes.push_back(list_cube<Pair>(
       "pairs", "pair",
-      {{case_of("case_a", "of A"), [](const Pair& pair) { return static_cast<double>(pair.first); }}},
-      {{case_of("case_b", "the case of B with the same inputs and settings"),
+      {{count_figure("case_a", "of A"), [](const Pair& pair) { return static_cast<double>(pair.first); }}},
+      {{count_figure("case_b", "the case of B with the same inputs and settings"),
         [](const Pair& pair) { return static_cast<double>(pair.second); }}},
       report.cases.pairs));
   return part;

@@ -15,13 +15,6 @@ using F = const DetectionFloor&;
 
 std::string found_text(std::optional<bool> found) { return !found ? "" : *found ? "found" : "no"; }
 
-Figure text_figure(const char* name, const char* heading, const char* meaning) {
-  return {.name = name, .heading = heading, .meaning = meaning, .format = Format::text};
-}
-Figure count_figure(const char* name, const char* meaning, Shown shown = Shown::by_default) {
-  return {.name = name, .heading = name, .meaning = meaning, .format = Format::count, .shown = shown};
-}
-
 // The entries of a fault, and the share of the attention that they have.
 std::vector<FigureOf<DetectionFloor>> entries_figures(const char* name, const char* meaning,
                                                       std::optional<FaultyEntries> DetectionFloor::*faulty) {

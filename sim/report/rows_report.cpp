@@ -99,20 +99,6 @@ std::string name_of(RowVerdict verdict) {
 double number(int64_t count) { return static_cast<double>(count); }
 double layer_number(int64_t layer) { return layer < 0 ? kUndefined : number(layer); }
 
-Figure count_figure(std::string name, std::string heading, std::string meaning) {
-  return {.name = std::move(name),
-          .heading = std::move(heading),
-          .meaning = std::move(meaning),
-          .format = Format::count};
-}
-Figure text_figure(std::string name, std::string heading, std::string meaning,
-                   Shown shown = Shown::by_default) {
-  return {.name = std::move(name),
-          .heading = std::move(heading),
-          .meaning = std::move(meaning),
-          .format = Format::text,
-          .shown = shown};
-}
 const Figure kLayer = count_figure("layer", "layer", "the layer's number in dumps, from 0");
 const Figure kTensor = text_figure("tensor", "tensor", "the compared tensor's name in dumps");
 const Figure kUlps{
