@@ -86,7 +86,6 @@ Part floor_part(const FloorReport& report) {
        }},
       {count_figure("tokens", "tokens in the cache"),
        [](F floor) { return static_cast<double>(floor.tokens); }}};
-  using Json = nlohmann::ordered_json;
   return {{{"trace", report.trace ? trace_facts(*report.trace, report.trace_sha256) : Json()},
            {"shape", report.trace ? Json() : Json(report.shape)},
            {"declared", declared_facts(report.declared)}},
