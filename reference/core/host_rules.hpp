@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
+#include "alternatives.hpp"
 #include "policy.hpp"
 
 namespace kvbound {
@@ -131,5 +133,14 @@ inline int64_t rebuild_budget(const HostRules& rules, int64_t budget, int64_t en
 inline bool evicts(const Host& host) { return rules_of(host, 0, 0).evicts; }
 inline bool ranks(const Host& host) { return rules_of(host, 0, 0).ranks(); }
 inline std::string_view name_of(const Host& host) { return rules_of(host, 0, 0).name; }
+
+/// The names of the hosts that rank entries, such as "snapkv, h2o".
+inline std::string ranking_hosts() {
+  std::string names;
+  for_each_alternative<Host>([&](const Host& host) {
+    if (ranks(host)) (names += names.empty() ? "" : ", ") += name_of(host);
+  });
+  return names;
+}
 
 }  // namespace kvbound

@@ -75,7 +75,7 @@ inline void require_valid(const RandomHost& host, int64_t budget) {
 inline void require_ranks(const Host& host, const std::string& before, const std::string& after) {
   if (ranks(host)) return;
   throw InvalidPolicy(before + std::string(name_of(host)) + " ranks nothing" + after +
-                      "; hosts that do are snapkv, h2o, tova");
+                      "; hosts that do are " + ranking_hosts());
 }
 
 inline void require_share(const char* name, const std::optional<Decimal>& value) {
@@ -130,8 +130,8 @@ inline void require_composable(const KeepKv& merge, const Policy& policy) {
   if (merge.order == MergeOrder::merge_first &&
       !(ranks(policy.host) && !rules_of(policy.score).change && selection.keeps_largest_scores)) {
     throw InvalidPolicy(
-        "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes the hosts "
-        "snapkv, h2o, tova, and no score and no selection");
+        "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes the hosts " +
+        ranking_hosts() + ", and no score and no selection");
   }
   if (!merge.period) return;
   require_ranks(policy.host, "keepkv:period selects anew by the current query, but ", "");

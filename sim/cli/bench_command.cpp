@@ -51,30 +51,23 @@ std::string bench_details() {
   return "Operations of the reference (default: all; prefill and lockstep if there is a --model):\n" +
          described(kReference) + "\nOperations of a device, with BF16 caches (default: all):\n" +
          described("emulated") +
-         "\nShapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens by default) and pocket (1984).\n"
-         "In every round an operation and what it is measured against are timed in turn; ratios are taken per\n"
-         "round. The goals are this project's own: a missed goal is shown, but is not a failure.\n"
-         "\nOn a device, calls are timed by the device's clock, over 10 ms of calls that are queued as one CUDA graph.\n"
-         "Their arguments are not in the L2 cache, but for the parts of a decode step. The rooflines are a copy and a\n"
-         "BF16 matrix product: by mma.sync in registers or, if the library is found, by cuBLAS. The emulation runs the\n"
-         "same on a processor, by default with pocket:256, so that it can be tried anywhere; its times say nothing\n"
-         "about a GPU, and it has no goals.\n"
-         "\nWith --backend emulated --model GPU nothing is timed: what the kernels do is counted, and a roofline model of the\n"
-         "GPU (sim/roofline) predicts their times. Launches that would take long are sampled. This needs a program that was\n"
-         "built with -D KVBOUND_COUNTED=ON.\n"
-         "\nThe DGEMM that operations are measured against always uses OpenBLAS's fastest kernels for this processor,\n"
-         "whose name is shown, even if --blas-core selects others for the operations. OPENBLAS_CORETYPE is ignored.\n"
-         "\nExamples:\n"
-         "  kvbound bench\n"
-         "  kvbound bench window-attention selection --shape llama-3.1-8b:8192 --json bench.json\n"
-         "  kvbound bench projected-value-norms --blas-core Haswell --repeats 15\n"
-         "  kvbound bench compress --shape llama-3.1-8b:4096 --policy snapkv,snapkv+critical --peer torch.json\n"
-         "  kvbound bench prefill --model model.gguf --prompt 4096\n"
-         "  kvbound bench --backend cuda --json bench.json\n"
-         "  kvbound bench attention compact --backend cuda --shape qwen2.5-32b:131072 --repeats 31\n"
-         "  kvbound bench select-critical --backend emulated --repeats 1\n"
-         "  kvbound bench compress step --backend emulated --policy h2o+keepkv,tova+cam --json bench.json\n"
-         "  kvbound bench attention compact --backend emulated --model h100 --json bench.json\n";
+         R"(
+Shapes: llama-3.1-8b, mistral-7b, qwen2.5-32b (32768 tokens by default) and pocket (1984). In every round an operation and
+what it is measured against are timed in turn; ratios are taken per round. The goals are this project's own: a missed goal
+is shown, but is not a failure.
+
+On a device, calls are timed by the device's clock, over 10 ms of calls that are queued as one CUDA graph. Their arguments
+are not in the L2 cache, but for the parts of a decode step. The rooflines are a copy and a BF16 matrix product: by
+mma.sync in registers or, if the library is found, by cuBLAS. The emulation runs the same on a processor, by default with
+pocket:256, so that it can be tried anywhere; its times say nothing about a GPU, and it has no goals.
+
+With --backend emulated --model GPU nothing is timed: what the kernels do is counted, and a roofline model of the GPU
+(sim/roofline) predicts their times. Launches that would take long are sampled. This needs a program that was built with
+-D KVBOUND_COUNTED=ON.
+
+The DGEMM that operations are measured against always uses OpenBLAS's fastest kernels for this processor, whose name is
+shown, even if --blas-core selects others for the operations. OPENBLAS_CORETYPE is ignored.
+)";
 }
 
 // Without names all operations, those that run a model only if there is one.
@@ -158,10 +151,21 @@ void warn_of_slow_kernels() {
       blas.core, blas.faster_core, blas.library());
 }
 
+const std::vector<Example> kBenchExamples{
+    {"kvbound bench window-attention selection --shape pocket --json bench.json"},
+    {"kvbound bench compress --shape pocket:256 --policy snapkv,snapkv+critical --repeats 3"},
+    {"kvbound bench prefill --model traces/samples/pocket --prompt 64 --repeats 1"},
+    {"kvbound bench select-critical --backend emulated --shape pocket:256 --repeats 1"},
+    {"kvbound bench --backend cuda --json bench.json", "a GPU"},
+    {"kvbound bench attention compact --backend cuda --shape qwen2.5-32b:131072 --repeats 31", "a GPU"},
+    {"kvbound bench compact --backend emulated --model h100 --json bench.json",
+     "a build with KVBOUND_COUNTED"},
+};
+
 CommandLine bench_command_line() {
   CommandLine line(
       "bench [OPERATION...] [options]: speed of operations, against rooflines measured in the same run",
-      bench_details());
+      bench_details(), kBenchExamples);
   line.add("backend", "B", "backend that runs the operations: reference (default), emulated or cuda");
   line.add("shape", "NAME[:TOKENS]", "the layer (default: llama-3.1-8b; emulated: pocket:256)");
   const std::string policy =

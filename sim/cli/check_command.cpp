@@ -48,22 +48,25 @@ constexpr const char* kCheckDetails =
 Options may also stand in the file's metadata (.npz: arrays without dimensions), with _ for -. Bounds are derived from the
 arithmetic that is declared; there are no tolerances. Columns as of `diff`.
 
-Examples:
-  kvbound check attention decode.safetensors --weights BF16 --splits 8
-  kvbound check topk topk.npz --score-error 1e-3
-  kvbound check scores window.safetensors --policy snapkv:window=32
-  kvbound check attention version-1.npz --against version-2.npz
-  kvbound check attention batch-32.npz --against alone.npz --identical
-
 With --against, A and B are two kernels' results: each is judged as above, by the arithmetic that its own file declares, and
 those of the same inputs (a sequence of attention, a row of topk, the whole file of norms, scores and merge) are compared row
 by row, as `diff --against` does it. So a sequence of a batch is held against the same sequence alone, wherever it stands.
 
 Exit code 0 if every number is right, 1 if one is not (with --strict, also if an output is unlikely), 2 for a wrong option,
 3 for a file that does not hold what the operation needs, 4 if it cannot be read, 5 if there was nothing to judge.
+
 Exit code with --against: 0 if no row is wrong, 1 if one is, or with --identical if one is not identical, 5 if one of the
 files alone would end so, or they have no inputs in common.
 )";
+
+const std::vector<Example> kCheckExamples{
+    {"kvbound check attention traces/samples/calls/batch.npz"},
+    {"kvbound check attention traces/samples/calls/batch.npz --splits 4 --json check.json"},
+    {"kvbound check topk traces/samples/calls/topk.npz --score-error 1e-3"},
+    {"kvbound check scores traces/samples/calls/scores.npz --policy snapkv:window=8"},
+    {"kvbound check attention traces/samples/calls/batch.npz --against traces/samples/calls/alone.npz"},
+    {"kvbound check attention traces/samples/calls/batch.npz --against traces/samples/calls/alone.npz --identical"},
+};
 
 // An option that may also stand in the file.
 struct CheckOption {
@@ -102,7 +105,7 @@ constexpr std::array kOptions{
     CheckOption{"order", "ORDER", "topk: any or descending; compact: any, kept or ascending", "topk compact"},
     CheckOption{"poison", "X", "what unused rows hold: a number, or its bits as 0x7fc0", "compact"},
     CheckOption{"norm", "l1|l2", "l1 by default", "norms"},
-    CheckOption{"policy", "POLICY", "what computed it; snapkv by default (see replay --help)",
+    CheckOption{"policy", "POLICY", "what computed it; snapkv by default (see kvbound policies)",
                 "scores merge"},
     CheckOption{"budget", "B", "entries per KV head, or a share such as 20%; 100% by default",
                 "scores merge"}};
@@ -129,7 +132,7 @@ constexpr std::array kOperations{
 CommandLine check_command_line() {
   CommandLine line(
       "check OPERATION (FILE | A --against B) [options]: a kernel's inputs and results, without a trace, against the reference",
-      kCheckDetails);
+      kCheckDetails, kCheckExamples);
   for (const CheckOption& option : kOptions) line.add(option.name, option.value, option.meaning);
   line.add("against", "B", "compare A with another kernel's results of the same inputs");
   line.add_flag("identical", "with --against: every row of the same inputs must be the same to the last bit");

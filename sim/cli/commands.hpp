@@ -2,13 +2,18 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include <kvbound/sim/options/command_line.hpp>
 
 namespace kvbound::sim {
 
+/// What a command is for; --help of the program lists the commands by it.
+enum class Purpose { record, look, compare, check, prove, help };
+
 struct Command {
+  Purpose purpose;
   std::string_view name;
   std::string_view arguments;
   std::string_view meaning;
@@ -18,6 +23,14 @@ struct Command {
 /// Those of this program: all (all_commands.cpp), or replay alone (replay_alone.cpp).
 std::span<const Command> commands();
 
+/// Throws UsageError, with the known ones, if there is none of that name.
+const Command& command_named(const std::string& name);
+
+/// What `kvbound --help` prints.
+std::string program_help();
+
+int help_command(const Arguments& arguments);
+int policies_command(const Arguments& arguments);
 int inspect_command(const Arguments& arguments);
 int replay_command(const Arguments& arguments);
 int recall_command(const Arguments& arguments);

@@ -63,28 +63,30 @@ type is the coarsest of the tensors' and accumulators'; of row, in those of the 
 
 What only one of them has is judged, too. Batch-invariant kernels want --identical: A of the batch, B of the row alone.
 
-Examples:
-  kvbound replay TRACE --policy snapkv+critical --budget 20% --dump dump.safetensors
-  kvbound diff TRACE dump.safetensors --json diff.json
-  kvbound diff TRACE dump.safetensors --strict
-  kvbound diff version-1.safetensors version-2.safetensors --against TRACE --json against.json
-  kvbound diff batch-32.safetensors batch-1.safetensors --against TRACE --identical
-  kvbound diff --floor head_dim=128 --tokens 512,16384 --storage BF16 --weights BF16
-  kvbound diff --floor TRACE --layers 2 --storage BF16 --weights BF16 --partials BF16 --splits 8
-
 Exit code 0 if every number, and every output as a whole, is within its bound, 1 if one is not (the first wrong
 tensor is named on standard error, and its worst element or row), 3 if the dump does not fit the trace, 5 if there was
 nothing to judge, or something is undecided: a choice or number differs from the reference's, and the records do not
 show whether rounding explains it.
+
 Exit code with --against: 0 if no row is wrong, 1 if one is, or with --identical if one is not identical, 3 also if
 policies or budgets differ, 5 if one of the dumps alone would end so, or they have no row in common.
 )";
+
+const std::vector<Example> kDiffExamples{
+    {"kvbound replay traces/samples/pocket-mha.safetensors --policy snapkv+critical --budget 20% --dump reference.safetensors"},
+    {"kvbound replay traces/samples/pocket-mha.safetensors --policy snapkv+critical --budget 20% --backend emulated --dump emulated.safetensors"},
+    {"kvbound diff traces/samples/pocket-mha.safetensors emulated.safetensors --strict --json diff.json"},
+    {"kvbound diff reference.safetensors emulated.safetensors --against traces/samples/pocket-mha.safetensors --json against.json"},
+    {"kvbound diff emulated.safetensors emulated.safetensors --against traces/samples/pocket-mha.safetensors --identical"},
+    {"kvbound diff --floor head_dim=128 --tokens 512,2048 --storage BF16 --weights BF16"},
+    {"kvbound diff --floor traces/samples/smollm2-135m.safetensors --layers 11 --storage BF16 --weights BF16 --partials BF16 --splits 8"},
+};
 
 CommandLine diff_command_line() {
   CommandLine line(
       "diff (TRACE DUMP | A B --against TRACE | --floor TRACE|SHAPE) [options]: results, such as a kernel's, against the "
       "reference",
-      kDiffDetails + floor_details());
+      kDiffDetails + floor_details(), kDiffExamples);
   line.add("against", "TRACE",
            "compare two dumps of this trace, A and B, with each other and with the reference");
   line.add_flag("identical", "with --against: every row that both have must be the same to the last bit");

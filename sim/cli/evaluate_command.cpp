@@ -56,20 +56,21 @@ the full cache. Means over tokens, then over tasks:
   indicators: do they order the policies as KL or dNLL does? Per budget, and with all budgets together, which is mostly
           the budget: Spearman's rank correlation of a task; pairs of policies that both order alike (chance: 50 %)
 
-Examples:
-  kvbound evaluate ./pocket sim/evaluate/tasks/pocket.jsonl --policy snapkv,snapkv+critical --budget 10%,20%
-  kvbound evaluate model.gguf tasks.jsonl --policy snapkv,h2o,random --base snapkv --budget 20% \
-      --json out.json --resume out.results
-
 Exit code 1 if a bound is violated.
 )");
 }
 
+const std::vector<Example> kEvaluateExamples{
+    {"head -n 2 sim/evaluate/tasks/pocket.jsonl > few.jsonl"},
+    {"kvbound evaluate traces/samples/pocket few.jsonl --policy snapkv,snapkv+critical --budget 10%,20%"},
+    {"kvbound evaluate traces/samples/pocket few.jsonl --policy snapkv,h2o,random --base snapkv --budget 20% --json out.json --resume out.results"},
+};
+
 CommandLine evaluate_command_line() {
   CommandLine line(
       "evaluate MODEL TASKS --policy P[,P] --budget B[,B] [options]: a model decodes through compressed caches",
-      evaluate_details());
-  line.add("policy", "P[,P]", "policies (grammar below)");
+      evaluate_details(), kEvaluateExamples);
+  line.add("policy", "P[,P]", "policies (below)");
   line.add("budget", "B[,B]", "budgets: a count, or a share of the compressed tokens such as 20%");
   line.add("base", "P", "compare every policy with this one; evaluated too if not in --policy");
   line.add("steps", "N", "only the first N tokens of every continuation");

@@ -29,12 +29,11 @@ Every command that writes results has the same document: "parts", one for each t
 whole, axes, and cubes, which have a column of values for each figure over the product of their axes, the last of which
 varies fastest; and "provenance". Columns and cubes that say nothing are left out, and a number that is not finite is null.
 CSV has the rows of a cube. Tables have the figures that are shown by default; --columns takes others by name or heading.
-
-Examples:
-  kvbound figures
-  kvbound figures replay --markdown
-  kvbound figures diff check --csv figures.csv
 )";
+
+const std::vector<Example> kFiguresExamples{{"kvbound figures"},
+                                            {"kvbound figures replay --markdown"},
+                                            {"kvbound figures diff check --csv figures.csv"}};
 
 // What a command writes: the part of a result that holds nothing has all cubes, of no rows.
 struct Written {
@@ -129,7 +128,8 @@ Cube figures_cube(const std::vector<Row>& rows) {
 }  // namespace
 
 int figures_command(const Arguments& arguments) {
-  CommandLine line("figures [COMMAND...] [options]: what the columns of results say", kFiguresDetails);
+  CommandLine line("figures [COMMAND...] [options]: what the columns of results say", kFiguresDetails,
+                   kFiguresExamples);
   add_text_options(line);
   add_output_options(line, "figure");
   line.add_flag("quiet", "no table");

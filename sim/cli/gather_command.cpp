@@ -9,8 +9,8 @@
 namespace kvbound::sim {
 namespace {
 
-const char* const kGatherDetails = R"(
-Puts the results of kvbound sweep together: the same JSON, CSV and tables as one kvbound replay of everything, bit
+const char* const kGatherDetails =
+    R"(Puts the results of kvbound sweep together: the same JSON, CSV and tables as one kvbound replay of everything, bit
 for bit but for times and machines, in whatever order and on however many machines they were computed. Works trace
 by trace: memory is that of one trace's results.
 
@@ -18,17 +18,20 @@ Results of another build of the program, another compiler, BLAS kernel or GPU ar
 given. If results are missing, or damaged, they are named and nothing is written; with --partial, traces that lack
 some are left out and the others are gathered.
 
-Examples:
-  kvbound gather study --json study.json --csv study.csv
-  kvbound gather study --partial --columns perturbation,recall
-
 Exit code 1 if a bound is violated, 5 if results are missing.
 )";
+
+const std::vector<Example> kGatherExamples{
+    {"kvbound sweep sim/sweep/plan.json --out study --jobs 2"},
+    {"kvbound gather study --json study.json --csv study.csv"},
+    {"kvbound gather study --partial --columns perturbation,recall"},
+};
 
 }  // namespace
 
 int gather_command(const Arguments& arguments) {
-  CommandLine line("gather DIR [options]: the results of a sweep as those of one replay", kGatherDetails);
+  CommandLine line("gather DIR [options]: the results of a sweep as those of one replay", kGatherDetails,
+                   kGatherExamples);
   add_columns_option(line, replay_columns());
   add_output_options(line, "layer, step and query head");
   line.add("sweep", "HASH", "the sweep of that hash in DIR (default: the latest)");

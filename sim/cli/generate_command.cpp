@@ -16,19 +16,21 @@ std::string generate_details() {
   for (const auto& kind : traces::kAttentionKinds) {
     text += fmt::format("  {:<10} {}\n", kind.name, kind.description);
   }
-  return text +
-         "\nThe same options give the same file, bit by bit, on every platform.\n"
-         "\nExamples:\n"
-         "  kvbound generate --kind power-law small.safetensors\n"
-         "  kvbound generate --kind sink --tokens 32768 --decode 16 --layers 1 --query-heads 32 --kv-heads 8 \\\n"
-         "      --head-dim 128 --model-dim 4096 --dtype BF16 llama-8b-layer.safetensors\n";
+  return text + "\nThe same options give the same file, bit by bit, on every platform.\n";
 }
+
+const std::vector<Example> kGenerateExamples{
+    {"kvbound generate --kind power-law --tokens 512 small.safetensors"},
+    {"kvbound replay small.safetensors --policy snapkv,h2o --budget 20%"},
+    {"kvbound generate --kind sink --tokens 4096 --decode 4 --layers 1 --query-heads 32 --kv-heads 8 --head-dim 128 --model-dim 1024 --dtype BF16 layer.safetensors"},
+};
 
 }  // namespace
 
 int generate_command(const Arguments& arguments) {
   traces::GenerateOptions options;
-  CommandLine line("generate --kind KIND [options] OUT: write a synthetic trace", generate_details());
+  CommandLine line("generate --kind KIND [options] OUT: write a synthetic trace", generate_details(),
+                   kGenerateExamples);
   line.add("kind", "KIND", "shape of the heads' attention (see below)");
   std::vector<std::string> meanings;
   for (const auto& count : traces::kCountOptions) {

@@ -29,7 +29,7 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kImportDetails =
-    R"(DIR is the FLASHINFER_DUMP_DIR of a program that ran with FLASHINFER_LOGLEVEL=10 and
+    R"(DIR, in the examples flashinfer_dumps, is the FLASHINFER_DUMP_DIR of a program that ran with FLASHINFER_LOGLEVEL=10 and
 FLASHINFER_DUMP_SAFETENSORS=1. Its calls are numbered from 1, as FlashInfer's replay numbers them. The calls of batch and
 single decode and prefill attention can be imported: of one request, keys, values and queries become a trace, in which
 each chosen call is a layer and W^O, which is not recorded, the identity of every head.
@@ -41,16 +41,18 @@ become the trace's attention_output, which `kvbound inspect --verify` compares w
 Refused, with a line that names the argument: what a trace cannot represent (positions encoded in the kernel, capped
 logits, sliding windows that hide tokens, masks other than the causal one, sinks, caches of 8 or 4 bits), calls in CUDA
 graphs, and calls that did not finish.
-
-Examples:
-  kvbound import flashinfer flashinfer_dumps --list
-  kvbound import flashinfer flashinfer_dumps --call 3 --request 0 trace.safetensors --dump kernel.safetensors
-  kvbound diff trace.safetensors kernel.safetensors
 )";
+
+const std::vector<Example> kImportExamples{
+    {"kvbound import flashinfer flashinfer_dumps --list", "a GPU"},
+    {"kvbound import flashinfer flashinfer_dumps --call 3 --request 0 trace.safetensors --dump kernel.safetensors",
+     "a GPU"},
+    {"kvbound diff trace.safetensors kernel.safetensors", "a GPU"},
+};
 
 CommandLine import_command_line() {
   CommandLine line("import flashinfer DIR [options] OUT: a trace of recorded calls of FlashInfer's kernels",
-                   kImportDetails);
+                   kImportDetails, kImportExamples);
   line.add_flag("list", "print what DIR holds, and write nothing");
   line.add("call", "N[,N]",
            "these calls, such as 3 or 3,5-7: a layer each (default: the only one that can be)");

@@ -26,23 +26,28 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kInspectDetails =
-    "--verify reads every number and, where the trace has the model's own attention output, recomputes it\n"
-    "from queries, keys and values: exit 0 if all layers agree within the rounding of single precision, 1 if\n"
-    "not, 5 if a layer has no recorded attention output.\n"
-    "\n--heads computes, of every head in double precision, over all recorded queries:\n"
-    "  sink mass       mean attention on the first positions; top position and mass: the position, of all, that\n"
-    "                  attracts most attention on average, and how much\n"
-    "  entropy         mean of -sum A ln A, in nats; eff. entries: exp(entropy)\n"
-    "  eff. rank of V  exp(-sum p ln p), p = sigma / sum sigma, of the KV head's values (Roy and Vetterli 2007);\n"
-    "                  stable rank: sum sigma^2 / max sigma^2\n"
-    "  ties            share of the prompt entries before the window whose SnapKV score, rounded to bf16, another\n"
-    "                  entry of the KV head has as well; tie-break: share of the entries that the budget selects\n"
-    "                  among them which only their position distinguishes from evicted ones of equal score\n"
-    "The table has a row per layer; JSON and CSV have every head, and ties without rounding.\n"
-    "\nExamples:\n"
-    "  kvbound inspect traces/samples/pocket-gqa.safetensors --verify\n"
-    "  kvbound inspect traces/samples/pocket-gqa.safetensors --heads --sinks 1 --budget 10% --csv heads.csv\n"
-    "  kvbound inspect big.safetensors.index.json --json big.json\n";
+    R"(--verify reads every number and, where the trace has the model's own attention output, recomputes it from queries, keys
+and values: exit 0 if all layers agree within the rounding of single precision, 1 if not, 5 if a layer has no recorded
+attention output.
+
+--heads computes, of every head in double precision, over all recorded queries:
+  sink mass       mean attention on the first positions
+  top position    and top mass: the position, of all, that attracts most attention on average, and how much
+  entropy         mean of -sum A ln A, in nats; eff. entries: exp(entropy)
+  eff. rank of V  exp(-sum p ln p), p = sigma / sum sigma, of the KV head's values (Roy and Vetterli 2007); stable rank: sum
+      sigma^2 / max sigma^2
+  ties            share of the prompt entries before the window whose SnapKV score, rounded to bf16, another entry of the KV
+      head has as well; tie-break: share of the entries that the budget selects among them which only their position
+      distinguishes from evicted ones of equal score
+
+The table has a row per layer, by the model's own numbers; JSON and CSV have every head, and ties without rounding.
+)";
+
+const std::vector<Example> kInspectExamples{
+    {"kvbound inspect traces/samples/pocket-gqa.safetensors --verify"},
+    {"kvbound inspect traces/samples/smollm2-135m.safetensors --heads --layers 11-20"},
+    {"kvbound inspect traces/samples/pocket-gqa.safetensors --heads --sinks 1 --budget 10% --csv heads.csv --json heads.json"},
+};
 
 // The options that only --heads uses.
 constexpr std::array kHeadOptions{"sinks", "window", "pool", "budget", "layers", "csv"};
@@ -51,7 +56,7 @@ CommandLine inspect_command_line() {
   CommandLine line(
       "inspect TRACE [options]: what a trace holds, whether its recorded outputs can be reproduced, and what its "
       "heads are like",
-      kInspectDetails);
+      kInspectDetails, kInspectExamples);
   line.add_flag("verify", "read all numbers; recompute the recorded attention output");
   line.add_flag("heads", "measure every head: attention sinks, entropy, rank of the values, ties of scores");
   line.add("sinks", "S", "with --heads: number of first positions that count as sinks (default: 4)");

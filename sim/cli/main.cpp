@@ -8,14 +8,11 @@
 #include <filesystem>
 #include <iostream>
 #include <new>
-#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <omp.h>
 #include <openssl/crypto.h>
 
@@ -36,54 +33,27 @@ namespace {
 using namespace kvbound;
 using namespace kvbound::sim;
 
-constexpr const char* kMoreHelp =
-    "\n"
-    "  kvbound COMMAND --help                 all options, with examples\n"
-    "  kvbound --version\n"
-    "\n"
-    "Matrix products use the fastest of OpenBLAS's kernels that the processor supports, or those that the\n"
-    "environment variable OPENBLAS_CORETYPE names; each JSON report records which.\n"
-    "\n"
-    "Exit codes: 0 pass, 1 mismatch or bound violated, 2 usage, 3 invalid input, 4 I/O or resources,\n"
-    "5 inconclusive, 70 internal error.\n";
-
-std::string help() {
-  constexpr size_t kColumn = 41;  // where the commands' meanings begin
-  std::string text =
-      "kvbound: KV-cache compression for large language models with its guarantees checked\n\n";
-  for (const Command& command : commands()) {
-    const std::string call = fmt::format("  kvbound {} {}", command.name, command.arguments);
-    const bool fits = call.size() + 2 <= kColumn;
-    text += fits ? fmt::format("{:<{}}", call, kColumn) : call + "\n" + std::string(kColumn, ' ');
-    text += fmt::format("{}\n", command.meaning);
-  }
-  return text + kMoreHelp;
-}
-
 int fail(ExitCode code, const std::string& message) {
   std::cerr << "kvbound: " << one_line(message) << "\n";
   return code;
 }
 
 int dispatch(const Arguments& arguments) {
-  const std::string name = arguments.empty() ? "" : arguments.front();
-  const std::span<const Command> known_commands = commands();
-  const auto command = std::ranges::find(known_commands, name, &Command::name);
-  if (command != known_commands.end()) return command->run(Arguments(arguments.begin() + 1, arguments.end()));
-  if (arguments.size() > 1 && name.starts_with('-'))
-    throw UsageError("unexpected argument " + traces::quoted(arguments[1]));
+  if (arguments.empty()) throw UsageError("no subcommand; try 'kvbound --help'");
+  const std::string& name = arguments.front();
+  if (!name.starts_with('-'))
+    return command_named(name).run(Arguments(arguments.begin() + 1, arguments.end()));
+  if (arguments.size() > 1) throw UsageError("unexpected argument " + traces::quoted(arguments[1]));
   if (name == "--help" || name == "-h") {
-    std::cout << help();
+    std::cout << program_help();
     return kPass;
   }
   if (name == "--version") {
     std::cout << "kvbound " << version() << " (" << revision() << ")\n";
     return kPass;
   }
-  if (name.empty()) throw UsageError("no subcommand; try 'kvbound --help'");
-  std::vector<std::string_view> known;
-  for (const Command& one : known_commands) known.push_back(one.name);
-  throw UsageError(fmt::format("no subcommand {}; known: {}", traces::quoted(name), fmt::join(known, ", ")));
+  command_named(name);  // refuses it
+  return kUsage;
 }
 
 // Before libgomp starts so many threads that the machine has no room for others, or overflows its stack. It reads 2^32 + 1 as 1:

@@ -22,40 +22,45 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kPredictDetails =
-    "Scores s_j of a query, per query head, of the entries j that it sees: attention, exp(z_j) / sum exp(z), and\n"
-    "raw, exp(z_j). At every decode step those of all entries but the step's own are predicted, s^_j, from the\n"
-    "queries that have seen j before, of the prompt (as many as are recorded) and of earlier steps:\n"
-    "  ema          S = ema S + (1 - ema) s, divided by the weights that were really added up\n"
-    "  ema-paper    the same, divided by 1 - ema^tokens, as KeepKV (arXiv:2504.09936) prints it\n"
-    "  mean         the mean over all these queries\n"
-    "  window-mean  the mean over the last W of them\n"
-    "  last         the last query's score\n"
-    "\n"
-    "relative error  sum_j |s^_j - s_j| / sum_j s_j of one step and query head\n"
-    "entry error     the median over j of |s^_j - s_j| / s_j of one step and query head\n"
-    "\n"
-    "The table has the mean and median of both over layers, query heads and steps. Ratios that overflow double\n"
-    "precision are counted as undefined: they are left out of the mean and are the largest for the median.\n"
-    "\n"
-    "Re-entering: of the prompt entries that the policy evicts at the prompt's end, the share that is among the\n"
-    "top of the prompt's entries by the attention of a decode step's query over the full cache (ties: smaller\n"
-    "position): at any step and, on average, at one step; mean over layers and query heads, 0 if nothing was\n"
-    "evicted. Evictions while decoding are not simulated.\n"
-    "\n"
-    "Attention: the total attention of a step's query on the given share of all entries, its own included, that\n"
-    "receives most; mean, median and least over layers, query heads and steps. Shares are rounded down.\n"
-    "\nExamples:\n"
-    "  kvbound predict traces/samples/pocket-gqa.safetensors\n"
-    "  kvbound predict trace.safetensors --ema 0.98 --window 8 --steps 16 --layers 0,3-5 --json predict.json\n"
-    "  kvbound predict trace.safetensors --policy h2o+critical --budget 10% --top 5%\n"
-    "\nExit code 5 if the trace has no decode step to predict.\n";
+    R"(Scores s_j of a query, per query head, of the entries j that it sees: attention, exp(z_j) / sum exp(z), and raw, exp(z_j).
+At every decode step those of all entries but the step's own are predicted, s^_j, from the queries that have seen j before,
+of the prompt (as many as are recorded) and of earlier steps:
+  ema          S = ema S + (1 - ema) s, divided by the weights that were really added up
+  ema-paper    the same, divided by 1 - ema^tokens, as KeepKV (arXiv:2504.09936) prints it
+  mean         the mean over all these queries
+  window-mean  the mean over the last W of them
+  last         the last query's score
+
+Errors, each of one step and query head:
+  relative error  sum_j |s^_j - s_j| / sum_j s_j
+  entry error     the median over j of |s^_j - s_j| / s_j
+
+The table has the mean and median of both over layers, query heads and steps. Ratios that overflow double precision are
+counted as undefined: they are left out of the mean and are the largest for the median.
+
+Re-entering: of the prompt entries that the policy evicts at the prompt's end, the share that is among the top of the
+prompt's entries by the attention of a decode step's query over the full cache (ties: smaller position): at any step and, on
+average, at one step; mean over layers and query heads, 0 if nothing was evicted. Evictions while decoding are not simulated.
+
+Attention: the total attention of a step's query on the given share of all entries, its own included, that receives most;
+mean, median and least over layers, query heads and steps. Shares are rounded down.
+
+Exit code 5 if the trace has no decode step to predict.
+)";
+
+const std::vector<Example> kPredictExamples{
+    {"kvbound predict traces/samples/pocket-mha.safetensors"},
+    {"kvbound predict traces/samples/smollm2-135m.safetensors --ema 0.98 --window 8 --steps 16 --layers 11-20 --json predict.json"},
+    {"kvbound predict traces/samples/smollm2-135m.safetensors --steps 8 --policy h2o+critical --budget 10% --top 5%"},
+};
 
 CommandLine predict_command_line() {
-  CommandLine line("predict TRACE [options]: how well past scores predict the next query's", kPredictDetails);
+  CommandLine line("predict TRACE [options]: how well past scores predict the next query's", kPredictDetails,
+                   kPredictExamples);
   line.add("ema", "A", "weight of the past in moving averages, 0 <= A < 1 (default: 0.9)");
   line.add("window", "W", "number of queries that window-mean averages (default: 32)");
   line.add("policy", "P",
-           "the policy that evicts at the prompt's end; see kvbound replay --help (default: snapkv)");
+           "the policy that evicts at the prompt's end; see kvbound policies (default: snapkv)");
   line.add("budget", "B", "entries per KV head that the policy keeps, such as 256 or 20% (default: 20%)");
   line.add("top", "K", "size of the prompt's top set, such as 100 or 5% (default: 20%)");
   line.add("shares", "K[,K]", "numbers of entries whose attention is summed (default: 1%,2%,5%,10%,20%,50%)");

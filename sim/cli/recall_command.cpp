@@ -20,27 +20,31 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kRecallDetails =
-    "The true eviction error of a prompt entry j is || o - o_(-j) ||^2: the change of a decode step's output o if\n"
-    "j alone is evicted, where o is over the prompt's entries and those of the steps so far, this one's included.\n"
-    "recall@k is the share of the k entries of largest error that are also the k of largest score\n"
-    "(ties: smaller index), per layer and query head: against the errors of step 1, and against their mean\n"
-    "over all steps. 'old' excludes the newest R prompt positions, which a recent window would keep in any case,\n"
-    "from both sets.\n"
-    "\nScores, each summed over the last W queries of the prompt, of one query head, not pooled:\n"
-    "  attention  A\n"
-    "  value      A^2 || v ||^2                     OBCache (arXiv:2510.07651), as are key and joint\n"
-    "  key        A^2 z^2 || v - o ||^2\n"
-    "  joint      A^2 || v + z (v - o) ||^2\n"
-    "  exact      || o - o_(-j) ||^2 of these queries\n"
-    "  eq-1       OBCache's eq. 1 without approximation: key and value zeroed, slot kept in the softmax\n"
-    "\nExamples:\n"
-    "  kvbound recall traces/samples/pocket-gqa.safetensors --k 40 --windows 1,8,16,32,64\n"
-    "  kvbound recall trace.safetensors --recent 64 --layers 0,3-5 --json recall.json --csv recall.csv\n"
-    "\nExit code 5 if the trace has no decode step to measure the errors on.\n";
+    R"(The true eviction error of a prompt entry j is || o - o_(-j) ||^2: the change of a decode step's output o if j alone is
+evicted, where o is over the prompt's entries and those of the steps so far, this one's included. recall@k is the share of
+the k entries of largest error that are also the k of largest score (ties: smaller index), per layer and query head: against
+the errors of step 1, and against their mean over all steps. 'old' excludes the newest R prompt positions, which a recent
+window would keep in any case, from both sets.
+
+Scores, each summed over the last W queries of the prompt, of one query head, not pooled:
+  attention  A
+  value      A^2 || v ||^2: OBCache (arXiv:2510.07651), as are key and joint
+  key        A^2 z^2 || v - o ||^2
+  joint      A^2 || v + z (v - o) ||^2
+  exact      || o - o_(-j) ||^2 of these queries
+  eq-1       OBCache's eq. 1 without approximation: key and value zeroed, slot kept in the softmax
+
+Exit code 5 if the trace has no decode step to measure the errors on.
+)";
+
+const std::vector<Example> kRecallExamples{
+    {"kvbound recall traces/samples/pocket-mha.safetensors --k 40 --windows 1,8,16,32,64"},
+    {"kvbound recall traces/samples/smollm2-135m.safetensors --recent 64 --layers 11-20 --json recall.json --csv recall.csv"},
+};
 
 CommandLine recall_command_line() {
   CommandLine line("recall TRACE [options]: how many of the entries that matter most a score finds",
-                   kRecallDetails);
+                   kRecallDetails, kRecallExamples);
   line.add("k", "K", "size of the sets compared (default: 40)");
   line.add("windows", "W[,W]",
            "numbers of last prompt queries that score (default: those of 1,8,16,32,64 that are recorded)");

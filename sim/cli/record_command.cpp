@@ -23,22 +23,25 @@ namespace {
 constexpr int64_t kUsualSteps = 64, kUsualWindow = 128;
 
 constexpr const char* kExplanation =
-    "MODEL is a GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K), the first part of a\n"
-    "split one, or a Hugging Face folder with config.json and safetensors (F32, F16, BF16), of the families\n"
-    "llama, mistral without a sliding window, qwen2 and qwen3. It runs in single precision; queries, keys and\n"
-    "values are rounded to the stored type before attention, so that inspect --verify can recompute the recorded\n"
-    "attention output.\n"
-    "\nThe model reads the first --prompt tokens of FILE, which may be a pipe or -, standard input. Tokens behind\n"
-    "them are what it is made to decode; where there are none it decodes greedily. The decoded tokens are printed.\n"
-    "\nExamples:\n"
-    "  kvbound record model.gguf --tokens prompt.ids --prompt 1024 --steps 48 --layers 3,14,27 trace.safetensors\n"
-    "  kvbound record ./pocket --bytes prose.txt --prompt 1984 --dtype BF16 trace.safetensors\n"
-    "  kvbound inspect trace.safetensors --verify\n";
+    R"(MODEL is a GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K), the first part of a split one,
+or a Hugging Face folder with config.json and safetensors (F32, F16, BF16), of the families llama, mistral without a
+sliding window, qwen2 and qwen3. It runs in single precision; queries, keys and values are rounded to the stored type
+before attention, so that inspect --verify can recompute the recorded attention output.
+
+The model reads the first --prompt tokens of FILE, which may be a pipe or -, standard input. Tokens behind them are what it
+is made to decode; where there are none it decodes greedily. The decoded tokens are printed. traces/scripts/tokenize.py makes token ids of a text.
+)";
+
+const std::vector<Example> kRecordExamples{
+    {"kvbound record traces/samples/pocket --bytes README.md --prompt 1024 --steps 32 trace.safetensors"},
+    {"kvbound inspect trace.safetensors --verify"},
+    {"echo 79 110 99 101 32 117 112 111 110 | kvbound record traces/samples/pocket --tokens - --steps 8 --layers 1,3 --dtype BF16 short.safetensors"},
+};
 
 CommandLine record_command_line() {
   CommandLine line(
       "record MODEL --tokens FILE|--bytes FILE [options] OUT: a trace of a model that reads tokens",
-      kExplanation);
+      kExplanation, kRecordExamples);
   line.add("tokens", "FILE", "token ids in decimal digits, separated by spaces, commas or lines");
   line.add("bytes", "FILE", "a text whose bytes are the tokens, for models whose vocabulary is bytes");
   line.add("prompt", "N", "the first N tokens are the prompt (default: all)");

@@ -1,5 +1,7 @@
 // The program kvbound_replay: `replay` on the reference, which needs neither kernels nor the other subcommands to be compiled.
 // sim/quickstart.sh prints the first table with it.
+#include <array>
+
 #include <kvbound/cuda/session/session.hpp>
 #include <kvbound/sim/replay/device.hpp>
 
@@ -13,9 +15,13 @@ constexpr const char* kNone = "this program was built for the reference alone";
 }  // namespace
 
 std::span<const Command> commands() {
-  static constexpr Command kReplay{"replay", "TRACE... --policy P[,P] --budget B[,B]",
-                                   "recorded decode steps through compression policies", replay_command};
-  return {&kReplay, 1};
+  static constexpr std::array kCommands{
+      Command{Purpose::compare, "policies", "[NAME]", "what policies consist of, with all options",
+              policies_command},
+      Command{Purpose::compare, "replay", "TRACE... --policy P[,P] --budget B[,B]",
+              "recorded decode steps through compression policies", replay_command},
+      Command{Purpose::help, "help", "[COMMAND]", "this help, or that of a command", help_command}};
+  return kCommands;
 }
 
 DeviceSearch find_device() { return {false, "", kNone}; }

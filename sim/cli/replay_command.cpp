@@ -26,24 +26,28 @@ namespace kvbound::sim {
 namespace {
 
 std::string replay_details() {
-  return policy_help() +
-         "\nBudgets count the entries kept per KV head, always-kept ones included: 256, or 20% of the prompt.\n"
-         "\nExamples:\n"
-         "  kvbound replay traces/samples/pocket-gqa.safetensors --policy snapkv,snapkv+critical \\\n"
-         "      --base snapkv --budget 5%,20%\n"
-         "  kvbound replay a.safetensors b.safetensors --policy snapkv:window=16+theta-sweep:norm=l2 \\\n"
-         "      --budget 256 --layers 0,3-5 --json out.json --dump dumps/\n"
-         "  kvbound replay a.safetensors --policy snapkv+critical --budget 20% --backend reference,emulated\n"
-         "  kvbound replay a.safetensors --policy h2o+exact,tova+obcache-joint --budget 20% \\\n"
-         "      --recall 100 --columns perturbation,recall\n"
-         "  kvbound replay a.safetensors --policy snapkv,snapkv+keepkv,snapkv+convex --budget 20% \\\n"
-         "      --merge-bounds --csv merges.csv\n"
-         "\nWhere the reference is among several backends, all that the others recorded is compared with it,\n"
-         "element by element, within bounds derived for single precision.\n"
-         "\nColumns that apply to no run, such as those about merges, are left out.\n"
-         "\nExit code 1 if a bound is violated, a merge that should be lossless is not, or a backend does not\n"
-         "agree with the reference; 5 if the trace has no decode step to measure or there is no device.\n";
+  return policy_help() + R"(
+Budgets count the entries kept per KV head, always-kept ones included: 256, or 20% of the prompt.
+
+Where the reference is among several backends, all that the others recorded is compared with it, element by element,
+within bounds derived for single precision.
+
+Columns that apply to no run, such as those about merges, are left out.
+
+Exit code 1 if a bound is violated, a merge that should be lossless is not, or a backend does not agree with the
+reference; 5 if the trace has no decode step to measure or there is no device.
+)";
 }
+
+const std::vector<Example> kReplayExamples{
+    {"kvbound replay traces/samples/pocket-gqa.safetensors --policy snapkv,snapkv+critical --base snapkv --budget 5%,20%"},
+    {"kvbound replay traces/samples/pocket-mha.safetensors traces/samples/smollm2-135m.safetensors --policy snapkv:window=16+theta-sweep:norm=l2 --budget 128 --json out.json --dump dumps/"},
+    {"kvbound replay traces/samples/smollm2-135m.safetensors --policy h2o+exact,tova+obcache-joint --budget 20% --layers 11-20 --recall 100 --columns perturbation,recall"},
+    {"kvbound replay traces/samples/smollm2-135m.safetensors --policy snapkv,snapkv+keepkv,snapkv+convex --budget 20% --merge-bounds --csv merges.csv"},
+    {"kvbound replay traces/samples/pocket-mha.safetensors --policy snapkv+critical --budget 20% --backend reference,emulated"},
+    {"kvbound replay traces/samples/pocket-gqa.safetensors --policy snapkv+critical --budget 20% --backend reference,cuda",
+     "a GPU"},
+};
 
 // The command line's options, before they are applied to a trace.
 struct Request {
@@ -117,8 +121,8 @@ ReplayReport replay_trace(const traces::Trace& trace, const Request& request, co
 
 CommandLine replay_command_line() {
   CommandLine line("replay TRACE... --policy P[,P] --budget B[,B] [options]: decode steps through policies",
-                   replay_details());
-  line.add("policy", "P[,P]", "policies (grammar below)");
+                   replay_details(), kReplayExamples);
+  line.add("policy", "P[,P]", "policies (below)");
   line.add("budget", "B[,B]", "budgets: a count, or a share of the prompt such as 20%");
   line.add("base", "P",
            "count the heads that each policy improves over this one; replayed too if not in --policy");

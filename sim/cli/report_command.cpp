@@ -17,19 +17,23 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kReportDetails =
-    "FILE is what replay, recall, predict, evaluate, bench, diff or prove wrote with --json: any number of them,\n"
-    "in any mixture. The page is one file that needs no network. It begins with a table of all policies; figures\n"
-    "follow, each with the numbers behind it, which can be saved as CSV, SVG and PNG. Filters by policy, backend,\n"
-    "budget, layer and query head act on all figures that have these; the page's address keeps them.\n"
-    "\nA trace's runs and what `evaluate` says of the same model, policy and budget stand in one line of the table.\n"
-    "\nExamples:\n"
-    "  kvbound replay trace.safetensors --policy snapkv,snapkv+critical --base snapkv --budget 5%,10%,20% \\\n"
-    "    --json replay.json\n"
-    "  kvbound recall trace.safetensors --json recall.json\n"
-    "  kvbound report replay.json recall.json -o report.html\n";
+    R"(FILE is what replay, recall, predict, evaluate, bench, diff or prove wrote with --json: any number of them, in any mixture.
+The page is one file that needs no network. It begins with a table of all policies; figures follow, each with the numbers
+behind it, which can be saved as CSV, SVG and PNG. Filters by policy, backend, budget, layer and query head act on all
+figures that have these; the page's address keeps them.
+
+A trace's runs and what `evaluate` says of the same model, policy and budget stand in one line of the table.
+)";
+
+const std::vector<Example> kReportExamples{
+    {"kvbound replay traces/samples/pocket-mha.safetensors --policy snapkv,snapkv+critical --base snapkv --budget 10%,20% --json replay.json"},
+    {"kvbound recall traces/samples/pocket-mha.safetensors --json recall.json"},
+    {"kvbound report replay.json recall.json -o report.html"},
+};
 
 CommandLine report_command_line() {
-  CommandLine line("report FILE.json... -o PAGE.html: one offline page of figures", kReportDetails);
+  CommandLine line("report FILE.json... -o PAGE.html: one offline page of figures", kReportDetails,
+                   kReportExamples);
   line.add("out,o", "PAGE", "the page to write");
   line.add_flag("quiet", "no progress on standard error");
   return line;

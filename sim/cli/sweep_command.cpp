@@ -28,12 +28,12 @@ namespace {
 
 constexpr int64_t kMostJobs = 100'000, kMostSimulated = 100'000'000;
 
-const char* const kSweepDetails = R"(
-A sweep is a replay that many processes share. PLAN is a JSON object:
+const char* const kSweepDetails = R"(A sweep is a replay that many processes share. PLAN is a JSON object:
 
-  {"format": "kvbound-sweep-plan", "version": 1,
-   "traces": ["traces/samples/*.safetensors"], "policies": ["snapkv:window=16", "random:window=16"],
-   "budgets": ["5%", "20%"], "base": "snapkv:window=16"}
+    {"format": "kvbound-sweep-plan", "version": 1,
+     "traces": ["traces/samples/*.safetensors"],
+     "policies": ["snapkv:window=16", "random:window=16"],
+     "budgets": ["5%", "20%"], "base": "snapkv:window=16"}
 
 and may have backends, layers, steps, recall, merge_bounds (as kvbound replay's options), seeds (of policies that
 draw random numbers), layers_per_item (1) and policies_per_item (all: a layer is read once for all policies).
@@ -45,18 +45,20 @@ Several machines that share DIR may call it at a time. Without PLAN, the latest 
 
 An item that fails is tried again, then named. kvbound gather DIR gives what one replay of everything gives.
 
-Examples:
-  kvbound sweep plan.json --out study --jobs 4 --json study.json
-  kvbound sweep plan.json --out study --list
-  kvbound sweep plan.json --out study --engine slurm --jobs 100 --sbatch "--partition=long --time=4:00:00"
-  kvbound sweep --out study --simulate 100000
-
 Exit code 1 if a bound is violated (with --json or --csv), 4 if an item was given up, 5 if results are missing.
 )";
 
+const std::vector<Example> kSweepExamples{
+    {"kvbound sweep sim/sweep/plan.json --out study --list"},
+    {"kvbound sweep sim/sweep/plan.json --out study --jobs 2 --json study.json"},
+    {"kvbound sweep --out study --simulate 100000"},
+    {"kvbound sweep sim/sweep/plan.json --out study --engine slurm --jobs 100 --sbatch \"--partition=long --time=4:00:00\"",
+     "Slurm"},
+};
+
 CommandLine sweep_command_line() {
   CommandLine line("sweep [PLAN] --out DIR [options]: a replay of many traces by many processes",
-                   kSweepDetails);
+                   kSweepDetails, kSweepExamples);
   line.add("out", "DIR", "folder of the sweep; made if it is not there");
   line.add("engine", "E", "local (default): processes on this machine; slurm: a job array");
   line.add("jobs", "N", "processes, or tasks of the array (default: 1)");

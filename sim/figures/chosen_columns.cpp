@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <kvbound/sim/options/suggestion.hpp>
 #include <kvbound/traces/messages.hpp>
 
 namespace kvbound::sim {
@@ -33,8 +34,8 @@ std::vector<std::string> chosen_columns(const CommandLine& line, std::span<const
     if (text == "all") return names_of(known);
     const auto figure = std::ranges::find_if(known, [&](const Figure& one) { return is_named(one, text); });
     if (figure == known.end()) {
-      throw UsageError(fmt::format("--columns: no column {}; known columns: {}", traces::quoted(text),
-                                   fmt::join(names_of(known), ", ")));
+      throw UsageError(fmt::format("--columns: no column {}; {}", traces::quoted(text),
+                                   suggestion(text, "known columns: ", names_of(known))));
     }
     if (std::ranges::find(chosen, figure->name) != chosen.end())
       throw UsageError(fmt::format("--columns: {} is given twice", traces::quoted(text)));

@@ -14,8 +14,11 @@
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 
+#include "help_text.hpp"
 #include "layer_choice.hpp"
 #include "number.hpp"
+#include "suggestion.hpp"
+#include "terminal_width.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -24,10 +27,15 @@ namespace po = boost::program_options;
 
 constexpr const char* kPositionals = "arguments";
 
+int64_t help_width() { return terminal_width().value_or(kUsualWidth); }
+
 }  // namespace
 
-CommandLine::CommandLine(std::string synopsis, std::string details)
-    : synopsis_(std::move(synopsis)), details_(std::move(details)), options_("Options", 110) {
+CommandLine::CommandLine(std::string synopsis, std::string details, std::vector<Example> examples)
+    : synopsis_(std::move(synopsis)),
+      details_(std::move(details)),
+      examples_(std::move(examples)),
+      options_("Options", static_cast<unsigned>(help_width())) {
   options_.add_options()("help,h", "print this help and exit");
 }
 
@@ -53,12 +61,38 @@ bool CommandLine::parse(const Arguments& arguments) {
         throw po::unknown_option("--arguments");
     }
     po::store(parsed, values_);
+  } catch (const po::unknown_option& error) {
+    refuse_unknown(error.get_option_name());
   } catch (const po::error& error) {
     throw UsageError(traces::printable(error.what(), traces::kMostQuoted));
   }
   if (!has("help")) return true;
-  std::cout << "kvbound " << synopsis_ << "\n\n" << options_ << "\n" << details_;
+  print_help();
   return false;
+}
+
+void CommandLine::print_help() const {
+  const int64_t width = help_width();
+  std::cout << filled("kvbound " + synopsis_, width) << "\n" << options_;
+  if (!details_.empty()) std::cout << "\n" << filled(details_, width);
+  std::optional<std::string_view> needs;
+  for (const Example& example : examples_) {
+    if (needs != example.needs)
+      std::cout << (example.needs.empty() ? "\nExamples:\n"
+                                          : fmt::format("\nExamples that need {}:\n", example.needs));
+    needs = example.needs;
+    std::cout << command_text(example.command, width);
+  }
+}
+
+void CommandLine::refuse_unknown(const std::string& option) const {
+  Names known;
+  for (const auto& one : options_.options()) known.push_back(one->long_name());
+  const std::string meant =
+      nearest(option.substr(std::min(option.find_first_not_of('-'), option.size())), known);
+  throw UsageError(fmt::format("unrecognised option {}; {}kvbound {} --help has all", traces::quoted(option),
+                               meant.empty() ? "" : fmt::format("did you mean --{}? ", meant),
+                               synopsis_.substr(0, synopsis_.find(' '))));
 }
 
 std::optional<std::string> CommandLine::text(const char* name) const {

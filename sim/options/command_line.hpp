@@ -36,12 +36,19 @@ enum ExitCode : int {
 
 using Arguments = std::vector<std::string>;
 
+/// A command that --help shows, which runs in a fresh clone as printed: it names files of the clone, or that the examples before
+/// it wrote.
+struct Example {
+  std::string_view command;
+  std::string_view needs = {};  ///< what a machine may lack, such as "a GPU"; the heading above it says so
+};
+
 /// A subcommand's options. Numbers are read as text and parsed by parse_integer and the like, because
 /// boost::program_options would accept -1 for an unsigned number and NaN for a real one.
 class CommandLine {
  public:
-  /// synopsis: the part of the usage line after "kvbound ". details: printed below the options by --help.
-  CommandLine(std::string synopsis, std::string details);
+  /// synopsis: the part of the usage line after "kvbound ". details: printed below the options by --help (help_text.hpp).
+  CommandLine(std::string synopsis, std::string details, std::vector<Example> examples = {});
 
   /// Adds an option with a value, which the help calls `value`.
   void add(const char* name, const char* value, const char* meaning);
@@ -61,8 +68,12 @@ class CommandLine {
   std::vector<std::string> positionals(const char* what, size_t least, size_t most) const;
 
  private:
+  void print_help() const;
+  [[noreturn]] void refuse_unknown(const std::string& option) const;
+
   std::string synopsis_;
   std::string details_;
+  std::vector<Example> examples_;
   boost::program_options::options_description options_;
   boost::program_options::variables_map values_;
 };

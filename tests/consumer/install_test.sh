@@ -50,7 +50,7 @@ if ! diff <(sort "$build/public_headers.txt") "$folder/installed"; then
   exit 1
 fi
 for private in reference/numerics/instruction_set.hpp reference/bounds/softmax_errors.hpp cuda/primitives/kernel.hpp \
-  cuda/emulation/block.hpp sim/options/command_line.hpp sim/cli/counterexample.hpp proofs/engine/theorem.hpp; do
+  cuda/emulation/block.hpp sim/options/command_line.hpp sim/cli/prove/counterexample.hpp proofs/engine/theorem.hpp; do
   if [[ ! -e $(dirname "$(dirname "$source")")/$private ]]; then
     echo "$private, which must not be installed, is not in the source tree" >&2
     exit 1

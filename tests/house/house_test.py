@@ -63,7 +63,7 @@ class Includes(unittest.TestCase):
         self.assertEqual(planted(files, rules.includes_upwards).keys(), {"/reference/a.cpp"})
 
     def test_downwards_and_beside(self):
-        files = {"/sim/cli/a.cpp": include("/proofs/engine/b.hpp", "/sim/diff/c.hpp") + '#include "d.hpp"\n',
+        files = {"/sim/cli/prove/a.cpp": include("/proofs/engine/b.hpp", "/sim/diff/c.hpp", "/sim/cli/d.hpp"),
                  "/sim/cli/d.hpp": "", "/proofs/engine/b.hpp": include("/reference/bounds/e.hpp", "/proofs/oracle/f.hpp"),
                  "/proofs/oracle/f.hpp": "", "/reference/bounds/e.hpp": include("/reference/core/policy.hpp"),
                  "/sim/diff/c.hpp": include("/cuda/support/g.hpp", "/traces/h.hpp"), "/cuda/support/g.hpp": "",
@@ -76,7 +76,7 @@ class Includes(unittest.TestCase):
         for file, target in (("/cuda/a.cpp", "/reference/bounds/b.hpp"), ("/traces/a.cpp", "/reference/eviction/b.hpp"),
                              ("/reference/core/a.hpp", "/traces/b.hpp"), ("/proofs/engine/a.cpp", "/sim/diff/b.hpp"),
                              ("/cuda/support/a.hpp", "/sim/options/b.hpp"), ("/sim/cli/a.cpp", "/tests/support/b.hpp"),
-                             ("/sim/diff/a.cpp", "/proofs/oracle/b.hpp")):
+                             ("/sim/diff/a.cpp", "/proofs/oracle/b.hpp"), ("/sim/cli/a.cpp", "/proofs/oracle/b.hpp")):
             found = planted({file: include(target), target: ""}, rules.includes_upwards)
             self.assertEqual(found.keys(), {file})
 

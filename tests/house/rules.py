@@ -17,7 +17,7 @@ ORDER = {
     "cuda": ["support", "emulation", "counting", "primitives", "native", "roofline", ".", "window", "eviction", "merging", "session"],
     "traces": [".", "flashinfer", "models"],
     "proofs": ["oracle", "engine", "theorems"],
-    "sim": ["options", "figures", "measure", "diff/claims", "diff/judge", "diff/replay", "diff/floor", "diff", "check", "replay", "study", "evaluate", "roofline", "bench", "report", "report/page", "sweep", "cli"],
+    "sim": ["options", "figures", "measure", "diff/claims", "diff/judge", "diff/replay", "diff/floor", "diff", "check", "replay", "study", "evaluate", "roofline", "bench", "report", "report/page", "sweep", "cli", "cli/prove"],
 }
 # The other top folders that it may also include; tests may include everything.
 USES = {
@@ -27,7 +27,7 @@ USES = {
     "traces/models": ["reference/core", "reference/numerics"],
     "proofs": ["reference"],
     "sim": ["reference", "cuda", "traces"],
-    "sim/cli": ["reference", "cuda", "traces", "proofs"],  # only the program uses proofs, which need rapidcheck
+    "sim/cli/prove": ["reference", "cuda", "traces", "proofs"],  # only the program uses proofs, which need rapidcheck
 }
 
 

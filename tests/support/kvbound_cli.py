@@ -1,6 +1,7 @@
 """Shared by the tests of the command line: running the program, and making traces that may be deliberately broken."""
 import json
 import os
+import re
 import resource
 import signal
 import shutil
@@ -18,6 +19,7 @@ STORAGE = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"
 PASS, MISMATCH, USAGE, INVALID, WORLD, INCONCLUSIVE = 0, 1, 2, 3, 4, 5
 program = None  # the program's path, set by main()
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads must not slow down concurrent tests
+os.environ.pop("COLUMNS", None)  # text has the usual width where no test asks for another
 os.environ.pop("OPENBLAS_CORETYPE", None)  # the program chooses its kernels, and says so where a user's choice is ignored
 
 
@@ -117,6 +119,13 @@ def run(*arguments, timeout=900, **options):
     process = start(*arguments, **options)
     stdout, stderr = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+
+def component_names():
+    """{kind: the names of its components}, of what policies consist of."""
+    text = run("policies", env={**os.environ, "COLUMNS": "80"}).stdout
+    return {kind: re.findall(r"^  ([a-z0-9-]+) ", lines, re.MULTILINE)
+            for kind, lines in re.findall(r"^([a-z]+): .*\n((?:.+\n)*)", text, re.MULTILINE)}
 
 
 def contents(folder):

@@ -4,7 +4,7 @@
 #include <string>
 
 #include <kvbound/sim/bench/peer.hpp>
-#include <kvbound/sim/cli/counterexample.hpp>
+#include <kvbound/sim/cli/prove/counterexample.hpp>
 #include <kvbound/sim/evaluate/results_file.hpp>
 #include <kvbound/sim/evaluate/tasks.hpp>
 #include <kvbound/sim/report/page/page.hpp>

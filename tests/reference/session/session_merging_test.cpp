@@ -389,15 +389,15 @@ TEST(SessionMerging, RefusesWhatHasNoMeaning) {
   first.order = MergeOrder::merge_first;
   const std::string words =
       "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes "
-      "the hosts "
-      "snapkv, h2o, tova, and no score and no selection";
+      "the hosts " +
+      ranking_hosts() + ", and no score and no selection";
   EXPECT_EQ(refused({kHost, ExactRemoval{}, {}, {}, first}), words);
   EXPECT_EQ(refused({kHost, {}, Critical{}, {}, first}), words);
   EXPECT_EQ(refused({StreamingLlm{}, {}, {}, {}, first}), words);
   EXPECT_EQ(refused({RandomHost{}, {}, {}, {}, first}), words);
   KeepKv periodic;
   periodic.period = 8;
-  const std::string no_ranks = " ranks nothing; hosts that do are snapkv, h2o, tova";
+  const std::string no_ranks = " ranks nothing; hosts that do are " + ranking_hosts();
   EXPECT_EQ(refused({StreamingLlm{}, {}, {}, {}, periodic}),
             "keepkv:period selects anew by the current query, but streaming-llm" + no_ranks);
   EXPECT_EQ(refused({RandomHost{}, {}, {}, {}, periodic}),

@@ -4,7 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/sim/options/known_components.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
 #include "support/message_of.hpp"
@@ -19,14 +24,19 @@ std::string refusal(const std::string& text) {
 }
 
 TEST(PolicyText, WithUnknownNamesIsRefusedAndTheKnownOnesAreListed) {
-  const std::string hosts = "known hosts: snapkv, h2o, tova, streaming-llm, random";
-  EXPECT_EQ(refusal("h3o"), "policy 'h3o': no host 'h3o'; " + hosts);
+  const std::string hosts =
+      fmt::format("known hosts: {}", fmt::join(component_kinds().front().names(), ", "));
+  EXPECT_EQ(refusal("xyz"), "policy 'xyz': no host 'xyz'; " + hosts);
   EXPECT_EQ(refusal(""), "policy '': no host ''; " + hosts);
-  EXPECT_EQ(refusal("critical"), "policy 'critical': no host 'critical'; " + hosts);
-  const std::string components =
-      "known components: obcache-value, obcache-key, obcache-joint, exact, critical, theta-sweep, greedy, "
-      "adakv, pyramid, keepkv, keepkv-paper, convex, d2o, cam, kvmerger";
-  EXPECT_EQ(refusal("snapkv+crit"), "policy 'snapkv+crit': no component 'crit'; " + components);
+  EXPECT_EQ(refusal("h20"), "policy 'h20': no host 'h20'; did you mean h2o? " + hosts);
+  EXPECT_EQ(refusal("critical"),
+            "policy 'critical': no host 'critical'; critical is a selection: snapkv+critical; " + hosts);
+  const std::string components = fmt::format("known components: {}", fmt::join(added_names(), ", "));
+  EXPECT_EQ(refusal("snapkv+crit"),
+            "policy 'snapkv+crit': no component 'crit'; did you mean critical? " + components);
+  EXPECT_EQ(
+      refusal("snapkv+h2o"),
+      "policy 'snapkv+h2o': no component 'h2o'; h2o is a host: a policy begins with one; " + components);
   EXPECT_EQ(refusal("snapkv+"), "policy 'snapkv+': no component ''; " + components);
   EXPECT_EQ(refusal("snapkv+attention"),
             "policy 'snapkv+attention': no component 'attention'; " + components);
@@ -66,7 +76,7 @@ TEST(PolicyText, OfWhatHasNoMeaningTogetherIsRefused) {
   const auto expect_unranked = [](const std::string& host, const std::string& component) {
     EXPECT_EQ(refusal(host + "+" + component),
               "policy '" + host + "+" + component + "': " + host +
-                  " ranks nothing: it takes no score and no selection; hosts that do are snapkv, h2o, tova");
+                  " ranks nothing: it takes no score and no selection; hosts that do are " + ranking_hosts());
   };
   const std::string greedy_host = "greedy has a meaning with the host snapkv alone";
   for (const std::string selection : {"critical", "theta-sweep", "greedy"}) {
@@ -116,9 +126,9 @@ TEST(PolicyText, OfMergingAndAllocationThatHaveNoMeaningTogetherIsRefused) {
   const std::string zip = "keepkv:key=zip scales a key by one factor: it takes gqa=mean, not gqa=joint";
   const std::string merge_first =
       "keepkv:order=merge-first merges by attention before the entries of largest attention stay: it takes "
-      "the "
-      "hosts snapkv, h2o, tova, and no score and no selection";
-  const std::string no_ranks = " ranks nothing; hosts that do are snapkv, h2o, tova";
+      "the hosts " +
+      ranking_hosts() + ", and no score and no selection";
+  const std::string no_ranks = " ranks nothing; hosts that do are " + ranking_hosts();
   const std::string period = "keepkv:period selects anew by the current query, but ";
   const std::string greedy_period =
       "keepkv:period selects anew by the current query alone, which greedy cannot";

@@ -41,6 +41,8 @@ TEST_F(TerminalWidth, IsWhatColumnsSays) {
   EXPECT_EQ(terminal_width(-1), Width(200));
   setenv("COLUMNS", "7", 1);
   EXPECT_EQ(terminal_width(-1), Width(40));
+  setenv("COLUMNS", "4294967296", 1);
+  EXPECT_EQ(terminal_width(-1), Width(1000));
 }
 
 TEST_F(TerminalWidth, IsThatOfTheTerminalWhereColumnsIsNoNumber) {

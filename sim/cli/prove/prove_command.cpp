@@ -9,31 +9,34 @@
 
 #include <kvbound/proofs/theorems/catalogue.hpp>
 #include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/cli/commands.hpp>
+#include <kvbound/sim/cli/progress.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 
-#include "commands.hpp"
-#include "progress.hpp"
 #include "prove_report.hpp"
 
 namespace kvbound::sim {
 namespace {
 
 constexpr const char* kProveDetails =
-    "Each theorem is evaluated from its definition, in 50 digits, on random instances of many kinds; the\n"
-    "double-precision reference is held to the same values within derived error bounds. Each theorem also has\n"
-    "weakened claims, with a hypothesis dropped, for which a counterexample must be found. Written proofs:\n"
-    "proofs/critical_kv.md, proofs/obcache.md, proofs/keep_kv.md.\n"
-    "\nExamples:\n"
-    "  kvbound prove --list\n"
-    "  kvbound prove --cases 20000 --seed 7 --json proved.json\n"
-    "  kvbound prove ckv-3.5 ckv-window:pooled\n"
-    "  kvbound prove ckv-3.3 --search 60\n"
-    "  kvbound prove --replay proved.json\n"
-    "\nExit code 1 if a theorem is violated or a weakened claim has no counterexample, 5 if an instance could\n"
-    "not be evaluated or a regime that must be tried has less than 5 % of the cases.\n";
+    R"(Each theorem is evaluated from its definition, in 50 digits, on random instances of many kinds; the double-precision
+reference is held to the same values within derived error bounds. Each theorem also has weakened claims, with a hypothesis
+dropped, for which a counterexample must be found. Written proofs: proofs/critical_kv.md, proofs/obcache.md,
+proofs/keep_kv.md.
+
+Exit code 1 if a theorem is violated or a weakened claim has no counterexample, 5 if an instance could not be evaluated or a
+regime that must be tried has less than 5 % of the cases.
+)";
+
+const std::vector<Example> kProveExamples{
+    {"kvbound prove --list"},
+    {"kvbound prove ckv-3.5 ckv-window:pooled --seed 7 --json proved.json"},
+    {"kvbound prove ckv-3.3 --cases 500 --search 2"},
+    {"kvbound prove --replay proved.json"},
+};
 
 // GMP, and MPFR with it, would abort where there is no memory: they take it as all else does.
 void* allocate(size_t bytes) { return ::operator new(bytes); }
@@ -46,7 +49,8 @@ void* reallocate(void* memory, size_t before, size_t bytes) {
 void release(void* memory, size_t) { ::operator delete(memory); }
 
 CommandLine prove_command_line() {
-  CommandLine line("prove [ID...] [options]: searches for counterexamples to theorems", kProveDetails);
+  CommandLine line("prove [ID...] [options]: searches for counterexamples to theorems", kProveDetails,
+                   kProveExamples);
   line.add("cases", "N",
            "instances per theorem (default: 2000); at least ten times as many for a weakened claim");
   line.add("seed", "N", "seed of the random instances (default: 1)");
