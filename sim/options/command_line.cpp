@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <iostream>
 #include <set>
+#include <streambuf>
 
 #include <fmt/format.h>
 #include <omp.h>
@@ -192,6 +193,12 @@ std::vector<int64_t> chosen_layers(const CommandLine& line, const traces::TraceI
 
 namespace {
 
+// Takes whatever is printed.
+class Nowhere : public std::streambuf {
+  int_type overflow(int_type character) override { return traits_type::not_eof(character); }
+  std::streamsize xsputn(const char*, std::streamsize count) override { return count; }
+};
+
 std::filesystem::path canonical_path(const std::string& path) {
   const std::filesystem::path whole = std::filesystem::absolute(path);
   std::error_code error;
@@ -206,7 +213,10 @@ void OutputPaths::add_input(const std::string& path) { taken_.emplace(canonical_
 void OutputPaths::add(const std::string& option, const std::string& path) {
   if (path.empty()) throw UsageError(fmt::format("--{}: an empty file name", option));
   const bool to_standard_output = traces::names_standard_output(path);
-  if (to_standard_output) std::cout.rdbuf(std::cerr.rdbuf());  // so that no table comes between
+  const bool has_all = option == "json" || option == "csv";  // that tables have
+  static Nowhere nowhere;
+  if (to_standard_output)
+    std::cout.rdbuf(has_all ? &nowhere : std::cerr.rdbuf());  // so that no table comes between
   const std::string file = to_standard_output ? "/dev/stdout" : path;
   std::error_code ignored;
   if (std::filesystem::is_character_file(file, ignored)) return;  // /dev/null may well take two outputs

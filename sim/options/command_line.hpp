@@ -99,7 +99,8 @@ std::vector<int64_t> chosen_layers(const CommandLine& line, const traces::TraceI
 class OutputPaths {
  public:
   void add_input(const std::string& path);
-  /// If the path names standard output, what is printed there from now on goes to standard error. Throws UsageError, naming
+  /// If the path names standard output, what is printed there from now on goes to standard error, or nowhere if the option is
+  /// json or csv, whose files have all figures. Throws UsageError, naming
   /// the option, if the path is empty, or is an input or another output.
   void add(const std::string& option, const std::string& path);
 

@@ -179,7 +179,7 @@ class Suggestions(CommandLineTest):
 
 
 class JsonAlone(CommandLineTest):
-    """Every command that writes JSON writes nothing else to standard output if that is where the JSON goes."""
+    """Every command that writes JSON prints nothing else, anywhere, if its place is standard output."""
 
     def test_on_standard_output(self):
         trace = SAMPLES / "pocket-mha.safetensors"
@@ -204,6 +204,7 @@ class JsonAlone(CommandLineTest):
                     result = self.run_program(*arguments, "--json", place)
                     self.assertIn(result.returncode, (PASS, INCONCLUSIVE), result.stderr)
                     self.assertIsInstance(json.loads(result.stdout), dict)
+                    self.assertEqual([line for line in result.stderr.splitlines() if not line.startswith("kvbound: ")], [])
 
 
 if __name__ == "__main__":
