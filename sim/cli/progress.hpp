@@ -1,6 +1,8 @@
-// Progress of long-running work: one line on standard error, only on a terminal and only after two seconds.
+// Progress of long-running work on standard error: on a terminal one line, after two seconds; elsewhere, where it is wanted, a line
+// every ten seconds.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -13,9 +15,14 @@ namespace kvbound::sim {
 /// time advances even while a single work item takes long.
 class Progress {
  public:
-  /// Shows nothing if `wanted` is false (--quiet) or standard error is not a terminal.
-  Progress(std::string task, bool wanted);
-  /// Erases the line.
+  /// Where standard error is not a terminal: nothing, or a line from time to time.
+  enum class Elsewhere { nothing, lines };
+  static constexpr std::chrono::milliseconds kPeriod{10'000};  ///< of such lines
+
+  /// Shows nothing if `wanted` is false (--quiet).
+  Progress(std::string task, bool wanted, Elsewhere elsewhere = Elsewhere::nothing,
+           std::chrono::milliseconds period = kPeriod);
+  /// Erases the line on a terminal.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -24,7 +31,10 @@ class Progress {
   void update(int64_t done, int64_t whole, std::string detail = {});
 
  private:
-  void show();
+  void show_on_terminal();
+  void show_lines(std::chrono::milliseconds period);
+  // What is shown, by the time since the start.
+  std::string line(std::chrono::steady_clock::time_point start) const;
 
   std::string task_;
   std::mutex mutex_;

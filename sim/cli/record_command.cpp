@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <iostream>
-#include <numeric>
+#include <span>
+#include <string>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -29,7 +30,8 @@ sliding window, qwen2 and qwen3. It runs in single precision; queries, keys and 
 before attention, so that inspect --verify can recompute the recorded attention output.
 
 The model reads the first --prompt tokens of FILE, which may be a pipe or -, standard input. Tokens behind them are what it
-is made to decode; where there are none it decodes greedily. The decoded tokens are printed. traces/scripts/tokenize.py makes token ids of a text.
+is made to decode; where there are none it decodes greedily. The decoded tokens are printed, and their text if the model
+has a tokenizer, or bytes for tokens. traces/scripts/tokenize.py makes token ids of a text.
 )";
 
 const std::vector<Example> kRecordExamples{
@@ -55,8 +57,15 @@ CommandLine record_command_line() {
 }
 
 std::vector<int64_t> read_tokens(const CommandLine& line, int64_t vocabulary) {
+  constexpr int64_t kBytes = 256;
   const auto ids = line.text("tokens"), bytes = line.text("bytes");
   if (ids.has_value() == bytes.has_value()) throw UsageError("expected either --tokens FILE or --bytes FILE");
+  if (bytes && vocabulary > kBytes) {
+    throw UsageError(fmt::format(
+        "--bytes: the model's vocabulary of {} tokens is not bytes; traces/scripts/tokenize.py TEXT MODEL makes "
+        "its token ids, for --tokens",
+        vocabulary));
+  }
   return ids ? traces::read_token_ids(*ids, vocabulary) : traces::read_bytes_as_tokens(*bytes, vocabulary);
 }
 
@@ -75,6 +84,18 @@ traces::RecordOptions options_of(const CommandLine& line, const traces::ModelCon
   return options;
 }
 
+// The decoded tokens as text on one line; none if the model has no tokenizer that is known.
+std::string decoded_text(const traces::Checkpoint& checkpoint, std::span<const int64_t> tokens, bool quiet) {
+  try {
+    const auto texts = checkpoint.token_texts();
+    return texts && !tokens.empty() ? fmt::format("as text:\n{}\n", one_line(texts->text(tokens))) : "";
+  } catch (const Error& error) {
+    if (!quiet)
+      std::cerr << fmt::format("kvbound: warning: no text of the tokens: {}\n", one_line(error.what()));
+    return "";
+  }
+}
+
 }  // namespace
 
 int record_command(const Arguments& arguments) {
@@ -90,7 +111,7 @@ int record_command(const Arguments& arguments) {
   outputs.add("OUT", places[1]);
   const traces::ModelConfig& config = checkpoint.config();
   warn_of_long_context(config, options.prompt + options.steps, line.has("quiet"));
-  Progress progress("recording", !line.has("quiet"));
+  Progress progress("recording", !line.has("quiet"), Progress::Elsewhere::lines);
   const Clock::time_point start = Clock::now();
   const auto update = [&](int64_t done, int64_t whole) {
     const double rate = static_cast<double>(done) / static_cast<double>(config.layers) / seconds_since(start);
@@ -101,6 +122,8 @@ int record_command(const Arguments& arguments) {
                              options.layers.size(), config.layers, traces::printable(config.name),
                              options.prompt, options.steps, name(options.dtype),
                              fmt::join(tokens.begin() + options.prompt, tokens.end(), " "));
+    std::cout << decoded_text(checkpoint, std::span(tokens).subspan(static_cast<size_t>(options.prompt)),
+                              line.has("quiet"));
     flush_standard_output();
   };
   try {

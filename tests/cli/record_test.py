@@ -218,6 +218,48 @@ class Records(RecordTest):
         self.assertEqual(list(tensors["tokens"]), list(b"\x00\xffprose"))
         self.assertEqual((metadata["prompt_tokens"], metadata["window_queries"]), ("7", "7"))
 
+    def test_decoded_tokens_are_shown_as_text(self):
+        """Of tokens that are bytes; of a GGUF file's tokenizers, byte-level BPE and SentencePiece; of a tokenizer.json."""
+        (self.folder / "text").write_bytes(b"prose")
+        model = TinyModel(vocabulary=256)
+        folder = model.write_folder(self.folder / "model")
+        out = self.passes("record", folder, "--bytes", "text", "--steps", 6, "trace.safetensors")
+        tokens = read_trace(self.folder / "trace.safetensors")[0]["tokens"][5:]
+        shown = "".join(chr(t) if 32 <= t < 127 else f"\\x{t:02x}" for t in tokens)
+        self.assertEqual(out.split("as text:\n")[1], shown + "\n")
+
+        def pieces(space):
+            return [f"{space}t{i}" for i in range(64)]
+
+        decoded = self.record(TinyModel().write_folder(self.folder / "other"))[0]["tokens"][PROMPT:]
+        expected = "as text:\n" + "".join(f" t{token}" for token in decoded) + "\n"
+        options = "--tokens", self.write_tokens(), "--prompt", PROMPT, "--steps", STEPS, "trace.safetensors"
+        model, path = TinyModel(), self.folder / "model.gguf"
+        for kind, space in (("gpt2", "\u0120"), ("llama", "\u2581")):
+            texts = b"".join(struct.pack("<Q", len(piece.encode())) + piece.encode() for piece in pieces(space))
+            own = {"tokenizer.ggml.model": (8, gguf_text(kind)), "tokenizer.ggml.tokens": (9, struct.pack("<IQ", 8, 64) + texts)}
+            path.write_bytes(gguf_bytes({**model.gguf_metadata(), **own}, model.gguf_tensors()))
+            self.assertTrue(self.passes("record", path, *options).endswith(expected), kind)
+        tokenizer = self.folder / "other" / "tokenizer.json"
+        for decoder, space in (({"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}, "\u0120"),
+                               ({"type": "Metaspace", "replacement": "\u2581"}, "\u2581")):
+            tokenizer.write_text(json.dumps(
+                {"decoder": decoder, "added_tokens": [{"id": 63, "content": " t63"}, {"id": 1 << 40, "content": "x"}],
+                 "model": {"vocab": {piece: i for i, piece in enumerate(pieces(space)[:63])}}}), "utf-8")
+            self.assertTrue(self.passes("record", self.folder / "other", *options).endswith(expected), decoder)
+        tokenizer.write_text('{"decoder": {"type": "WordPiece"}, "model": {"vocab": {}}}', "utf-8")
+        self.assertNotIn("as text", self.passes("record", self.folder / "other", *options))
+
+    def test_a_tokenizer_that_cannot_be_used_is_told_of_and_the_trace_is_written(self):
+        folder = TinyModel().write_folder(self.folder / "model")
+        (folder / "tokenizer.json").write_text('{"decoder": {"type": "ByteLevel"}, "model": 3}', "utf-8")
+        options = "record", folder, "--tokens", self.write_tokens(), "--steps", 2, "trace.safetensors"
+        result = self.run_program(*options)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stderr, r"\Akvbound: warning: no text of the tokens: .*tokenizer\.json: .*model: is 3[^\n]*\n\Z")
+        self.assertTrue((self.folder / "trace.safetensors").exists())
+        self.assertEqual(self.run_program(*options, "--quiet").stderr, "")
+
     def test_tokens_may_come_from_a_pipe(self):
         model = TinyModel().write_folder(self.folder / "model")
         expected, _ = self.record(model)
@@ -423,6 +465,16 @@ class Refusals(RecordTest):
             with self.subTest(problem):
                 self.refuses(USAGE, problem, "record", model, "--tokens", tokens, *options, "out.safetensors")
         self.refuses(USAGE, "either --tokens FILE or --bytes FILE", "record", model, "out.safetensors")
+        large = TinyModel(vocabulary=300).write_folder(self.folder / "large")
+        self.refuses(USAGE, r"--bytes: the model's vocabulary of 300 tokens is not bytes; traces/scripts/tokenize\.py TEXT MODEL makes",
+                     "record", large, "--bytes", tokens, "out.safetensors")
+        for name in ("Qwen/Qwen2.5-0.5B", "a/b"):
+            self.refuses(WORLD, rf"from the Hugging Face hub `hf download {name} --local-dir {name.split('/')[1]}` fetches it into ./",
+                         "record", name, "--tokens", tokens, "out.safetensors")
+        for name in ("missing", "model/missing", "a/b.gguf", "/a/b", "./a"):
+            result = self.run_program("record", name, "--tokens", tokens, "out.safetensors")
+            self.assertEqual(result.returncode, WORLD)
+            self.assertNotIn("hub", result.stderr)
         self.refuses(USAGE, "MODEL and OUT", "record", model, "--tokens", tokens)
         self.refuses(USAGE, "OUT", "record", model, "--tokens", tokens, tokens)
 

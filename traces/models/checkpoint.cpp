@@ -51,8 +51,23 @@ constexpr const char* kExpected =
   throw IoError(io_error("open", path, ENOENT).what() + instead + "; " + kExpected);
 }
 
+// Whether a path that does not exist may be meant as a name on the Hugging Face hub, OWNER/NAME.
+bool may_be_of_hub(const std::filesystem::path& path) {
+  constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./";
+  const std::string text = path.string();
+  return std::ranges::count(text, '/') == 1 && text.find_first_not_of(kAllowed) == std::string::npos &&
+         !text.starts_with('.') && path.has_filename() && path.has_parent_path() && path.is_relative() &&
+         path.extension() != ".gguf" && path.extension() != ".safetensors" &&
+         !std::filesystem::exists(path.parent_path());
+}
+
 void require_gguf(const std::string& path) {
-  if (!std::filesystem::exists(path)) refuse_missing(path, "");
+  if (!std::filesystem::exists(path)) {
+    const std::string name = std::filesystem::path(path).filename().string();
+    refuse_missing(path, may_be_of_hub(path) ? "; from the Hugging Face hub `hf download " + path +
+                                                   " --local-dir " + name + "` fetches it into ./" + name
+                                             : "");
+  }
   const std::string format = apparent_format(InputFile(path));
   if (format.empty() || format == "a GGUF file") return;
   throw TraceError(path, 0, "", "is " + format + "; " + kExpected);
@@ -224,6 +239,18 @@ void Checkpoint::open_folder(const std::string& path) {
   if (!sharded) require_file(whole);
   shards_ = std::make_unique<ShardSet>((sharded ? index : whole).string(), kMostHeaderBytes,
                                        ShardSet::Kind::checkpoint);
+}
+
+std::optional<TokenTexts> Checkpoint::token_texts() const {
+  const auto tokenizer = std::filesystem::path(path_) / "tokenizer.json";
+  const bool in_folder = !gguf_ && std::filesystem::exists(tokenizer);
+  auto texts = gguf_       ? traces::token_texts(gguf_->first())
+               : in_folder ? traces::token_texts(tokenizer.string(), config_.vocabulary)
+                           : std::nullopt;
+  constexpr int64_t kBytes = 256;
+  if (!texts && !in_folder && config_.vocabulary == kBytes)
+    texts.emplace(TokenSpelling::bytes, std::vector<std::string>());
+  return texts;
 }
 
 LayerWeights Checkpoint::layer_weights(Finder& finder, int64_t layer) const {

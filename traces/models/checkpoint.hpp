@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model_config.hpp"
+#include "token_texts.hpp"
 #include "weight.hpp"
 
 namespace kvbound::traces {
@@ -48,7 +49,10 @@ class Checkpoint {
   const Weight& output() const { return output_; }  ///< [vocabulary, model_dim]; the embedding if it is tied
   /// [1, head_dim / 2]: by which RoPE's frequencies are divided, where the file says so
   const std::optional<Weight>& rope_divisors() const { return rope_divisors_; }
-  /// All files that are read.
+  /// The texts of its tokens; nullopt if it has no tokenizer, or one that is not known here. Of a vocabulary of 256 without a
+  /// tokenizer, tokens are bytes. Throws TraceError for an ill-formed tokenizer, IoError.
+  std::optional<TokenTexts> token_texts() const;
+  /// All files that are read, but for a tokenizer's.
   std::vector<std::string> paths() const;
 
  private:

@@ -28,6 +28,9 @@ void read_checkpoint(const std::string& path) {
          {layer.query_bias, layer.key_bias, layer.value_bias, layer.query_norm, layer.key_norm})
       if (weight) read_all(*weight);
   }
+  const std::vector<int64_t> tokens{0, 1, 255, checkpoint.config().vocabulary - 1,
+                                    checkpoint.config().vocabulary};
+  if (const auto texts = checkpoint.token_texts()) texts->text(tokens);
 }
 
 }  // namespace
