@@ -8,9 +8,9 @@
 #include <fmt/format.h>
 
 #include <kvbound/proofs/theorems/catalogue.hpp>
-#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/cli/commands.hpp>
 #include <kvbound/sim/cli/progress.hpp>
+#include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
 #include <kvbound/traces/messages.hpp>

@@ -28,7 +28,7 @@ TEST(Suggestion, IsTheNearestNameAndTheFirstOfEquallyNearOnes) {
 }
 
 TEST(Suggestion, IsNoneForAnotherWord) {
-  for (const std::string word :
+  for (const std::string& word :
        {std::string(), std::string("pyramid"), std::string("x"), std::string("tvoaxx"),
         std::string("snapkv") + std::string(80, 'v'), std::string(1 << 20, 's')}) {
     EXPECT_EQ(nearest(word, kHosts), "") << word.substr(0, 10);
