@@ -4,12 +4,10 @@
 
 #include <fmt/format.h>
 
-#include <kvbound/sim/evaluate/correlations.hpp>
-#include <kvbound/sim/evaluate/evaluate.hpp>
+#include <kvbound/sim/evaluate/evaluate_cubes.hpp>
 #include <kvbound/sim/evaluate/results_file.hpp>
-#include <kvbound/sim/evaluate/task_summary.hpp>
-#include <kvbound/sim/figures/json.hpp>
-#include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/outputs.hpp>
 #include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
@@ -49,8 +47,8 @@ the full cache. Means over tokens, then over tasks:
   KL      KL(full || compressed) of the next token's distribution, in nats: the primary figure
   dNLL    how much less likely the given tokens become, in nats a token; noisy, may be negative
   top-1   tokens whose most likely token is the full cache's; exact, tokens: answers decoded whole, and their tokens
-  s.e.    standard error of the mean over tasks; 95 %: bootstrap over tasks, paired for differences from --base
-  L, layer rel., theta, lost mass, recall: as kvbound replay measures them on the full cache's own steps
+  s.e.    standard error of the mean over tasks; from, to: 95 % by bootstrap over tasks, paired for differences from --base
+  L, layer rel. L, bound, kept mass, recall: as kvbound replay measures them on the full cache's own steps
   hidden  relative error of the hidden state behind the last layer
   entries, stored: that a step attends to, per KV head; bytes of all stored keys and values, in --dtype
   indicators: do they order the policies as KL or dNLL does? Per budget, and with all budgets together, which is mostly
@@ -81,8 +79,8 @@ CommandLine evaluate_command_line() {
            "queries that policies are given: of the last W tokens before compression (default: 128)");
   line.add("recall", "K",
            "measure recall on the K entries that the first step would miss most (default: 40)");
-  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/evaluate.schema.json)");
-  line.add("csv", "FILE", "write a row per task, policy, budget and token");
+  add_columns_option(line, evaluate_columns());
+  add_output_options(line, "token of a target and policy, the full cache included");
   line.add("resume", "FILE", "keep results of finished tasks in FILE, and go on from those that it has");
   line.add("seed", "N", "seed of the bootstrap's random draws (default: 1)");
   add_text_options(line);
@@ -142,15 +140,6 @@ EvaluateReport parse_report(const CommandLine& line) {
   return report;
 }
 
-void check_outputs(const CommandLine& line, const traces::Checkpoint& checkpoint, const std::string& tasks) {
-  OutputPaths outputs;
-  for (const std::string& input : checkpoint.paths()) outputs.add_input(input);
-  outputs.add_input(tasks);
-  for (const char* option : {"json", "csv", "resume"}) {
-    if (const auto path = line.text(option)) outputs.add(option, *path);
-  }
-}
-
 int64_t most_tokens(const std::vector<Task>& tasks) {
   int64_t most = 0;
   for (const Task& task : tasks) most = std::max(most, std::ssize(task.prompt) + std::ssize(task.target));
@@ -158,14 +147,17 @@ int64_t most_tokens(const std::vector<Task>& tasks) {
 }
 
 // Exit code, and on standard error why.
-int evaluate_exit_code(const EvaluateReport& report) {
+int evaluate_exit_code(const EvaluateReport& report, const Cube& runs) {
   int code = kPass;
-  for (const RunSummary& run : report.summary.runs) {
-    if (run.violations == 0) continue;
-    const Run& named = report.result.options.runs[run.run];
+  const std::vector<double>& violations = runs.find("violations")->numbers();
+  for (int64_t row = 0; row < runs.rows(); ++row) {
+    const double count = violations[static_cast<size_t>(row)];
+    if (!(count > 0)) continue;
+    const Run& named = report.result.options.runs[static_cast<size_t>(runs.place(row, 1) - 1)];
     std::cerr << fmt::format(
         "kvbound: {} at {}: the perturbation exceeds its bound {} times in tasks of kind {}\n",
-        named.policy.label, to_string(named.budget), run.violations, traces::printable(run.kind));
+        named.policy.label, to_string(named.budget), count,
+        traces::printable(runs.axes[0]->keys[0].text(runs.place(row, 0))));
     code = kMismatch;
   }
   return code;
@@ -179,6 +171,7 @@ int evaluate_command(const Arguments& arguments) {
   apply_threads(line);
   const bool quiet = line.has("quiet");
   EvaluateReport report = parse_report(line);
+  const std::vector<std::string> columns = chosen_columns(line, evaluate_columns());
   const std::vector<std::string> places = line.positionals("MODEL and TASKS", 2, 2);
   report.model_path = places[0];
   report.tasks_path = places[1];
@@ -188,13 +181,15 @@ int evaluate_command(const Arguments& arguments) {
   if (needs_hashes) report.tasks_sha256 = traces::sha256_of(text);
   std::vector<Task> tasks = tasks_of(places[1], text, checkpoint.config().vocabulary);
   if (report.step_limit) shorten(tasks, *report.step_limit);
-  check_outputs(line, checkpoint, places[1]);
+  OutputPaths taken;
+  for (const std::string& input : checkpoint.paths()) taken.add_input(input);
+  taken.add_input(places[1]);
+  Outputs outputs(line, taken, "evaluate");
+  const auto resume = line.text("resume");
+  if (resume) taken.add("resume", *resume);
   require_valid(report.result.options, tasks);
   warn_of_long_context(checkpoint.config(), most_tokens(tasks), quiet);
-  std::optional<traces::OutputFile> json, csv;
-  if (const auto path = line.text("json")) json.emplace(*path);
-  if (const auto path = line.text("csv")) csv.emplace(*path);
-  const auto resume = line.text("resume");
+  outputs.open();
   if (needs_hashes) report.model_sha256 = hash_of(checkpoint.paths(), quiet);
   std::unique_ptr<ResultsFile> finished;
   if (resume) finished = std::make_unique<ResultsFile>(*resume, evaluation_of(report));
@@ -203,18 +198,10 @@ int evaluate_command(const Arguments& arguments) {
     report.result = evaluate(checkpoint, tasks, report.result.options, finished.get(),
                              [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
-  const Bootstrap bootstrap(report.resamples, report.seed);
-  report.summary = summarise(report.result, report.base, bootstrap);
-  report.correlations = correlations(report.result, bootstrap);
-  std::cout << text_report(report, text_style(line));
-  if (json) json->write(json_report(report));
-  if (csv) csv->write(csv_report(report));
-  if (json) json->prepare();
-  if (csv) csv->prepare();
-  flush_standard_output();
-  if (json) json->commit();
-  if (csv) csv->commit();
-  return evaluate_exit_code(report);
+  const Part part = evaluate_part(report);
+  std::cout << text_report(report, part, text_style(line), columns);
+  outputs.write(part, provenance(environment(), report.seed));
+  return evaluate_exit_code(report, *part.find("runs"));
 }
 
 }  // namespace kvbound::sim

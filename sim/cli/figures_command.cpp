@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <kvbound/sim/evaluate/evaluate_cubes.hpp>
 #include <kvbound/sim/figures/cube_table.hpp>
 #include <kvbound/sim/figures/list_cube.hpp>
 #include <kvbound/sim/figures/outputs.hpp>
@@ -43,6 +44,7 @@ struct Written {
 
 constexpr std::array kWritten{
     Written{"replay", [] { return replay_part({}, {}, ReplayDetail::rows); }},
+    Written{"evaluate", [] { return evaluate_part({}); }},
     Written{"diff", [] { return diff_part({}); }},
     Written{"against", [] { return against_part({}); }},
     Written{"floor", [] { return floor_part({}); }},
@@ -75,6 +77,8 @@ std::string_view kind(const Row& row) {
       return "share";
     case Format::duration:
       return "seconds";
+    case Format::memory:
+      return "bytes";
     case Format::text:
       return "text";
   }

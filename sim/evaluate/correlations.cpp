@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+
+#include <kvbound/sim/figures/cube.hpp>
 
 namespace kvbound::sim {
 namespace {
-
-constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
 
 enum class Tokens { all, even, odd };
 

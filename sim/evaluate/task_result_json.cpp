@@ -44,7 +44,6 @@ void require_nonnegative(const std::string& name, const FieldsJson& json) {
 
 }  // namespace
 
-FieldsJson to_json(const RunFigures& run) { return fields_of(run); }
 FieldsJson to_json(const TaskResult& result) { return fields_of(result); }
 
 TaskResult task_result_of(std::string_view text, const WrittenLimits& limits, size_t* taken) {

@@ -1,4 +1,4 @@
-// Results of tasks as JSON, in reports and in the files in which they survive the program.
+// Results of tasks as JSON, in the files in which they survive the program.
 #pragma once
 
 #include <string_view>
@@ -12,7 +12,6 @@
 namespace kvbound::sim {
 
 /// Numbers have all their bits; a figure without a value is null.
-nlohmann::ordered_json to_json(const RunFigures& run);
 nlohmann::ordered_json to_json(const TaskResult& result);
 
 /// The result that to_json wrote, from text. Throws Error, naming the member, unless every member is there and of its kind, and

@@ -60,6 +60,8 @@ std::string cell_text(const Figure& figure, double number) {
       return fmt::format("{:.1f} %", 100 * number);
     case Format::duration:
       return duration_text(number);
+    case Format::memory:
+      return memory_text(number);
     case Format::number:
     case Format::text:
       break;

@@ -13,6 +13,7 @@ enum class Format {
   count,     ///< an integer
   share,     ///< of 0 to 1, shown in per cent
   duration,  ///< seconds, shown in a suitable unit
+  memory,    ///< bytes, likewise
   text,      ///< no number
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -83,7 +84,35 @@ std::string legend(const CellMap& cells, const Range& range, size_t width, const
                          : fmt::format("{}0: {:.4g}, 10: {:.4g}\n", indent, range.least, range.most);
 }
 
+// The value of a key at each row.
+std::vector<std::string> key_cells(const Cube& cube, std::string_view name) {
+  std::vector<std::string> cells;
+  for (size_t a = 0; a < cube.axes.size(); ++a) {
+    for (const Column& key : cube.axes[a]->keys) {
+      for (int64_t row = 0; key.figure.name == name && row < cube.rows(); ++row)
+        cells.push_back(key.cell(cube.place(row, a)));
+    }
+  }
+  return cells;
+}
+
 }  // namespace
+
+std::vector<Bar> bars_of(const Cube& cube, std::string_view series, std::string_view place,
+                         std::string_view column) {
+  const std::vector<std::string> all = key_cells(cube, series), places = key_cells(cube, place);
+  const std::vector<double>& numbers = cube.find(column)->numbers();
+  std::vector<Bar> bars;
+  for (size_t first = 0; first < all.size(); ++first) {
+    const auto before = std::span(all).first(first);
+    if (std::ranges::find(before, all[first]) != before.end()) continue;
+    for (size_t row = first; row < all.size(); ++row) {
+      if (all[row] == all[first] && std::isfinite(numbers[row]))
+        bars.push_back({all[row], places[row], numbers[row]});
+    }
+  }
+  return bars;
+}
 
 std::string bar_chart(const std::string& title, const std::vector<Bar>& bars, const TextStyle& style) {
   double most = 0;

@@ -3,8 +3,10 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "cube.hpp"
 #include "table.hpp"
 
 namespace kvbound::sim {
@@ -20,6 +22,13 @@ struct Bar {
 ///
 /// bars  grouped by series
 std::string bar_chart(const std::string& title, const std::vector<Bar>& bars, const TextStyle& style);
+
+/// A bar for each row of a cube that has a number, those of a series side by side, in the order of their first ones.
+///
+/// series, place  keys of the cube's axes
+/// column         of numbers
+std::vector<Bar> bars_of(const Cube& cube, std::string_view series, std::string_view place,
+                         std::string_view column);
 
 /// Numbers by row and column.
 struct CellMap {

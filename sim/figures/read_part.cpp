@@ -1,15 +1,19 @@
 #include "read_part.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace kvbound::sim {
 namespace {
 
 using traces::JsonField;
+
+constexpr double kLargestInteger = 1e15;
 
 Column read_column(const std::string& name, const JsonField& values) {
   Figure figure{.name = name, .heading = name, .meaning = ""};
@@ -74,6 +78,16 @@ const Cube& ReadPart::cube(std::string_view name) const {
   return *found;
 }
 
+const Cube& ReadPart::cube(std::string_view name, std::initializer_list<std::string_view> axes) const {
+  const Cube& found = cube(name);
+  if (found.rows() == 0 || !std::ranges::equal(found.axes, axes, {}, [](const SharedAxis& axis) {
+        return std::string_view(axis->name);
+      }))
+    cubes_field.member(std::string(name))
+        .refuse(fmt::format("expected the axes {}, with places", fmt::join(axes, ", ")));
+  return found;
+}
+
 ReadPart read_part(const JsonField& part) {
   std::map<std::string, SharedAxis> axes;
   for (const auto& [name, field] : part.member("axes").members()) axes[name] = read_axis(name, field);
@@ -89,6 +103,22 @@ const std::vector<std::string>& texts_of(const ReadPart& part, const Axis& axis,
 
 const std::vector<double>& numbers_of(const ReadPart& part, const Axis& axis, std::string_view key) {
   return key_of(part, axis, key, false).numbers();
+}
+
+std::vector<int64_t> integers_of(const ReadPart& part, const Axis& axis, std::string_view key) {
+  std::vector<int64_t> integers;
+  for (const double number : numbers_of(part, axis, key)) {
+    if (!(std::abs(number) <= kLargestInteger) || number != std::trunc(number))
+      part.cubes_field.refuse(fmt::format("have an axis {} whose key {} is no integer", axis.name, key));
+    integers.push_back(static_cast<int64_t>(number));
+  }
+  return integers;
+}
+
+std::vector<double> numbers_or_none(const Cube& cube, std::string_view column) {
+  const Column* const found = cube.find(column);
+  if (found && !found->is_text()) return found->numbers();
+  return std::vector<double>(static_cast<size_t>(cube.rows()), kUndefined);
 }
 
 }  // namespace kvbound::sim

@@ -1,6 +1,7 @@
 // Parts of documents, read back from files that anybody may have changed since.
 #pragma once
 
+#include <initializer_list>
 #include <string_view>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct ReadPart {
   const Cube* find(std::string_view cube) const;
   /// Throws TraceError if there is no such cube.
   const Cube& cube(std::string_view name) const;
+  /// Throws TraceError, too, if it does not have these axes, each with a place.
+  const Cube& cube(std::string_view name, std::initializer_list<std::string_view> axes) const;
 };
 
 /// part    an item of the document's `parts`; what it refers to must outlive the result
@@ -32,5 +35,10 @@ ReadPart read_part(const traces::JsonField& part);
 /// The texts of a key of an axis, or its numbers. Throws TraceError if the axis has no such key, or of another kind.
 const std::vector<std::string>& texts_of(const ReadPart& part, const Axis& axis, std::string_view key);
 const std::vector<double>& numbers_of(const ReadPart& part, const Axis& axis, std::string_view key);
+/// A key's numbers, all of which must be integers.
+std::vector<int64_t> integers_of(const ReadPart& part, const Axis& axis, std::string_view key);
+
+/// A column's numbers; all undefined if the cube has no such numbers.
+std::vector<double> numbers_or_none(const Cube& cube, std::string_view column);
 
 }  // namespace kvbound::sim

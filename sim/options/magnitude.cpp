@@ -43,6 +43,13 @@ std::string duration_text(double seconds) {
   return fmt::format("{} {}", three_digits(near / best.seconds), best.name);
 }
 
+std::string memory_text(double bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  for (; rounded(bytes).number >= 1000 && unit + 1 < std::size(kUnits); ++unit) bytes /= 1024;
+  return fmt::format("{:.3g} {}", bytes, kUnits[unit]);
+}
+
 std::string rate_text(double per_second, std::string_view unit) {
   if (unit == "FLOP" || unit == "bytes") {
     const bool trillions = rounded(per_second).number >= 1e12;

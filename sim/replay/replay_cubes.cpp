@@ -19,10 +19,7 @@ const Figure kPolicy = text_figure("policy", "canonical: every component, every 
 const Figure kBudget = text_figure("budget", "entries per KV head, or a share of the prompt", Shown::always);
 const Figure kBackend = text_figure("backend", "what computed it");
 const Figure kEntries = count_figure("entries", "the budget in entries per KV head");
-const Figure kRun{.name = "run",
-                  .heading = "run",
-                  .meaning = "the run's place among all runs, from 0",
-                  .format = Format::count};
+const Figure kRun = count_figure("run", "the run's place among all runs, from 0");
 const Figure kLayer = count_figure("layer", "the model's number of the layer");
 
 // The axes and the views of a trace's runs.
@@ -65,10 +62,7 @@ class ReplayCubes {
 };
 
 SharedAxis ReplayCubes::run_axis() const {
-  Column label = text_column({.name = "label",
-                              .heading = "policy",
-                              .meaning = "the policy as it was named",
-                              .shown = Shown::always});
+  Column label = text_column(kLabel);
   Column policy = text_column(kPolicy), budget = text_column(kBudget), backend = text_column(kBackend);
   Column entries = number_column(kEntries);
   for (const RunResult& run : result_.runs) {
@@ -248,9 +242,7 @@ Cube ReplayCubes::times() const {
 }
 
 std::vector<Cube> ReplayCubes::agreement() const {
-  Figure label = text_figure("label", "the policy as it was named");
-  label.heading = "policy";
-  AgreementCubes cubes({label, kPolicy, kBudget, kBackend});
+  AgreementCubes cubes({kLabel, kPolicy, kBudget, kBackend});
   for (const RunResult& run : result_.runs) {
     if (!run.agreement) continue;
     cubes.add(

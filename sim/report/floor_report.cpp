@@ -4,6 +4,7 @@
 
 #include <kvbound/sim/diff/agreement_figures.hpp>
 #include <kvbound/sim/figures/cube_table.hpp>
+#include <kvbound/sim/figures/json.hpp>
 #include <kvbound/sim/figures/list_cube.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/replay/replay_cubes.hpp>
@@ -16,9 +17,9 @@ using F = const DetectionFloor&;
 std::string found_text(std::optional<bool> found) { return !found ? "" : *found ? "found" : "no"; }
 
 // The entries of a fault, and the share of the attention that they have.
-std::vector<FigureOf<DetectionFloor>> entries_figures(const char* name, const char* meaning,
+std::vector<FigureOf<DetectionFloor>> entries_figures(const std::string& name, const char* meaning,
                                                       std::optional<FaultyEntries> DetectionFloor::*faulty) {
-  const std::string weight = std::string(name) + "_weight";
+  const std::string weight = name + "_weight";
   return {{count_figure(name, meaning),
            [faulty](F floor) {
              return floor.*faulty ? static_cast<double>((floor.*faulty)->entries) : kUndefined;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <kvbound/sim/options/number.hpp>
 
+#include <kvbound/sim/figures/csv.hpp>
 #include <kvbound/sim/figures/table.hpp>
 #include <kvbound/sim/replay/replay_cubes.hpp>
 

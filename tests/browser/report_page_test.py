@@ -10,7 +10,7 @@ import numpy as np
 
 from browser.page_case import PageTest
 from support import kvbound_cli
-from support.documents import parts, read, replayed
+from support.documents import evaluated, parts, read, replayed
 from support.report_documents import BASE
 from support.report_page import column, keys
 
@@ -214,26 +214,25 @@ class Answers(PageTest):
 
     def test_have_outcomes_beside_what_was_replayed(self):
         document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
-        document["parts"][0]["facts"]["model"] = json.loads((self.maker.folder / "evaluate.json").read_text("utf-8"))["model"]["name"]
+        document["parts"][0]["facts"]["model"] = evaluated(read(self.maker.folder / "evaluate.json"))["model"]["name"]
         (self.maker.folder / "joined.json").write_text(json.dumps(document), "utf-8")
         self.browser.open(self.make_page("joined.html", "joined.json", "evaluate.json"))
         headings, rows = self.answer()
-        evaluated = json.loads((self.maker.folder / "evaluate.json").read_text("utf-8"))
+        said = evaluated(read(self.maker.folder / "evaluate.json"))
         replayed = dict(zip(zip(keys(self.page.cube_of("Perturbation"), "policy"), keys(self.page.cube_of("Perturbation"), "budget")),
                             keys(self.page.cube_of("Perturbation"), "bytes")))
         self.assertEqual(len(rows), len(replayed))
         for row in rows:
             self.assertEqual(float(row[headings.index("MB at the prompt's end")]), float(f"{replayed[row[0], row[1]] / 1e6:.4g}"))
         kinds = ("needle, answers", "prose")
-        summaries = {(one["kind"], one["run"]): one for one in evaluated["summaries"]}
-        runs = {("critical" in run["policy"], run["budget"]): r for r, run in enumerate(evaluated["runs"])}
+        summaries = {(one["kind"], "critical" in one["policy"], one["budget"]): one for one in said["summaries"]}
         for row in rows:
             outcomes = [row[headings.index(name)] for name in (*(f"KL, {kind}" for kind in kinds), "MB in tasks")]
             if row[0] not in (BASE, f"{BASE}+critical"):
                 self.assertEqual(outcomes, ["–"] * 3)
                 continue
-            own = [summaries[kind.split(",")[0], runs["critical" in row[0], row[1]]] for kind in kinds]
-            self.assertEqual([float(text.split()[0]) for text in outcomes[:2]], [float(f"{one['kl']['mean']:.4g}") for one in own])
+            own = [summaries[kind.split(",")[0], "critical" in row[0], row[1]] for kind in kinds]
+            self.assertEqual([float(text.split()[0]) for text in outcomes[:2]], [float(f"{one['kl']:.4g}") for one in own])
             self.assertEqual(float(outcomes[2]), float(f"{np.mean([one['bytes'] for one in own]) / 1e6:.4g}"))
 
 

@@ -270,10 +270,15 @@ class Looks(PageTest):
 
     def test_outcomes_of_many_kinds_of_tasks_fit_on_paper(self):
         documents = {name: json.loads((self.maker.folder / f"{name}.json").read_text("utf-8")) for name in ("replay", "evaluate")}
-        documents["replay"]["parts"][0]["facts"]["model"] = documents["evaluate"]["model"]["name"]
-        for name in ("kinds", "summaries"):
-            documents["evaluate"][name] = [one | {"kind": f"{one['kind']}-{i}"} for one in documents["evaluate"][name] for i in range(3)]
-        documents["evaluate"]["correlations"] = []
+        part, = documents["evaluate"]["parts"]
+        documents["replay"]["parts"][0]["facts"]["model"] = part["facts"]["model"]["name"]
+        many = 3
+        part["axes"]["kind"] = {key: [f"{value}-{i}" if key == "kind" else value for i in range(many) for value in values]
+                                for key, values in part["axes"]["kind"].items()}
+        for cube in part["cubes"].values():
+            if cube["axes"][0] == "kind":
+                cube["columns"] = {name: values * many for name, values in cube["columns"].items()}
+        del part["cubes"]["correlations"]
         for name, document in documents.items():
             (self.maker.folder / f"many-{name}.json").write_text(json.dumps(document), "utf-8")
         path = self.make_page("many.html", "many-replay.json", "many-evaluate.json")

@@ -13,6 +13,7 @@ from support.documents import parts, read
 from support.dumps import Dump
 from support.kernel_files import compacted, decode, long_decode, topk
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
+from support.tiny_model import TinyModel
 
 GQA, MHA = SAMPLES / "pocket-gqa.safetensors", SAMPLES / "pocket-mha.safetensors"
 SCHEMA = jsonschema.Draft7Validator(json.loads((REPOSITORY / "sim/schemas/document.schema.json").read_text("utf-8")))
@@ -54,7 +55,8 @@ class DocumentTest(CommandLineTest):
         if any(isinstance(value, str) != (figure["kind"] == "text") for value in numbers):
             return [f"is not {figure['kind']}"]
         allowed = {"text": lambda text: text, "count": lambda count: count == int(count) and (count >= 0 or figure["name"] == "step"),
-                   "share": lambda share: 0 <= share <= 1 + ABOVE_ONE, "seconds": lambda seconds: seconds >= 0, "number": lambda number: True}
+                   "share": lambda share: 0 <= share <= 1 + ABOVE_ONE, "seconds": lambda seconds: seconds >= 0,
+                   "bytes": lambda size: size >= 0, "number": lambda number: True}
         return [f"{value} as {figure['kind']}" for value in numbers if not allowed[figure["kind"]](value)][:1]
 
     def require_valid_document(self, document):
@@ -246,6 +248,26 @@ class Documents(DocumentTest):
         self.assertGreater(len(parts(document)[0].rows("apart")), 0)
         dump.only(set()).write(self.folder / "b.safetensors")
         self.require_valid_document(self.document(*against, code=INCONCLUSIVE))
+
+    def evaluation(self, tasks, *arguments):
+        (self.folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks), "utf-8")
+        model = TinyModel().write_folder(self.folder / "model")
+        return self.document("evaluate", model, "tasks.jsonl", "--quiet", *arguments)
+
+    def test_evaluations_of_answers(self):
+        prompts = np.random.default_rng(2).integers(0, 64, (3, 30)).tolist()
+        tasks = [{"id": str(i), "prompt": prompt, "answer": [5, 6, 7], "depth": 0.25, "compress_at": 20}
+                 for i, prompt in enumerate(prompts)]
+        self.require_valid_document(self.evaluation(tasks[:2], "--policy", "h2o:window=4", "--base", "tova", "--budget", "8"))
+
+    def test_an_evaluation_of_a_single_task_and_run(self):
+        self.require_valid_document(self.evaluation([{"id": "a", "prompt": list(range(9)), "answer": [1, 2]}], "--policy", "tova",
+                                                    "--budget", "9"))
+
+    def test_evaluations_of_continuations_merges_and_several_budgets(self):
+        tasks = [{"id": str(i), "prompt": list(range(30)), "continuation": [5, 6, i], "kind": f"kind {i}"} for i in range(2)]
+        self.require_valid_document(self.evaluation(tasks, "--policy", "snapkv:window=4+keepkv,tova,random:sinks=1:window=4",
+                                                    "--budget", "8,50%", "--steps", "3"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ usage: independent_evaluate_test.py KVBOUND      KVBOUND: the program's path
 The model `pocket` is evaluated if it is in KVBOUND_POCKET/pocket or in shared/data/pocket beside the repository.
 KVBOUND_SHARE=K/N in the environment: only the K-th of every N pairs of model and task, and of the policies of pocket
 """
-import json
 import sys
 from itertools import product
 
@@ -16,7 +15,7 @@ from independent.policy import parse_policy
 from support import kvbound_cli
 from support.closed_loop_cases import (MODELS, MORE_POLICIES, POLICIES, fitting, near_ties, pocket_folder, pocket_tasks,
                                        tiny_model, tiny_tasks, trace_file, write_tasks)
-from support.documents import read, replayed
+from support.documents import evaluated, read, replayed
 from support.kvbound_cli import CommandLineTest
 from support.share import share_of
 
@@ -32,8 +31,7 @@ class EvaluateTest(CommandLineTest):
         out = self.folder / "out.json"
         self.passes("evaluate", model, path, "--policy", ",".join(policies), "--budget", ",".join(budgets), "--json", out,
                     "--quiet")
-        document = json.loads(out.read_text("utf-8"))
-        self.assertEqual(document["schema"], "kvbound-evaluate-1")
+        document = evaluated(read(out))
         self.assertEqual([task["id"] for task in document["tasks"]], list(tasks))
         return document
 
@@ -51,7 +49,7 @@ class EvaluateTest(CommandLineTest):
                 self.fail("\n".join([*judgement.failures[:20], f"{len(judgement.failures)} failures; runs in which rounding "
                                      f"may decide what is kept, evicted or merged: {ties}"]))
             self.assertEqual(ties, [], "near ties")
-            self.assertEqual(theirs["answer"], kind == "answer")
+            self.assertEqual(theirs["form"], kind)
             self.assertEqual(judgement.undecided, 0, "tokens whose top1 is a near tie")
             self.require_effects(task, ours)
 

@@ -12,6 +12,7 @@ import sys
 from types import SimpleNamespace
 
 from support import kvbound_cli
+from support.documents import evaluated, read
 from support.kvbound_cli import INVALID, PASS, USAGE, WORLD, CommandLineTest
 from support.tiny_model import TinyModel
 
@@ -230,12 +231,12 @@ class Made(MakeTasksTest):
             made += self.tasks("continuation", "--lengths", 60, "--tasks", 1, "--continuation", 12, text=self.prose(letter))
             (self.folder / "both.jsonl").write_bytes(lines + self.out.read_bytes())
             self.passes("evaluate", "model", "both.jsonl", "--policy", "tova", "--budget", "50%", "--json", "out.json", "--quiet")
-            for task, read in zip(made, json.loads((self.folder / "out.json").read_text("utf-8"))["tasks"], strict=True):
+            for task, found in zip(made, evaluated(read(self.folder / "out.json"))["tasks"], strict=True):
                 prompt = task["prompt_text"].encode()
                 target = task.get("answer_text", task.get("continuation_text")).encode()
-                self.assertEqual((read["id"], read["kind"], read["depth"]), (task["id"], task["kind"], task.get("depth")))
-                self.assertEqual((read["prompt_tokens"], read["compress_at"]), (len(prompt), task.get("compress_at", len(prompt))))
-                self.assertEqual((read["answer"], read["target"]), ("answer_text" in task, list(target)))
+                self.assertEqual((found["id"], found["kind"], found["depth"]), (task["id"], task["kind"], task.get("depth")))
+                self.assertEqual((found["prompt_tokens"], found["compress_at"]), (len(prompt), task.get("compress_at", len(prompt))))
+                self.assertEqual((found["form"], found["target"]), ("answer" if "answer_text" in task else "continuation", list(target)))
 
 
 class Texts(MakeTasksTest):

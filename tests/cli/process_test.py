@@ -10,6 +10,7 @@ import subprocess
 import time
 
 from support import kvbound_cli
+from support.documents import evaluated, read
 from support.kvbound_cli import PASS, WORLD, CommandLineTest, TraceFile
 from support.tiny_model import TinyModel
 
@@ -39,8 +40,8 @@ class Process(CommandLineTest):
             process = self.start("evaluate", model, name, *options, "piped.json", stdin=subprocess.PIPE)
             _, stderr = process.communicate(text, timeout=300)
             self.assertEqual(process.returncode, PASS, stderr)
-            file, piped = (json.loads((self.folder / path).read_text("utf-8")) for path in ("file.json", "piped.json"))
-            self.assertEqual(piped["tasks_file"]["sha256"], file["tasks_file"]["sha256"])
+            file, piped = (evaluated(read(self.folder / path))["tasks_file"] for path in ("file.json", "piped.json"))
+            self.assertEqual(piped["sha256"], file["sha256"])
 
     def test_streams_that_are_closed(self):
         """No file gets the number of a closed stream, so that nothing is printed into it."""

@@ -14,7 +14,7 @@ import shlex
 import numpy as np
 
 from support import kvbound_cli
-from support.documents import judgement, parts, replayed
+from support.documents import evaluated, judgement, parts, replayed
 from support.kvbound_cli import INVALID, PASS, USAGE, WORLD, CommandLineTest
 from support.report_documents import BASE, write_documents, write_large_replay
 from support.report_page import Page, column, keys, six_digits
@@ -106,31 +106,29 @@ class Numbers(ReportTest):
         self.assert_same(page.cube_of("Evicted entries"), "ever", [head["reentering"]["ever"] for head in heads])
 
     def test_of_an_evaluation(self):
-        page, document = self.page("evaluate"), self.document("evaluate")
+        page, document = self.page("evaluate"), evaluated(self.document("evaluate"))
         cube = page.cube_of("Divergence")
         self.assertEqual(keys(cube, "kind"), ["needle, answers", "prose"])
         for name in ("kl", "delta_nll"):
-            estimates = [summary[name] for summary in document["summaries"]]
-            self.assert_same(cube, name, [estimate["mean"] for estimate in estimates])
-            self.assert_same(cube, f"{name} from", [estimate["interval"]["low"] for estimate in estimates])
-            self.assert_same(cube, f"{name} to", [estimate["interval"]["high"] for estimate in estimates])
+            self.assert_same(cube, name, [summary[name] for summary in document["summaries"]])
+            self.assert_same(cube, f"{name} from", [summary[f"{name}_low"] for summary in document["summaries"]])
+            self.assert_same(cube, f"{name} to", [summary[f"{name}_high"] for summary in document["summaries"]])
         for name in ("perturbation", "entries", "bytes"):
             self.assert_same(cube, name, [summary[name] for summary in document["summaries"]])
         correlations = [one for one in document["correlations"] if one["indicator"] == "perturbation"]
         cube = page.cube_of("Rank correlation")
         self.assert_same(cube, "correlation", [one["of_means"] for one in correlations])
-        for end, name in (("from", "low"), ("to", "high")):
-            interval = [(one["of_means_interval"] or {name: one["of_means"]})[name] for one in correlations]
-            self.assert_same(cube, f"correlation {end}", interval)
+        for end, name in (("from", "of_means_low"), ("to", "of_means_high")):
+            self.assert_same(cube, f"correlation {end}", [one["of_means"] if one[name] is None else one[name] for one in correlations])
         self.assertEqual(set(keys(cube, "of")), {f"{outcome}, {budget}" for outcome in ("KL", "ΔNLL")
                                                  for budget in ("budget 20%", "budget 40%", "all budgets together")})
 
     def test_of_retrieval(self):
-        cube, document = self.page("evaluate").cube_of("Retrieval"), self.document("evaluate")
+        cube, document = self.page("evaluate").cube_of("Retrieval"), evaluated(self.document("evaluate"))
         tasks = [task for task in document["tasks"] if task["depth"] is not None]
         self.assertEqual(keys(cube, "depth"), [task["depth"] for task in tasks])
         self.assertEqual(keys(cube, "tokens"), [task["prompt_tokens"] for task in tasks])
-        self.assert_same(cube, "exact", [one["top1"] == task["target"] for task in tasks for one in (*task["runs"], task["full"])])
+        self.assert_same(cube, "exact", [one["top1"] == task["target"] for task in tasks for one in (task["full"], *task["runs"])])
 
     def test_of_a_diff(self):
         cube, tensors = self.page("diff").cube_of("Agreement"), judgement(self.document("diff"))["tensors"]
@@ -205,7 +203,7 @@ class Pages(ReportTest):
 
     def test_join_what_a_model_says_with_the_trace_of_that_model(self):
         def of_the_model(document):
-            document["parts"][0]["facts"]["model"] = self.document("evaluate")["model"]["name"] + ": of random numbers"
+            document["parts"][0]["facts"]["model"] = evaluated(self.document("evaluate"))["model"]["name"] + ": of random numbers"
         page = self.report(self.changed("replay", of_the_model), self.path("evaluate"))
         self.assertEqual(len(page.data["answer"]), 1)
         self.assertTrue(page.data["answer"][0]["heads"] and page.data["answer"][0]["outcomes"])
@@ -423,8 +421,10 @@ class Refusals(ReportTest):
                  lambda d: d["layers"][2]["query_heads"][1]["mass"].pop()),
                 (r"layers\[0\]\.query_heads\[0\]\.mass\[0\]\.share: expected a count or a share of entries", "predict",
                  lambda d: d["layers"][0]["query_heads"][0]["mass"][0].update(share="few")),
-                (r"summaries\[0\]\.run: is 9; expected an integer from 0 to 3", "evaluate", lambda d: d["summaries"][0].update(run=9)),
-                (r"tasks\[0\]\.runs\[0\]\.top1: has 2 numbers; expected 3", "evaluate", lambda d: d["tasks"][0]["runs"][0]["top1"].pop()),
+                (r"cubes\.runs: expected the axes kind, run, with places", "evaluate", lambda d: d["parts"][0]["cubes"]["runs"]["axes"].reverse()),
+                (r"cubes: have no task_runs", "evaluate", lambda d: d["parts"][0]["cubes"].pop("task_runs")),
+                (r"cubes: have an axis run without a key budget", "evaluate", lambda d: d["parts"][0]["axes"]["run"].pop("budget")),
+                (r"parts: expected one part", "evaluate", lambda d: d["parts"].append(d["parts"][0])),
                 (r"parts\[0\]\.facts\.verdict: is missing", "diff", lambda d: facts(d).pop("verdict")),
                 (r"theorems\[0\]\.properties\[0\]\.cases: is missing", "prove", lambda d: d["theorems"][0]["properties"][0].pop("cases")),
                 (r"operations\[0\]\.times: is an array; expected a list that is not empty", "bench",

@@ -89,7 +89,7 @@ class Schemas(SchemaTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("document", "recall", "predict", "inspect", "prove", "bench", "bench_peer", "evaluate"):
+        for name in ("document", "recall", "predict", "inspect", "prove", "bench", "bench_peer"):
             self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
 
     def test_the_recall_schema_describes_both_samples_and_nothing_else(self):
@@ -145,33 +145,6 @@ class Schemas(SchemaTest):
     def test_the_prove_schema_describes_nothing_else(self):
         schema = validator("sim/schemas/prove.schema.json")
         self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "60", "--search", "0.1"))
-
-    SIGNED = ("delta_nll", "kl_less_base", "nll_less_base", "hits_less_base", "exact_less_base", "of_tasks", "low", "high")
-
-    def evaluation(self, tasks, *arguments):
-        (self.folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks), "utf-8")
-        model = TinyModel().write_folder(self.folder / "model")
-        return self.document("evaluate", model, "tasks.jsonl", "--quiet", *arguments)
-
-    def test_the_evaluate_schema_describes_evaluations_and_nothing_else(self):
-        schema = validator("sim/schemas/evaluate.schema.json")
-        prompts = np.random.default_rng(2).integers(0, 64, (3, 30)).tolist()
-        tasks = [{"id": str(i), "prompt": prompt, "answer": [5, 6, 7], "depth": 0.25, "compress_at": 20}
-                 for i, prompt in enumerate(prompts)]
-        document = self.evaluation(tasks[:2], "--policy", "h2o:window=4", "--base", "tova", "--budget", "8")
-        self.require_valid(schema, document)
-        self.require_tight(schema, document, self.SIGNED)
-
-    def test_the_evaluate_schema_describes_a_single_task_and_run(self):
-        schema = validator("sim/schemas/evaluate.schema.json")
-        document = self.evaluation([{"id": "a", "prompt": list(range(9)), "answer": [1, 2]}], "--policy", "tova", "--budget", "9")
-        self.require_valid(schema, document)
-
-    def test_the_evaluate_schema_describes_continuations_merges_and_several_budgets(self):
-        schema = validator("sim/schemas/evaluate.schema.json")
-        tasks = [{"id": str(i), "prompt": list(range(30)), "continuation": [5, 6, i], "kind": f"kind {i}"} for i in range(2)]
-        self.require_valid(schema, self.evaluation(tasks, "--policy", "snapkv:window=4+keepkv,tova,random:sinks=1:window=4",
-                                                   "--budget", "8,50%", "--steps", "3"))
 
     def test_the_trace_schema_describes_the_headers_of_samples_and_generated_traces(self):
         schema = validator("traces/trace.schema.json")

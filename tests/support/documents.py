@@ -73,8 +73,36 @@ def layer_of(part, run, layer):
         for name in part.cubes.get(cube, {"columns": ()})["columns"]:
             values = part.column(cube, name)[run, layer]
             if not np.isnan(values).all():
-                found[name] = [None if np.isnan(value) else value for value in values] if values.ndim else values.item()
+                found[name] = listed(values) if values.ndim else values.item()
     return found
+
+
+def listed(values):
+    """An array of one axis as a list, None where it is NaN."""
+    return [None if np.isnan(value) else value for value in values.tolist()]
+
+
+def evaluated(document):
+    """An evaluation: its facts; `runs`; `tasks`, each with what the full cache and each run made of it; `summaries` of each kind
+    and run, `full` of each kind; and `correlations`."""
+    part, = parts(document)
+    full, *runs = [{key: values[r] for key, values in part.axes["run"].items()} for r in range(part.size("run"))]
+    tasks = [row | {"id": row["task"], "depth": row["depth"]} for row in part.rows("tasks")]
+    for t, task in enumerate(tasks):
+        here = {axis: [i for i, name in enumerate(part.axes[axis]["task"]) if name == task["task"]] for axis in ("token", "step")}
+        task["target"] = [part.axes["token"]["target"][i] for i in here["token"]]
+        found = [Row({name: listed(part.column("tokens", name)[here["token"], r]) for name in ("kl", "nll", "top1")})
+                 for r in range(1 + len(runs))]
+        task["full"], task["runs"] = found[0], found[1:]
+        for r, run in enumerate(task["runs"], 1):
+            run |= {name: values[t * (1 + len(runs)) + r] for name, values in part.cubes["task_runs"]["columns"].items() if name not in run}
+            run.setdefault("bound", None)
+            run["hidden_error"] = listed(part.column("task_layers", "hidden_error")[t, r])
+            run |= {name: listed(part.column("steps", name)[here["step"], r]) for name in ("entries", "stored_entries")}
+    rows = part.rows("runs")
+    return part.facts | {"runs": runs, "tasks": tasks, "correlations": part.rows("correlations"),
+                         "full": [row for row in rows if row["label"] == full["label"]],
+                         "summaries": [row for row in rows if row["label"] != full["label"]]}
 
 
 def index_of(text):

@@ -1,8 +1,8 @@
 #include "evaluate_section.hpp"
 
 #include <algorithm>
-#include <map>
-#include <optional>
+#include <cmath>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,87 +10,83 @@
 namespace kvbound::sim {
 namespace {
 
-std::string kind_of(const JsonField& item) {
-  return item.member("kind").text() + (item.member("answers").boolean() ? ", answers" : "");
+const Axis& axis_of(const Cube& cube, size_t axis) { return *cube.axes[axis]; }
+
+// What a place of an axis of kinds is called.
+std::vector<std::string> kinds_of(const ReadPart& part, const Axis& axis) {
+  std::vector<std::string> kinds = texts_of(part, axis, "kind");
+  const std::vector<std::string>& forms = texts_of(part, axis, "form");
+  for (size_t i = 0; i < kinds.size(); ++i) kinds[i] += forms[i] == "answer" ? ", answers" : "";
+  return kinds;
 }
 
-// Keys of the runs, in their order; with those of the full cache at the end, if asked for.
-Json run_keys(const JsonField& root, bool full_cache) {
+// Keys of the runs; the first one is the full cache.
+Json run_keys(const ReadPart& part, const Axis& runs, size_t first) {
+  const std::vector<std::string>&policies = texts_of(part, runs, "policy"),
+        &budgets = texts_of(part, runs, "budget");
   Json keys{{"policy", Json::array()}, {"canonical", Json::array()}, {"budget", Json::array()}};
-  for (const JsonField& run : root.member("runs").items()) {
-    keys["policy"].push_back(brief(run.member("policy").text()));
-    keys["canonical"].push_back(run.member("policy").text());
-    keys["budget"].push_back(run.member("budget").text());
-  }
-  if (full_cache) {
-    keys["policy"].push_back("full cache");
-    keys["canonical"].push_back("full cache");
-    keys["budget"].push_back("100%");
+  for (size_t r = first; r < policies.size(); ++r) {
+    keys["policy"].push_back(r == 0 ? "full cache" : brief(policies[r]));
+    keys["canonical"].push_back(r == 0 ? "full cache" : policies[r]);
+    keys["budget"].push_back(budgets[r]);
   }
   return keys;
 }
 
-// A number and its interval, in columns `name`, `name from` and `name to`: without an interval, the number itself.
-void append_interval(PageCube& cube, const std::string& name, double mean,
-                     const std::optional<JsonField>& interval) {
-  cube.append(name, mean);
-  cube.append(name + " from", interval ? interval->member("low").number() : mean);
-  cube.append(name + " to", interval ? interval->member("high").number() : mean);
-}
-
-void append_estimate(PageCube& cube, const std::string& name, const JsonField* summary, const char* member) {
-  const auto estimate = summary ? summary->optional_member(member) : std::nullopt;
-  append_interval(cube, name, estimate ? estimate->member("mean").number() : kUndefined,
-                  estimate ? estimate->optional_member("interval") : std::nullopt);
+// A column and its interval, as columns `name`, `name from` and `name to`: where there is no interval, the number itself.
+void append_estimate(PageCube& page, const std::string& name, const Cube& cube, const std::string& column,
+                     const std::vector<size_t>& rows) {
+  const std::vector<double> means = numbers_or_none(cube, column),
+                            lows = numbers_or_none(cube, column + "_low"),
+                            highs = numbers_or_none(cube, column + "_high");
+  for (const size_t row : rows) {
+    page.append(name, means[row]);
+    page.append(name + " from", std::isnan(lows[row]) ? means[row] : lows[row]);
+    page.append(name + " to", std::isnan(highs[row]) ? means[row] : highs[row]);
+  }
 }
 
 // Outcomes of each kind of task and run.
-PageCube outcomes_cube(const JsonField& root) {
-  Json kinds{{"kind", Json::array()}};
-  for (const JsonField& kind : root.member("kinds").items()) kinds["kind"].push_back(kind_of(kind));
-  const Json runs = run_keys(root, false);
-  const auto run_count = std::ssize(runs["policy"]);
-  std::map<std::pair<std::string, int64_t>, JsonField> summaries;
-  for (const JsonField& summary : root.member("summaries").items())
-    summaries.insert_or_assign({kind_of(summary), summary.member("run").integer(0, run_count - 1)}, summary);
-  require_room(root.member("kinds"), {std::ssize(kinds["kind"]), run_count});
-  PageCube cube;
-  for (const Json& kind : kinds["kind"]) {
-    for (int64_t r = 0; r < run_count; ++r) {
-      const auto found = summaries.find({kind.get<std::string>(), r});
-      const JsonField* summary = found == summaries.end() ? nullptr : &found->second;
-      append_estimate(cube, "kl", summary, "kl");
-      append_estimate(cube, "delta_nll", summary, "delta_nll");
-      for (const char* name : {"perturbation", "entries", "bytes"})
-        cube.append(name, summary ? summary->member(name).number_or_nan() : kUndefined);
-    }
+PageCube outcomes_cube(const ReadPart& part) {
+  const Cube& runs = part.cube("runs", {"kind", "run"});
+  std::vector<size_t> rows;  // without the full cache
+  for (int64_t row = 0; row < runs.rows(); ++row) {
+    if (runs.place(row, 1) > 0) rows.push_back(static_cast<size_t>(row));
   }
-  cube.add_axis(std::move(kinds));
-  cube.add_axis(runs);
-  return cube;
-}
-
-// Whether a task's answer was decoded whole: every token the most likely one.
-double is_exact(const JsonField& decoded, const std::vector<double>& target) {
-  return decoded.member("top1").numbers_or_nan(std::ssize(target)) == target ? 1 : 0;
+  PageCube page;
+  page.add_axis({{"kind", kinds_of(part, axis_of(runs, 0))}});
+  page.add_axis(run_keys(part, axis_of(runs, 1), 1));
+  append_estimate(page, "kl", runs, "kl", rows);
+  append_estimate(page, "delta_nll", runs, "delta_nll", rows);
+  for (const char* name : {"perturbation", "entries", "bytes"}) {
+    const std::vector<double> numbers = numbers_or_none(runs, name);
+    for (const size_t row : rows) page.append(name, numbers[row]);
+  }
+  return page;
 }
 
 // Exact answers by depth and length, of tasks that have a depth; no rows if there is none.
-PageCube retrieval_cube(const JsonField& root) {
-  Json tasks{{"depth", Json::array()}, {"tokens", Json::array()}};
-  PageCube cube;
-  for (const JsonField& task : root.member("tasks").items()) {
-    const auto depth = task.optional_member("depth");
-    if (!depth || !task.member("answer").boolean()) continue;
-    tasks["depth"].push_back(depth->number());
-    tasks["tokens"].push_back(task.member("prompt_tokens").integer(1));
-    const std::vector<double> target = task.member("target").numbers_or_nan();
-    for (const JsonField& run : task.member("runs").items()) cube.append("exact", is_exact(run, target));
-    cube.append("exact", is_exact(task.member("full"), target));
+PageCube retrieval_cube(const ReadPart& part) {
+  const Cube& answers = part.cube("task_runs", {"task", "run"});
+  const Axis& tasks = axis_of(answers, 0);
+  const std::vector<double> exact = numbers_or_none(answers, "exact"),
+                            tokens = numbers_or_none(part.cube("tasks", {"task"}), "prompt_tokens");
+  const std::vector<std::string>& forms = texts_of(part, tasks, "form");
+  const bool have_depths =
+      std::ranges::any_of(tasks.keys, [](const Column& key) { return key.figure.name == "depth"; });
+  Json keys{{"depth", Json::array()}, {"tokens", Json::array()}};
+  PageCube page;
+  for (size_t t = 0; have_depths && t < forms.size(); ++t) {
+    const double depth = numbers_of(part, tasks, "depth")[t];
+    if (std::isnan(depth) || forms[t] != "answer" || !(tokens[t] < kMostNumbers)) continue;
+    keys["depth"].push_back(depth);
+    keys["tokens"].push_back(static_cast<int64_t>(tokens[t]));
+    const size_t runs = static_cast<size_t>(axis_of(answers, 1).size());
+    page.append("exact", std::span(exact).subspan(t * runs, runs));
   }
-  cube.add_axis(std::move(tasks));
-  cube.add_axis(run_keys(root, true));
-  return cube;
+  page.add_axis(std::move(keys));
+  page.add_axis(run_keys(part, axis_of(answers, 1), 0));
+  return page;
 }
 
 void add_outcomes(Section& section, const std::string& cube) {
@@ -132,30 +128,32 @@ void add_predictions(Section& section, const std::string& cube, const PageCube& 
   add("delta_nll", "ΔNLL", false);
 }
 
-// What L is correlated with, at which budget.
-std::string correlated(const JsonField& correlation) {
-  const auto budget = correlation.optional_member("budget");
-  return fmt::format("{}, {}", correlation.member("outcome").text() == "kl" ? "KL" : "ΔNLL",
-                     budget ? "budget " + budget->text() : "all budgets together");
-}
-
 // The rank correlations of L and outcomes, over the means of runs: of each kind, outcome and budget.
-PageCube correlations_cube(const JsonField& root) {
-  Json keys = Json::object();
-  PageCube cube;
-  for (const JsonField& one : root.member("correlations").items(true)) {
-    if (one.member("indicator").text() != "perturbation") continue;
-    keys["kind"].push_back(kind_of(one));
-    keys["of"].push_back(correlated(one));
-    append_interval(cube, "correlation", one.member("of_means").number_or_nan(),
-                    one.optional_member("of_means_interval"));
+PageCube correlations_cube(const ReadPart& part) {
+  const Cube& cube = part.cube("correlations", {"kind", "outcome", "indicator", "budget"});
+  const std::vector<std::string> kinds = kinds_of(part, axis_of(cube, 0));
+  const auto text = [&](size_t axis, const char* key, int64_t row) {
+    return texts_of(part, axis_of(cube, axis), key)[static_cast<size_t>(cube.place(row, axis))];
+  };
+  std::vector<size_t> rows;
+  Json keys{{"kind", Json::array()}, {"of", Json::array()}};
+  for (int64_t row = 0; row < cube.rows(); ++row) {
+    if (text(2, "indicator", row) != "perturbation") continue;
+    rows.push_back(static_cast<size_t>(row));
+    const std::string budget = text(3, "budget", row);
+    keys["kind"].push_back(kinds[static_cast<size_t>(cube.place(row, 0))]);
+    keys["of"].push_back(fmt::format("{}, {}", text(1, "outcome", row) == "kl" ? "KL" : "ΔNLL",
+                                     budget == "all" ? "all budgets together" : "budget " + budget));
   }
-  if (!keys.empty()) cube.add_axis(std::move(keys));
-  return cube;
+  PageCube page;
+  page.add_axis(std::move(keys));
+  append_estimate(page, "correlation", cube, "of_means", rows);
+  return page;
 }
 
-void add_correlations(Section& section, const JsonField& root) {
-  const PageCube cube = correlations_cube(root);
+void add_correlations(Section& section, const ReadPart& part) {
+  if (!part.find("correlations")) return;
+  const PageCube cube = correlations_cube(part);
   if (!cube.says_something("correlation")) return;
   section.add(
       section.add(cube),
@@ -173,10 +171,13 @@ void add_correlations(Section& section, const JsonField& root) {
                 {"limit", {{"at", 1}, {"name", "the same order"}}}}});
 }
 
-void add_retrieval(Section& section, const JsonField& root) {
-  const PageCube cube = retrieval_cube(root);
-  if (cube.rows() == 0) return;
-  const std::string policy = brief(root.member("runs").items().front().member("policy").text());
+void add_retrieval(Section& section, const ReadPart& part) {
+  const PageCube cube = retrieval_cube(part);
+  if (!cube.says_something("exact")) return;
+  const Axis& runs = axis_of(part.cube("runs"), 1);
+  const size_t first = runs.size() > 1 ? 1 : 0;  // 0: the full cache
+  const std::string policy = brief(texts_of(part, runs, "policy")[first]),
+                    budget = texts_of(part, runs, "budget")[first];
   section.add(
       section.add(cube),
       {.kind = "heatmap",
@@ -186,7 +187,7 @@ void add_retrieval(Section& section, const JsonField& root) {
            "prompt is.",
        .x = {"tokens", "prompt tokens"},
        .y = {"depth", "depth"},
-       .pick = {{"policy", policy}, {"budget"}},
+       .pick = {{"policy", policy}, {"budget", budget}},
        .more = {{"value", {{"value", "exact"}, {"label", "exact answers"}}},
                 {"scale", "sequential"},
                 {"domain", {0, 1}}}});
@@ -195,24 +196,25 @@ void add_retrieval(Section& section, const JsonField& root) {
 }  // namespace
 
 Contribution evaluate_contribution(const Document& document, const std::string& id) {
-  const JsonField root = document.root(), model = root.member("model");
-  const std::string name = model_name(model.member("name"));
+  const ReadPart part = only_part(document);
+  const JsonField model = part.facts.member("model"), tasks = part.facts.member("tasks_file");
+  const std::string name = model_name(model.member("name")), backend = part.facts.member("backend").text();
   Section section(id, fmt::format("What {} says", name));
   section.lines.push_back(fmt::format("{} tasks of {}, {} cache, backend {}.",
-                                      root.member("tasks").items().size(),
-                                      root.member("tasks_file").member("path").text(),
-                                      root.member("dtype").text(), root.member("backend").text()));
-  const PageCube numbers = outcomes_cube(root);
+                                      part.cube("tasks", {"task"}).rows(), tasks.member("path").text(),
+                                      part.facts.member("dtype").text(), backend));
+  const PageCube numbers = outcomes_cube(part);
   const std::string cube = section.add(numbers);
   add_outcomes(section, cube);
   add_predictions(section, cube, numbers);
-  add_correlations(section, root);
-  add_retrieval(section, root);
+  add_correlations(section, part);
+  add_retrieval(section, part);
   std::vector<Fact> facts = origin_facts(model);
-  facts.emplace_back("tasks", root.member("tasks_file").member("path").text());
-  facts.emplace_back("SHA-256 of the tasks", root.member("tasks_file").member("sha256").text());
-  facts.emplace_back("seed of the bootstrap", std::to_string(root.member("seed").integer()));
-  const std::string origin = fmt::format("{}, backend {}", document.path, root.member("backend").text());
+  facts.emplace_back("tasks", tasks.member("path").text());
+  facts.emplace_back("SHA-256 of the tasks", tasks.member("sha256").text());
+  facts.emplace_back("seed of the bootstrap",
+                     std::to_string(document.root().member("provenance").member("seed").integer()));
+  const std::string origin = fmt::format("{}, backend {}", document.path, backend);
   return {{std::move(section)}, {{origin, name, cube, true}}, std::move(facts)};
 }
 

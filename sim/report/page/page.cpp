@@ -28,7 +28,7 @@ Contribution contribution(const Document& document, const std::string& id) {
   static const std::map<std::string, Make> kMakers{{"replay", replay_contribution},
                                                    {"kvbound-recall-1", recall_contribution},
                                                    {"kvbound-predict-1", predict_contribution},
-                                                   {"kvbound-evaluate-1", evaluate_contribution},
+                                                   {"evaluate", evaluate_contribution},
                                                    {"kvbound-bench-1", bench_contribution},
                                                    {"kvbound-bench-model-1", bench_model_contribution},
                                                    {"diff", diff_contribution},

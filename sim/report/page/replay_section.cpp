@@ -54,17 +54,10 @@ class ReplayedTrace {
   ReadPart part_;
   const Cube &runs_, &heads_, &kv_heads_;
   std::vector<std::string> policies_, budgets_, backends_;
-  std::vector<double> entries_, layers_, kept_;
+  std::vector<int64_t> entries_, layers_;
+  std::vector<double> kept_;
   bool many_backends_;
 };
-
-// A key's numbers, which must be integers.
-const std::vector<double>& integers_of(const ReadPart& part, const Axis& axis, const char* key) {
-  const std::vector<double>& numbers = numbers_of(part, axis, key);
-  if (std::ranges::any_of(numbers, [](double x) { return std::abs(x) > 1e15 || x != std::trunc(x); }))
-    part.cubes_field.refuse(fmt::format("have an axis {} whose key {} is no integer", axis.name, key));
-  return numbers;
-}
 
 // Throws TraceError if the cube does not have so many axes, of which the first is that of runs.
 const Cube& of_runs(const ReadPart& part, const char* name, size_t axes) {
@@ -134,7 +127,7 @@ Json ReplayedTrace::run_keys() const {
     keys["canonical"].push_back(policies_[r]);
     keys["backend"].push_back(backends_[r]);
     keys["budget"].push_back(budgets_[r]);
-    keys["entries"].push_back(static_cast<int64_t>(entries_[r]));
+    keys["entries"].push_back(entries_[r]);
     keys["base"].push_back(of_base.is_null() && policies_[r] == this->base() ? Json(r) : of_base);
     keys["violations"].push_back(place(violations, r));
     keys["bytes"].push_back(bytes(r));
@@ -154,7 +147,7 @@ PageCube ReplayedTrace::of_shown_layers(const Cube& cube, const std::string& hea
   const std::vector<size_t> shown = shown_layers();
   const auto heads = static_cast<size_t>(cube.axes[2]->size());
   Json layers{{"layer", Json::array()}};
-  for (const size_t l : shown) layers["layer"].push_back(static_cast<int64_t>(layers_[l]));
+  for (const size_t l : shown) layers["layer"].push_back(layers_[l]);
   PageCube page;
   page.add_axis(run_keys());
   page.add_axis(std::move(layers));

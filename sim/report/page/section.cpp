@@ -77,6 +77,12 @@ std::string model_name(const JsonField& model) {
   return text.empty() ? "a model without a name" : text.substr(0, text.find(": "));
 }
 
+ReadPart only_part(const Document& document) {
+  const JsonField parts = document.root().member("parts");
+  if (parts.items().size() > 1) parts.refuse("expected one part");
+  return read_part(parts.items().front());
+}
+
 std::vector<Fact> origin_facts(const JsonField& origin) {
   std::vector<Fact> facts{{"file", origin.member("path").text()},
                           {"SHA-256 of the file", origin.member("sha256").text()}};

@@ -84,6 +84,9 @@ inline constexpr int64_t kMostParts = 65'536;
 /// Throws TraceError, naming the field, if a cube would have more than kMostNumbers numbers.
 void require_room(const JsonField& field, std::initializer_list<int64_t> sizes);
 
+/// The part of a document that has one. Throws TraceError if it has several.
+ReadPart only_part(const Document& document);
+
 /// Facts of a trace or a model: path, hash, name and source.
 std::vector<Fact> origin_facts(const JsonField& origin);
 

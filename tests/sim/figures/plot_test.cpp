@@ -26,6 +26,17 @@ TEST(BarCharts, OfNothingAreEmpty) {
   EXPECT_EQ(bar_chart("L", {}, {}), "");
 }
 
+TEST(BarCharts, HaveTheBarsOfASeriesSideBySide) {
+  Cube cube{"runs",
+            {axis("run", {text_column(text_figure("policy", ""), {"a", "b", "a", "b"}),
+                          text_column(text_figure("budget", ""), {"5%", "5%", "10%", "10%"})})},
+            {number_column(count_figure("L", ""), {1, 2, 3, kNan})}};
+  std::vector<std::string> bars;
+  for (const Bar& bar : bars_of(cube, "policy", "budget", "L"))
+    bars.push_back(bar.series + " " + bar.place + " " + std::to_string(static_cast<int>(*bar.value)));
+  EXPECT_EQ(bars, (std::vector<std::string>{"a 5% 1", "a 10% 3", "b 5% 2"}));
+}
+
 TEST(BarCharts, AreFencedInMarkdown) {
   EXPECT_EQ(bar_chart("L", {{"a", "1", 1.0}}, {.markdown = true}),
             "\nL\n\n```\na  1  " + std::string(40, '#') + " 1.000\n```\n");

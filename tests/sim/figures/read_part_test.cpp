@@ -75,6 +75,12 @@ TEST(ReadPart, SaysWhichCubeOrKeyIsMissing) {
     EXPECT_THAT(test::message_of<TraceError>([&] { part.cube("runs"); }), testing::HasSubstr("have no runs"));
     EXPECT_THAT(test::message_of<TraceError>([&] { texts_of(part, *part.cube("heads").axes[1], "head"); }),
                 testing::HasSubstr("whose key head has no texts"));
+    EXPECT_EQ(part.cube("heads", {"run", "head"}).rows(), 6);
+    for (const auto& axes : {std::initializer_list<std::string_view>{"run"}, {"head", "run"}}) {
+      EXPECT_THAT(test::message_of<TraceError>([&] { part.cube("heads", axes); }),
+                  testing::HasSubstr("parts[0].cubes.heads: expected the axes "));
+    }
+    EXPECT_TRUE(std::isnan(numbers_or_none(part.cube("heads"), "bound").at(5)));
   });
 }
 

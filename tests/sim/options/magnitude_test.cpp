@@ -31,6 +31,15 @@ TEST(DurationText, HasNoUnitBelowTheLeast) {
   EXPECT_EQ(duration_text(0), "0.00 ns");
 }
 
+TEST(MemoryText, HasThreeDigitsAndTheUnitThatSuitsThem) {
+  EXPECT_EQ(memory_text(0), "0 B");
+  EXPECT_EQ(memory_text(999), "999 B");
+  EXPECT_EQ(memory_text(1023), "0.999 KiB");
+  EXPECT_EQ(memory_text(2944), "2.88 KiB");
+  EXPECT_EQ(memory_text(320 * 1024.0 * 1024), "320 MiB");
+  EXPECT_EQ(memory_text(0x1p60), "1.05e+06 TiB");
+}
+
 TEST(RateText, HasThreeDigits) {
   EXPECT_EQ(rate_text(26.66e9, "FLOP"), "26.7 GFLOP/s");
   EXPECT_EQ(rate_text(118.2e9, "FLOP"), "118 GFLOP/s");
