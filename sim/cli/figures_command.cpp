@@ -18,6 +18,8 @@
 #include <kvbound/sim/report/diff_report.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/floor_report.hpp>
+#include <kvbound/sim/study/predict_cubes.hpp>
+#include <kvbound/sim/study/recall_cubes.hpp>
 #include <kvbound/traces/messages.hpp>
 
 #include "commands.hpp"
@@ -44,6 +46,8 @@ struct Written {
 
 constexpr std::array kWritten{
     Written{"replay", [] { return replay_part({}, {}, ReplayDetail::rows); }},
+    Written{"recall", [] { return recall_part({}); }},
+    Written{"predict", [] { return predict_part({}); }},
     Written{"evaluate", [] { return evaluate_part({}); }},
     Written{"diff", [] { return diff_part({}); }},
     Written{"against", [] { return against_part({}); }},

@@ -5,11 +5,13 @@
 
 #include <kvbound/reference/core/decimal.hpp>
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/outputs.hpp>
 #include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/replay.hpp>
+#include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/predict_report.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
@@ -66,7 +68,8 @@ CommandLine predict_command_line() {
   line.add("shares", "K[,K]", "numbers of entries whose attention is summed (default: 1%,2%,5%,10%,20%,50%)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps (default: all)");
-  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/predict.schema.json)");
+  add_columns_option(line, predict_columns());
+  add_output_options(line, "layer and query head, with its predictors and shares");
   add_text_options(line);
   add_common_options(line);
   return line;
@@ -132,10 +135,10 @@ int predict_command(const Arguments& arguments) {
   const traces::Trace trace(line.positionals("TRACE", 1, 1).front(), header_options(line));
   const PredictOptions options = predict_options(line, trace.info());
   const std::vector<int64_t> layers = chosen_layers(line, trace.info());
-  OutputPaths outputs;
-  for (const std::string& input : trace.paths()) outputs.add_input(input);
-  const auto json_path = line.text("json");
-  if (json_path) outputs.add("json", *json_path);
+  const std::vector<std::string> columns = chosen_columns(line, predict_columns());
+  OutputPaths taken;
+  for (const std::string& input : trace.paths()) taken.add_input(input);
+  Outputs outputs(line, taken, "predict");
   if (options.steps == 0) {
     if (!quiet) {
       std::cerr << fmt::format("kvbound: {}: no decode step whose scores could be predicted\n",
@@ -143,11 +146,10 @@ int predict_command(const Arguments& arguments) {
     }
     return kInconclusive;
   }
-  std::optional<traces::OutputFile> json;
-  if (json_path) json.emplace(*json_path);
+  outputs.open();
 
   PredictReport report;
-  if (json) {
+  if (outputs.has_json()) {
     Progress progress("hashing", !quiet);
     report.sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
@@ -156,13 +158,9 @@ int predict_command(const Arguments& arguments) {
     report.result =
         predict(trace, layers, options, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
-  std::cout << text_report(report, text_style(line));
-  if (json) {
-    json->write(json_report(report));
-    json->prepare();
-  }
-  flush_standard_output();
-  if (json) json->commit();
+  const Part part = predict_part(report);
+  std::cout << text_report(report, part, text_style(line), columns);
+  outputs.write(part, provenance());
   return kPass;
 }
 

@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/outputs.hpp>
 #include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
+#include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/recall_report.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
@@ -50,8 +52,8 @@ CommandLine recall_command_line() {
            "numbers of last prompt queries that score (default: those of 1,8,16,32,64 that are recorded)");
   line.add("recent", "R", "number of newest prompt positions that 'old' excludes (default: 32)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
-  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/recall.schema.json)");
-  line.add("csv", "FILE", "write a row per layer, query head, score and window");
+  add_columns_option(line, recall_columns());
+  add_output_options(line, "layer, query head, score and window");
   add_text_options(line);
   add_common_options(line);
   return line;
@@ -100,11 +102,10 @@ int recall_command(const Arguments& arguments) {
   const traces::Trace trace(line.positionals("TRACE", 1, 1).front(), header_options(line));
   const RecallOptions options = recall_options(line, trace.info());
   const std::vector<int64_t> layers = chosen_layers(line, trace.info());
-  OutputPaths outputs;
-  for (const std::string& input : trace.paths()) outputs.add_input(input);
-  const auto json_path = line.text("json"), csv_path = line.text("csv");
-  if (json_path) outputs.add("json", *json_path);
-  if (csv_path) outputs.add("csv", *csv_path);
+  const std::vector<std::string> columns = chosen_columns(line, recall_columns());
+  OutputPaths taken;
+  for (const std::string& input : trace.paths()) taken.add_input(input);
+  Outputs outputs(line, taken, "recall");
   if (trace.info().decode_tokens == 0) {
     if (!quiet) {
       std::cerr << fmt::format("kvbound: {}: no decode step to know the eviction errors from\n",
@@ -112,12 +113,10 @@ int recall_command(const Arguments& arguments) {
     }
     return kInconclusive;
   }
-  std::optional<traces::OutputFile> json, csv;
-  if (json_path) json.emplace(*json_path);
-  if (csv_path) csv.emplace(*csv_path);
+  outputs.open();
 
   RecallReport report;
-  if (json) {
+  if (outputs.has_json()) {
     Progress progress("hashing", !quiet);
     report.sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
@@ -126,18 +125,9 @@ int recall_command(const Arguments& arguments) {
     report.result =
         recall(trace, layers, options, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
   }
-  std::cout << text_report(report, text_style(line));
-  if (json) {
-    json->write(json_report(report));
-    json->prepare();
-  }
-  if (csv) {
-    csv->write(csv_report(report));
-    csv->prepare();
-  }
-  flush_standard_output();
-  if (json) json->commit();
-  if (csv) csv->commit();
+  const Part part = recall_part(report);
+  std::cout << text_report(report, part, text_style(line), columns);
+  outputs.write(part, provenance());
   return kPass;
 }
 

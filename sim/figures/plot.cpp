@@ -84,9 +84,9 @@ std::string legend(const CellMap& cells, const Range& range, size_t width, const
                          : fmt::format("{}0: {:.4g}, 10: {:.4g}\n", indent, range.least, range.most);
 }
 
-// The value of a key at each row.
+// The value of a key at each row; without a key nothing at each.
 std::vector<std::string> key_cells(const Cube& cube, std::string_view name) {
-  std::vector<std::string> cells;
+  std::vector<std::string> cells(name.empty() ? static_cast<size_t>(cube.rows()) : 0);
   for (size_t a = 0; a < cube.axes.size(); ++a) {
     for (const Column& key : cube.axes[a]->keys) {
       for (int64_t row = 0; key.figure.name == name && row < cube.rows(); ++row)

@@ -25,7 +25,7 @@ std::string bar_chart(const std::string& title, const std::vector<Bar>& bars, co
 
 /// A bar for each row of a cube that has a number, those of a series side by side, in the order of their first ones.
 ///
-/// series, place  keys of the cube's axes
+/// series, place  keys of the cube's axes; an empty series: all bars are of one
 /// column         of numbers
 std::vector<Bar> bars_of(const Cube& cube, std::string_view series, std::string_view place,
                          std::string_view column);

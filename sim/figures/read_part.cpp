@@ -37,7 +37,7 @@ Cube read_cube(const std::string& name, const JsonField& field,
                const std::map<std::string, SharedAxis>& axes) {
   Cube cube{name, {}, {}};
   int64_t rows = 1;
-  for (const JsonField& axis : field.member("axes").items()) {
+  for (const JsonField& axis : field.member("axes").items(true)) {
     const auto found = axes.find(axis.text());
     if (found == axes.end()) axis.refuse("names no axis of its part");
     cube.axes.push_back(found->second);

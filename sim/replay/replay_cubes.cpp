@@ -26,7 +26,7 @@ const Figure kLayer = count_figure("layer", "the model's number of the layer");
 class ReplayCubes {
  public:
   ReplayCubes(const ReplayResult& result, const std::optional<Policy>& base)
-      : result_(result), runs_(run_axis()), layers_(layer_axis()) {
+      : result_(result), runs_(run_axis()), layers_(layer_axis(result.trace, result.scope.layers)) {
     const int64_t query_heads = result.trace.shape.query_heads;
     steps_ = counted_axis("step", count_figure("step", "decode step, from 0"), result.scope.steps);
     heads_ = counted_axis("head", count_figure("head", "query head, from 0"), query_heads);
@@ -50,7 +50,6 @@ class ReplayCubes {
 
  private:
   SharedAxis run_axis() const;
-  SharedAxis layer_axis() const;
   // Appends of every run and layer what of(metrics) returns, or so many undefined numbers if it is empty.
   template <class Of>
   Column of_layers(const Figure& figure, int64_t size, const Of& of) const;
@@ -73,13 +72,6 @@ SharedAxis ReplayCubes::run_axis() const {
     backend.texts().push_back(run.run.backend);
   }
   return axis("run", {label, policy, budget, entries, backend});
-}
-
-SharedAxis ReplayCubes::layer_axis() const {
-  Column number = number_column(kLayer);
-  for (const int64_t layer : result_.scope.layers)
-    number.numbers().push_back(static_cast<double>(result_.trace.layer_number(layer)));
-  return axis("layer", {std::move(number)});
 }
 
 template <class Of>
@@ -275,6 +267,13 @@ Json trace_facts(const traces::TraceInfo& info, const std::string& sha256) {
           {"decode_tokens", info.decode_tokens},
           {"window_queries", info.window_queries},
           {"scale", info.scale}};
+}
+
+SharedAxis layer_axis(const traces::TraceInfo& info, const std::vector<int64_t>& layers) {
+  Column number = number_column(kLayer);
+  for (const int64_t layer : layers)
+    number.numbers().push_back(static_cast<double>(info.layer_number(layer)));
+  return axis("layer", {std::move(number)});
 }
 
 Part replay_part(const ReplayReport& report, const std::optional<Policy>& base, ReplayDetail detail) {

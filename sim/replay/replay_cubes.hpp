@@ -25,6 +25,9 @@ nlohmann::ordered_json trace_facts(const traces::TraceInfo& info, const std::str
 /// The columns that the table of runs can have besides policy and budget, for --columns.
 std::vector<Figure> replay_columns();
 
+/// Some of a trace's layers, by the model's own numbers.
+SharedAxis layer_axis(const traces::TraceInfo& info, const std::vector<int64_t>& layers);
+
 /// A trace's part of the document.
 ///
 ///     runs         [run]                      means over layers, steps and heads

@@ -1,24 +1,20 @@
-// The result of `predict`, as tables for people and as JSON for programs (predict.schema.json).
+// What `predict` prints.
 #pragma once
 
 #include <string>
-
-#include <kvbound/sim/study/predict.hpp>
+#include <vector>
 
 #include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/study/predict_cubes.hpp>
 
 namespace kvbound::sim {
 
-struct PredictReport {
-  PredictResult result;
-  std::string sha256;  ///< of the trace; empty if no output needs it
-};
-
-/// Tables of means and medians over layers, query heads and decode steps.
+/// Tables of predictors, of entries that re-enter, and of shares of attention.
 ///
-/// style  how tables are printed, and whether figures follow them
-std::string text_report(const PredictReport& report, const TextStyle& style);
-
-std::string json_report(const PredictReport& report);
+/// part     predict_part of the report
+/// style    how tables are printed, and whether plots follow them
+/// columns  of the table of predictors; empty: those shown by default
+std::string text_report(const PredictReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns = {});
 
 }  // namespace kvbound::sim

@@ -1,27 +1,20 @@
-// The result of `recall`: a table for people, JSON for programs (recall.schema.json), CSV for plots.
+// What `recall` prints.
 #pragma once
 
 #include <string>
-
-#include <kvbound/sim/study/recall.hpp>
+#include <vector>
 
 #include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/study/recall_cubes.hpp>
 
 namespace kvbound::sim {
 
-struct RecallReport {
-  RecallResult result;
-  std::string sha256;  ///< of the trace; empty if no output needs it
-};
-
 /// A table of means over layers and query heads.
 ///
-/// style  how tables are printed, and whether figures follow them
-std::string text_report(const RecallReport& report, const TextStyle& style);
-
-std::string json_report(const RecallReport& report);
-
-/// CSV with one row per layer, query head, score and window.
-std::string csv_report(const RecallReport& report);
+/// part     recall_part of the report
+/// style    how tables are printed, and whether plots follow them
+/// columns  of the table; empty: those shown by default
+std::string text_report(const RecallReport& report, const Part& part, const TextStyle& style,
+                        const std::vector<std::string>& columns = {});
 
 }  // namespace kvbound::sim

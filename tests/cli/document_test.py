@@ -249,6 +249,22 @@ class Documents(DocumentTest):
         dump.only(set()).write(self.folder / "b.safetensors")
         self.require_valid_document(self.document(*against, code=INCONCLUSIVE))
 
+    def test_recalls_and_predictions(self):
+        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
+        self.require_valid_document(self.document("recall", "trace.safetensors", "--k", "5", "--recent", "0", "--windows", "1"))
+        self.require_valid_document(self.document("predict", "trace.safetensors", "--policy", "tova", "--shares", "2"))
+        for sample in (GQA, MHA):
+            self.require_valid_document(self.document("recall", sample, "--layers", "0,2", "--windows", "1,32"))
+            self.require_valid_document(self.document("predict", sample, "--layers", "0,2", "--steps", "3"))
+
+    def test_predictions_of_ratios_that_no_double_holds(self):
+        trace = TraceFile(layers=1, dtype="F64")
+        trace.tensors["layers.0.query"][1][...] *= 1e4
+        trace.write(self.folder / "trace.safetensors")
+        document = self.document("predict", "trace.safetensors", "--policy", "tova")
+        self.require_valid_document(document)
+        self.assertGreater(max(parts(document)[0].cubes["predictors"]["columns"]["relative_error_undefined"]), 0)
+
     def evaluation(self, tasks, *arguments):
         (self.folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks), "utf-8")
         model = TinyModel().write_folder(self.folder / "model")

@@ -2,6 +2,7 @@
 
 usage: predict_command_test.py KVBOUND      KVBOUND: the program's path
 """
+import csv
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import independent.replay
 from independent.policy import parse_policy, resolve_budget
 from independent.selection import keep
 from support import kvbound_cli
+from support.documents import predicted, read
 from support.kvbound_cli import INCONCLUSIVE, INVALID, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 SCORES = ("attention", "raw")
@@ -86,7 +88,7 @@ def kept_positions(trace, layer, policy, budget, group):
 class Predict(CommandLineTest):
     def document(self, *arguments):
         self.passes("predict", *arguments, "--json", "out.json")
-        return json.loads((self.folder / "out.json").read_text())
+        return predicted(read(self.folder / "out.json"))
 
     def require_near(self, ours, theirs, relative):
         """Compares {mean, median, undefined}: our mean and median must be within `relative` times (1 + theirs)."""
@@ -209,12 +211,12 @@ class Predict(CommandLineTest):
             self.assertEqual(item["least"], min(head["mass"][index]["least"] for head in heads))
         lines = [line.split() for line in self.passes("predict", *options).splitlines()]
         for item in document["predictions"]:
-            cells = [f"{item[error][figure]:#.4g}" for error in ("relative_error", "entry_error")
-                     for figure in ("mean", "median")]
-            self.assertIn([item["scores"], item["predictor"], *cells, "0"], lines)
+            cells = [f"{item[error][figure]:#.4g}" if figure != "undefined" else "0" for error in ("relative_error", "entry_error")
+                     for figure in ("mean", "median", "undefined")]
+            self.assertIn([item["scores"], item["predictor"], *cells], lines)
         for item in document["mass"]:
-            self.assertIn([item["share"], *(f"{item[figure]:.4f}" for figure in ("mean", "median", "least"))], lines)
-        self.assertIn([f"{document['reentering'][figure]:.4f}" for figure in ("ever", "at_a_step")], lines)
+            self.assertIn([item["share"], *(f"{item[figure]:#.4g}" for figure in ("mean", "median", "least"))], lines)
+        self.assertIn([f"{document['reentering'][figure]:#.4g}" for figure in ("ever", "at_a_step")], lines)
 
     def test_layers_and_steps_give_the_corresponding_part_of_the_whole(self):
         TraceFile(layers=3).write(self.folder / TRACE)
@@ -232,6 +234,24 @@ class Predict(CommandLineTest):
         short.write(self.folder / TRACE)
         self.assertEqual(self.document(*options)["layers"], first["layers"])
 
+    def test_csv_has_a_row_of_each_head_predictor_and_share(self):
+        TraceFile().write(self.folder / TRACE)
+        document = self.document(TRACE, "--policy", "tova", "--shares", "10%,3", "--csv", "out.csv")
+        with open(self.folder / "out.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(len(rows), 8 * (1 + 2 * len(PREDICTORS) + 2))
+        heads = {(layer["layer"], h): head for layer in document["layers"] for h, head in enumerate(layer["query_heads"])}
+        for row in rows:
+            head = heads[int(row["layer"]), int(row["head"])]
+            if row["predictor"] != "all":
+                said, = (item for item in head["predictions"] if (item["scores"], item["predictor"]) == (row["scores"], row["predictor"]))
+                self.assertEqual(float(row["relative_error_median"]), said["relative_error"]["median"])
+            elif row["share"] != "all":
+                said, = (item for item in head["mass"] if item["share"] == row["share"])
+                self.assertEqual(float(row["mass"]), said["mean"])
+            else:
+                self.assertEqual(float(row["reentered_ever"]), head["reentering"]["ever"])
+
     def test_the_whole_cache_evicts_nobody(self):
         TraceFile().write(self.folder / TRACE)
         document = self.document(TRACE, "--policy", "tova", "--budget", "100%")
@@ -243,7 +263,7 @@ class Predict(CommandLineTest):
         for threads in (1, 2, 5):
             table = self.passes("predict", *options, "--threads", threads, "--json", "out.json")
             document = json.loads((self.folder / "out.json").read_text())
-            self.assertEqual(document.pop("threads"), threads)
+            self.assertEqual(document["provenance"].pop("threads"), threads)
             said.append((table, document))
         self.assertEqual([other == said[0] for other in said], [True] * 3)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import independent.replay
 from support import kvbound_cli
-from support.documents import read, replayed
+from support.documents import parts, read, replayed
 from support.kvbound_cli import INCONCLUSIVE, INVALID, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 
 SCORES = ("attention", "value", "key", "joint", "exact", "eq-1")
@@ -106,34 +106,35 @@ def head_recalls(trace, layer, head, windows, k, recent):
 class Recall(CommandLineTest):
     def document(self, *arguments):
         self.passes("recall", *arguments, "--json", "out.json", "--csv", "out.csv")
-        return json.loads((self.folder / "out.json").read_text())
+        part, = parts(read(self.folder / "out.json"))
+        return part
+
+    @staticmethod
+    def figures(part):
+        """[layer, head, score and window, figure]"""
+        return np.stack([part.column("heads", name) for name in FIGURES], axis=-1)
 
     def require_definition(self, path, windows, k, recent):
-        document = self.document(path, "--k", k, "--recent", recent, "--windows", ",".join(map(str, windows)))
-        self.assertEqual((document["k"], document["recent"], document["windows"]), (k, recent, list(windows)))
-        trace = independent.replay.Trace(path)
-        self.assertEqual([layer["layer"] for layer in document["layers"]], list(range(trace.layers)))
-        for said in document["layers"]:
-            layer = trace.layer(said["layer"])
-            self.assertEqual([(item["score"], item["window"]) for item in said["scores"]],
-                             list(itertools.product(SCORES, windows)))
-            for head in range(trace.query_heads):
-                recalls = head_recalls(trace, layer, head, windows, k, recent)
-                for item in said["scores"]:
-                    with self.subTest(f"layer {said['layer']} head {head} {item['score']} {item['window']}"):
-                        self.assertEqual([item["query_heads"][head][name] for name in FIGURES],
-                                         recalls[item["score"], item["window"]])
-        return document
+        """Returns the figures."""
+        part = self.document(path, "--k", k, "--recent", recent, "--windows", ",".join(map(str, windows)))
+        self.assertEqual([part.facts[name] for name in ("k", "recent", "windows")], [k, recent, list(windows)])
+        trace, scored, found = independent.replay.Trace(path), part.axes["scored"], self.figures(part)
+        self.assertEqual(part.axes["layer"]["layer"], list(range(trace.layers)))
+        self.assertEqual(list(zip(scored["score"], scored["window"])), list(itertools.product(SCORES, windows)))
+        for index, head in itertools.product(range(trace.layers), range(trace.query_heads)):
+            recalls = head_recalls(trace, trace.layer(index), head, windows, k, recent)
+            for figures, (score, window) in zip(found[index, head], itertools.product(SCORES, windows), strict=True):
+                with self.subTest(f"layer {index} head {head} {score} {window}"):
+                    self.assertEqual(figures.tolist(), recalls[score, window])
+        return found
 
     def test_recalls_are_those_of_the_definitions_on_generated_traces(self):
         for kind, options in (("mixed", ("--query-heads", 4, "--kv-heads", 2)), ("sink", ("--query-heads", 2, "--kv-heads", 2)),
                               ("power-law", ("--query-heads", 3, "--kv-heads", 1))):
             path = self.generate(f"{kind}.safetensors", "--kind", kind, "--tokens", 61, "--decode", 5, "--layers", 2,
                                  "--head-dim", 7, "--model-dim", 9, "--window-queries", 16, *options)
-            document = self.require_definition(path, (1, 5, 16), 8, 11)
-            shares = {item["query_heads"][0][name] for layer in document["layers"] for item in layer["scores"]
-                      for name in FIGURES}
-            self.assertGreater(len(shares), 3, f"{kind}: recalls that are all alike show nothing")
+            found = self.require_definition(path, (1, 5, 16), 8, 11)
+            self.assertGreater(len(np.unique(found[:, 0])), 3, f"{kind}: recalls that are all alike show nothing")
 
     def test_scores_that_differ_have_recalls_that_differ(self):
         """Otherwise one score could be reported in place of another without failing a test."""
@@ -142,46 +143,48 @@ class Recall(CommandLineTest):
             trace.tensors[f"layers.{layer}.query"][1][...] += 2
             trace.tensors[f"layers.{layer}.key"][1][...] -= 2
         path = trace.write(self.folder / TRACE)
-        document = self.require_definition(path, (3, 20), 7, 10)
-        columns = {score: [[head[name] for head in item["query_heads"] for name in FIGURES]
-                           for layer in document["layers"] for item in layer["scores"] if item["score"] == score]
-                   for score in SCORES}
-        for one, other in itertools.combinations(SCORES, 2):
-            self.assertNotEqual(columns[one], columns[other], f"{one} and {other}")
+        found = self.require_definition(path, (3, 20), 7, 10)
+        for one, other in itertools.combinations(range(len(SCORES)), 2):
+            self.assertTrue((found[:, :, 2 * one:2 * one + 2] != found[:, :, 2 * other:2 * other + 2]).any(),
+                            f"{SCORES[one]} and {SCORES[other]}")
 
     def test_means_csv_and_table_agree_with_the_layers(self):
         path = TraceFile().write(self.folder / TRACE)
-        document = self.document(TRACE, "--k", 6, "--recent", 3, "--windows", "8,2")
+        part = self.document(TRACE, "--k", 6, "--recent", 3, "--windows", "8,2")
         rows = list(csv.DictReader(io.StringIO((self.folder / "out.csv").read_text()), strict=True))
         self.assertEqual(len(rows), 2 * 4 * len(SCORES) * 2)
-        for row in rows:
+        for row, said in zip(rows, part.rows("heads"), strict=True):
             self.assertEqual([row[name] for name in ("trace", "k", "recent")], [TRACE, "6", "3"])
-            (item,) = (item for item in document["layers"][int(row["layer"])]["scores"]
-                       if (item["score"], str(item["window"])) == (row["score"], row["window"]))
-            head = item["query_heads"][int(row["head"])]
-            self.assertEqual({name: float(row[name]) for name in FIGURES}, head)
+            self.assertEqual({name: row[name] if name == "score" else float(row[name]) for name in said}, said)
         table = self.passes("recall", TRACE, "--k", 6, "--recent", 3, "--windows", "8,2")
         self.assertIn("recall@6", table)
         self.assertIn("the newest 3 prompt positions", table)
         lines = [line.split() for line in table.splitlines()]
-        for mean in document["means"]:
+        for mean in part.rows("scores"):
             same = [row for row in rows if (row["score"], row["window"]) == (mean["score"], str(mean["window"]))]
             for name in FIGURES:
                 self.assertTrue(math.isclose(mean[name], sum(float(row[name]) for row in same) / 8, rel_tol=1e-14))
-            self.assertIn([mean["score"], str(mean["window"])] + [f"{mean[name]:.3f}" for name in FIGURES], lines)
-        self.assertEqual(document["trace"]["path"], path.name)
+            self.assertIn([mean["score"], str(mean["window"])] + [f"{mean[name]:#.4g}" for name in FIGURES], lines)
+        self.assertEqual(part.facts["path"], path.name)
 
     def test_layers_give_the_corresponding_part_of_the_whole(self):
         TraceFile(layers=3).write(self.folder / TRACE)
         options = "--k", "5", "--recent", "2"
         whole = self.document(TRACE, *options)
         part = self.document(TRACE, *options, "--layers", "2,0")
-        self.assertEqual(part["layers"], [whole["layers"][0], whole["layers"][2]])
+        self.assertEqual(part.axes["layer"]["layer"], [0, 2])
+        np.testing.assert_array_equal(self.figures(part), self.figures(whole)[[0, 2]])
 
     def test_what_is_not_said_is_40_entries_32_recent_and_the_windows_that_are_recorded(self):
         TraceFile(prompt_tokens=72, window_queries=17, layers=1).write(self.folder / TRACE)
-        document = self.document(TRACE)
-        self.assertEqual((document["k"], document["recent"], document["windows"]), (40, 32, [1, 8, 16]))
+        facts = self.document(TRACE).facts
+        self.assertEqual((facts["k"], facts["recent"], facts["windows"]), (40, 32, [1, 8, 16]))
+
+    def test_columns_choose_what_the_table_shows(self):
+        TraceFile().write(self.folder / TRACE)
+        table = self.passes("recall", TRACE, "--k", 6, "--recent", 3, "--columns", "mean_step,step 1")
+        self.assertIn(["score", "window", "step", "1", "all", "steps"], [line.split() for line in table.splitlines()])
+        self.refuses(USAGE, "--columns: no column 'L'; known columns: first_step,", "recall", TRACE, "--k", 6, "--recent", 3, "--columns", "L")
 
     def test_everything_is_the_same_with_any_number_of_threads(self):
         options = SAMPLES / "pocket-gqa.safetensors", "--layers", "1", "--windows", "1,16"
@@ -189,7 +192,7 @@ class Recall(CommandLineTest):
         for threads in (1, 2, 5):
             table = self.passes("recall", *options, "--threads", threads, "--json", "out.json", "--csv", "out.csv")
             document = json.loads((self.folder / "out.json").read_text())
-            self.assertEqual(document.pop("threads"), threads)
+            self.assertEqual(document["provenance"].pop("threads"), threads)
             said.append((table, document, (self.folder / "out.csv").read_bytes()))
         self.assertEqual([other == said[0] for other in said], [True] * 3)
 

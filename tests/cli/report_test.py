@@ -14,7 +14,7 @@ import shlex
 import numpy as np
 
 from support import kvbound_cli
-from support.documents import evaluated, judgement, parts, replayed
+from support.documents import evaluated, judgement, parts, predicted, replayed
 from support.kvbound_cli import INVALID, PASS, USAGE, WORLD, CommandLineTest
 from support.report_documents import BASE, write_documents, write_large_replay
 from support.report_page import Page, column, keys, six_digits
@@ -90,20 +90,19 @@ class Numbers(ReportTest):
             self.assertEqual(trace["runs"][base]["budget"], run["budget"])
 
     def test_of_a_recall(self):
-        page, layers = self.page("recall"), self.document("recall")["layers"]
+        page, (part,) = self.page("recall"), parts(self.document("recall"))
         for name in ("first_step", "first_step_recent", "mean_step", "mean_step_recent"):
-            self.assert_same(page.cube_of("recall@8"), name, [head[name] for layer in layers for score in layer["scores"]
-                                                              for head in score["query_heads"]])
+            self.assert_same(page.cube_of("recall@8"), name, part.column("heads", name).ravel().tolist())
 
     def test_of_predictions(self):
-        page, document = self.page("predict"), self.document("predict")
+        page, document = self.page("predict"), predicted(self.document("predict"))
         heads = [head for layer in document["layers"] for head in layer["query_heads"]]
-        self.assert_same(page.cube_of("Prediction error"), "relative_error",
+        self.assert_same(page.cube_of("Prediction error"), "relative_error_median",
                          [prediction["relative_error"]["median"] for head in heads for prediction in head["predictions"]])
         mass = page.cube_of("Concentration")
         self.assert_same(mass, "mass", [mass["mean"] for head in heads for mass in head["mass"]])
         self.assertEqual(keys(mass, "share"), [float(mass["share"].rstrip("%")) for mass in document["mass"]])
-        self.assert_same(page.cube_of("Evicted entries"), "ever", [head["reentering"]["ever"] for head in heads])
+        self.assert_same(page.cube_of("Evicted entries"), "reentered_ever", [head["reentering"]["ever"] for head in heads])
 
     def test_of_an_evaluation(self):
         page, document = self.page("evaluate"), evaluated(self.document("evaluate"))
@@ -414,13 +413,12 @@ class Refusals(ReportTest):
                 (r"parts\[0\]\.cubes\.runs: has a base_run that is none of its runs", "replay",
                  lambda d: cubes(d)["runs"]["columns"].update(base_run=[9] * len(axes(d)["run"]["policy"]))),
                 (r"head_dim: is 99999999; expected", "replay", lambda d: facts(d).update(head_dim=99999999)),
-                (r"layers\[1\]\.scores\[0\]\.query_heads: has 3 heads; expected 4", "recall",
-                 lambda d: d["layers"][1]["scores"][0]["query_heads"].pop()),
-                (r"layers\[1\]\.scores: has \d+ scores; expected \d+", "recall", lambda d: d["layers"][1]["scores"].pop()),
-                (r"layers\[2\]\.query_heads\[1\]\.mass: has \d items; expected \d", "predict",
-                 lambda d: d["layers"][2]["query_heads"][1]["mass"].pop()),
-                (r"layers\[0\]\.query_heads\[0\]\.mass\[0\]\.share: expected a count or a share of entries", "predict",
-                 lambda d: d["layers"][0]["query_heads"][0]["mass"][0].update(share="few")),
+                (r"cubes\.heads: expected the axes layer, head, scored", "recall", lambda d: d["parts"][0]["cubes"]["heads"]["axes"].reverse()),
+                (r"have an axis scored whose key window is no integer", "recall",
+                 lambda d: d["parts"][0]["axes"]["scored"]["window"].__setitem__(0, 0.5)),
+                (r"have no head_shares", "predict", lambda d: d["parts"][0]["cubes"].pop("head_shares")),
+                (r"whose key share is no count and no share of entries", "predict",
+                 lambda d: d["parts"][0]["axes"]["share"]["share"].__setitem__(0, "few")),
                 (r"cubes\.runs: expected the axes kind, run, with places", "evaluate", lambda d: d["parts"][0]["cubes"]["runs"]["axes"].reverse()),
                 (r"cubes: have no task_runs", "evaluate", lambda d: d["parts"][0]["cubes"].pop("task_runs")),
                 (r"cubes: have an axis run without a key budget", "evaluate", lambda d: d["parts"][0]["axes"]["run"].pop("budget")),

@@ -89,34 +89,8 @@ class Schemas(SchemaTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("document", "recall", "predict", "inspect", "prove", "bench", "bench_peer"):
+        for name in ("document", "inspect", "prove", "bench", "bench_peer"):
             self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
-
-    def test_the_recall_schema_describes_both_samples_and_nothing_else(self):
-        schema = validator("sim/schemas/recall.schema.json")
-        for sample in (GQA, MHA):
-            self.require_valid(schema, self.document("recall", sample, "--layers", "0,2", "--windows", "1,32"))
-        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
-        document = self.document("recall", "trace.safetensors", "--k", "5", "--recent", "0", "--windows", "1")
-        self.require_valid(schema, document)
-        self.require_tight(schema, document)
-
-    def test_the_predict_schema_describes_both_samples_and_nothing_else(self):
-        schema = validator("sim/schemas/predict.schema.json")
-        for sample in (GQA, MHA):
-            self.require_valid(schema, self.document("predict", sample, "--layers", "0,2", "--steps", "3"))
-        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
-        document = self.document("predict", "trace.safetensors", "--policy", "tova", "--shares", "2")
-        self.require_valid(schema, document)
-        self.require_tight(schema, document)
-
-    def test_the_predict_schema_describes_ratios_that_no_double_holds(self):
-        trace = TraceFile(layers=1, dtype="F64")
-        trace.tensors["layers.0.query"][1][...] *= 1e4
-        trace.write(self.folder / "trace.safetensors")
-        document = self.document("predict", "trace.safetensors", "--policy", "tova")
-        self.require_valid(validator("sim/schemas/predict.schema.json"), document)
-        self.assertGreater(document["predictions"][5]["relative_error"]["undefined"], 0)
 
     def test_the_inspect_schema_describes_both_samples_and_traces_without_attention_output(self):
         schema = validator("sim/schemas/inspect.schema.json")

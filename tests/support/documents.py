@@ -105,6 +105,34 @@ def evaluated(document):
                          "summaries": [row for row in rows if row["label"] != full["label"]]}
 
 
+def predicted(document):
+    """A prediction: facts; `predictions`, `reentering` and `mass` over all, and of each of the `layers` by `query_heads`."""
+    part, = parts(document)
+
+    def figures(row):
+        """Of a predictor, a share or what re-enters."""
+        if "predictor" in row:
+            return {"scores": row["scores"], "predictor": row["predictor"]} | {
+                error: {"mean": row[error], "median": row[f"{error}_median"], "undefined": row[f"{error}_undefined"]}
+                for error in ("relative_error", "entry_error")}
+        if "share" in row:
+            return {"share": row["share"], "mean": row["mass"], "median": row["mass_median"], "least": row["mass_least"]}
+        return {"evicted": row["evicted"], "ever": row["reentered_ever"], "at_a_step": row["reentered_at_a_step"]}
+
+    def of_head(cube, layer, head):
+        return [figures(row) for row in part.rows(cube) if (row["layer"], row["head"]) == (layer, head)]
+
+    layers = [{"layer": row["layer"], "budget": row["layer_entries"],
+               "query_heads": [{"predictions": of_head("head_predictors", row["layer"], head),
+                                "mass": of_head("head_shares", row["layer"], head),
+                                "reentering": of_head("heads", row["layer"], head)[0]} for head in range(part.facts["query_heads"])]}
+              for row in part.rows("layers")]
+    reentering, = part.rows("reentering")
+    return part.facts | {"layers": layers, "predictions": [figures(row) for row in part.rows("predictors")],
+                         "mass": [figures(row) for row in part.rows("shares")],
+                         "reentering": {name: reentering[f"reentered_{name}"] for name in ("ever", "at_a_step")}}
+
+
 def index_of(text):
     """[5, 3] of "layers.2.output[5, 3]"."""
     return [int(number) for number in re.findall(r"\d+", text[text.find("["):])] if text else None

@@ -26,8 +26,8 @@ namespace {
 Contribution contribution(const Document& document, const std::string& id) {
   using Make = Contribution (*)(const Document&, const std::string&);
   static const std::map<std::string, Make> kMakers{{"replay", replay_contribution},
-                                                   {"kvbound-recall-1", recall_contribution},
-                                                   {"kvbound-predict-1", predict_contribution},
+                                                   {"recall", recall_contribution},
+                                                   {"predict", predict_contribution},
                                                    {"evaluate", evaluate_contribution},
                                                    {"kvbound-bench-1", bench_contribution},
                                                    {"kvbound-bench-model-1", bench_model_contribution},

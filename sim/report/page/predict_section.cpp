@@ -1,119 +1,75 @@
 #include "predict_section.hpp"
 
+#include <utility>
+
 #include <fmt/format.h>
+
 #include <kvbound/sim/options/number.hpp>
 
 namespace kvbound::sim {
 namespace {
 
 // A share such as "5%" as a percentage of so many entries; a count likewise.
-double percent(const JsonField& amount, int64_t entries) {
-  const std::string text = amount.text();
-  const bool is_share = text.ends_with('%');
-  const auto number = parse_real(is_share ? text.substr(0, text.size() - 1) : text);
-  if (!number) amount.refuse("expected a count or a share of entries");
+double percent(const ReadPart& part, const std::string& share, int64_t entries) {
+  const bool is_share = share.ends_with('%');
+  const auto number = parse_real(is_share ? share.substr(0, share.size() - 1) : share);
+  if (!number)
+    part.cubes_field.refuse("have an axis share whose key share is no count and no share of entries");
   return is_share ? *number : 100 * *number / static_cast<double>(entries);
 }
 
-// The layers' query heads, {layer: [head]}, all with as many heads as the trace.
-class Heads {
- public:
-  explicit Heads(const JsonField& root)
-      : count_(root.member("trace").member("query_heads").integer(1, kMostParts)) {
-    keys_["layer"] = Json::array();
-    for (const JsonField& layer : root.member("layers").items()) {
-      keys_["layer"].push_back(layer.member("layer").integer());
-      heads_.push_back(layer.member("query_heads").items());
-      if (std::ssize(heads_.back()) != count_)
-        layer.member("query_heads")
-            .refuse(fmt::format("has {} heads; expected {}", heads_.back().size(), count_));
-    }
-  }
-  void add_axes(PageCube& cube) const {
-    cube.add_axis(keys_);
-    cube.add_counted_axis("head", count_);
-  }
-  template <class Use>
-  void each(Use use) const {
-    for (const auto& layer : heads_) {
-      for (const JsonField& head : layer) use(head);
-    }
-  }
-  const JsonField& first() const { return heads_.front().front(); }
-
- private:
-  int64_t count_;
-  Json keys_;
-  std::vector<std::vector<JsonField>> heads_;
-};
-
-std::vector<JsonField> as_many(const JsonField& list, size_t count) {
-  std::vector<JsonField> items = list.items();
-  if (items.size() != count) list.refuse(fmt::format("has {} items; expected {}", items.size(), count));
-  return items;
+// A column of numbers of each layer and query head; `more` are the keys of a third axis.
+PageCube of_heads(const ReadPart& part, const Cube& cube, const char* column, Json more = {}) {
+  PageCube page;
+  page.add_axis({{"layer", integers_of(part, *cube.axes[0], "layer")}});
+  page.add_axis({{"head", integers_of(part, *cube.axes[1], "head")}});
+  if (!more.is_null()) page.add_axis(std::move(more));
+  page.append(column, numbers_or_none(cube, column));
+  return page;
 }
 
-PageCube predictions_cube(const Heads& heads) {
-  Json keys{{"scores", Json::array()}, {"predictor", Json::array()}};
-  for (const JsonField& prediction : heads.first().member("predictions").items()) {
-    keys["scores"].push_back(prediction.member("scores").text());
-    keys["predictor"].push_back(prediction.member("predictor").text());
-  }
-  PageCube cube;
-  heads.each([&](const JsonField& head) {
-    for (const JsonField& prediction : as_many(head.member("predictions"), keys["scores"].size())) {
-      cube.append("relative_error", prediction.member("relative_error").member("median").number_or_nan());
-    }
-  });
-  heads.add_axes(cube);
-  cube.add_axis(std::move(keys));
-  return cube;
+PageCube predictions_cube(const ReadPart& part) {
+  const Cube& cube = part.cube("head_predictors", {"layer", "head", "predictor"});
+  return of_heads(part, cube, "relative_error_median",
+                  {{"scores", texts_of(part, *cube.axes[2], "scores")},
+                   {"predictor", texts_of(part, *cube.axes[2], "predictor")}});
 }
 
-PageCube mass_cube(const Heads& heads, int64_t entries) {
-  Json keys{{"share", Json::array()}};
-  for (const JsonField& mass : heads.first().member("mass").items())
-    keys["share"].push_back(percent(mass.member("share"), entries));
-  PageCube cube;
-  heads.each([&](const JsonField& head) {
-    for (const JsonField& mass : as_many(head.member("mass"), keys["share"].size()))
-      cube.append("mass", mass.member("mean").number());
-  });
-  heads.add_axes(cube);
-  cube.add_axis(std::move(keys));
-  return cube;
+PageCube mass_cube(const ReadPart& part) {
+  const Cube& cube = part.cube("head_shares", {"layer", "head", "share"});
+  const int64_t entries = part.facts.member("prompt_tokens").integer(1);
+  Json shares = Json::array();
+  for (const std::string& share : texts_of(part, *cube.axes[2], "share"))
+    shares.push_back(percent(part, share, entries));
+  return of_heads(part, cube, "mass", {{"share", std::move(shares)}});
 }
 
-PageCube reentering_cube(const Heads& heads) {
-  PageCube cube;
-  heads.each(
-      [&](const JsonField& head) { cube.append("ever", head.member("reentering").member("ever").number()); });
-  heads.add_axes(cube);
-  return cube;
+PageCube reentering_cube(const ReadPart& part) {
+  return of_heads(part, part.cube("heads", {"layer", "head"}), "reentered_ever");
 }
 
 }  // namespace
 
 Contribution predict_contribution(const Document& document, const std::string& id) {
-  const JsonField root = document.root(), trace = root.member("trace");
-  const Heads heads(root);
-  Section section(id, fmt::format("Prediction of scores, {}", model_name(trace.member("model"))));
+  const ReadPart part = only_part(document);
+  const JsonField& facts = part.facts;
+  Section section(id, fmt::format("Prediction of scores, {}", model_name(facts.member("model"))));
   section.lines.push_back(fmt::format("Over {} decode steps. Entries are evicted by {} at a budget of {}.",
-                                      root.member("steps").integer(), brief(root.member("policy").text()),
-                                      root.member("budget").text()));
+                                      facts.member("steps").integer(), brief(facts.member("policy").text()),
+                                      facts.member("budget").text()));
   section.add(
-      section.add(predictions_cube(heads)),
+      section.add(predictions_cube(part)),
       {.kind = "dots",
        .title = "Prediction error",
        .how =
            "Sum of |predicted - actual score| over the sum of scores: the median over decode steps, mean over layers and query "
            "heads. Lower is better; 1 is as bad as predicting 0.",
-       .x = {"relative_error", "relative error of predicted scores", true},
+       .x = {"relative_error_median", "relative error of predicted scores", true},
        .y = {"", "predictor"},
        .series = "scores",
        .more = {{"labels", {"predictor"}}, {"limit", {{"at", 1}, {"name", "predicting 0"}}}}});
   section.add(
-      section.add(mass_cube(heads, trace.member("prompt_tokens").integer(1))),
+      section.add(mass_cube(part)),
       {.kind = "lines",
        .title = "Concentration of attention",
        .how =
@@ -123,15 +79,16 @@ Contribution predict_contribution(const Document& document, const std::string& i
        .y = {"mass", "share of the attention", false, true},
        .more = {{"band", "quartiles"}}});
   section.add(
-      section.add(reentering_cube(heads)),
+      section.add(reentering_cube(part)),
       {.kind = "heatmap",
        .title = "Evicted entries that are wanted later",
        .how =
            "Share of the prompt's evicted entries that are, at some decode step, among those of most attention.",
        .x = {"head", "query head"},
        .y = {"layer", "layer"},
-       .more = {{"value", {{"value", "ever"}, {"label", "share wanted again"}}}, {"scale", "sequential"}}});
-  return {{std::move(section)}, {}, origin_facts(trace)};
+       .more = {{"value", {{"value", "reentered_ever"}, {"label", "share wanted again"}}},
+                {"scale", "sequential"}}});
+  return {{std::move(section)}, {}, origin_facts(facts)};
 }
 
 }  // namespace kvbound::sim

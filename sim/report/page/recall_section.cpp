@@ -7,45 +7,25 @@ namespace {
 
 constexpr const char* kMeasures[] = {"first_step", "first_step_recent", "mean_step", "mean_step_recent"};
 
-// recall@k of each layer, score with its window, and query head.
-PageCube recall_cube(const JsonField& root) {
-  const int64_t query_heads = root.member("trace").member("query_heads").integer(1, kMostParts);
-  const std::vector<JsonField> layers = root.member("layers").items();
-  Json layer_keys{{"layer", Json::array()}}, scored{{"score", Json::array()}, {"window", Json::array()}};
-  for (const JsonField& score : layers.front().member("scores").items()) {
-    scored["score"].push_back(score.member("score").text());
-    scored["window"].push_back(score.member("window").integer(1));
-  }
-  PageCube cube;
-  for (const JsonField& layer : layers) {
-    layer_keys["layer"].push_back(layer.member("layer").integer());
-    const std::vector<JsonField> scores = layer.member("scores").items();
-    if (scores.size() != scored["score"].size())
-      layer.member("scores").refuse(
-          fmt::format("has {} scores; expected {}", scores.size(), scored["score"].size()));
-    for (const JsonField& score : scores) {
-      const std::vector<JsonField> heads = score.member("query_heads").items();
-      if (std::ssize(heads) != query_heads)
-        score.member("query_heads")
-            .refuse(fmt::format("has {} heads; expected {}", heads.size(), query_heads));
-      for (const JsonField& head : heads) {
-        for (const char* measure : kMeasures) cube.append(measure, head.member(measure).number());
-      }
-    }
-  }
-  cube.add_axis(std::move(layer_keys));
-  cube.add_axis(std::move(scored));
-  cube.add_counted_axis("head", query_heads);
-  return cube;
+// recall@k of each layer, query head and score with its window.
+PageCube recall_cube(const ReadPart& part) {
+  const Cube& heads = part.cube("heads", {"layer", "head", "scored"});
+  PageCube page;
+  page.add_axis({{"layer", integers_of(part, *heads.axes[0], "layer")}});
+  page.add_axis({{"head", integers_of(part, *heads.axes[1], "head")}});
+  page.add_axis({{"score", texts_of(part, *heads.axes[2], "score")},
+                 {"window", integers_of(part, *heads.axes[2], "window")}});
+  for (const char* measure : kMeasures) page.append(measure, numbers_or_none(heads, measure));
+  return page;
 }
 
 }  // namespace
 
 Contribution recall_contribution(const Document& document, const std::string& id) {
-  const JsonField root = document.root(), trace = root.member("trace");
-  const int64_t k = root.member("k").integer(1), recent = root.member("recent").integer();
-  Section section(id, fmt::format("Recall of {}", model_name(trace.member("model"))));
-  const std::string cube = section.add(recall_cube(root));
+  const ReadPart part = only_part(document);
+  const int64_t k = part.facts.member("k").integer(1), recent = part.facts.member("recent").integer();
+  Section section(id, fmt::format("Recall of {}", model_name(part.facts.member("model"))));
+  const std::string cube = section.add(recall_cube(part));
   const auto add = [&](const char* measure, const std::string& errors, bool old) {
     section.add(
         cube,
@@ -65,7 +45,7 @@ Contribution recall_contribution(const Document& document, const std::string& id
   add("first_step_recent", "first decode step", true);
   add("mean_step", "all decode steps", false);
   add("mean_step_recent", "all decode steps", true);
-  return {{std::move(section)}, {}, origin_facts(trace)};
+  return {{std::move(section)}, {}, origin_facts(part.facts)};
 }
 
 }  // namespace kvbound::sim

@@ -52,6 +52,15 @@ TEST(ReadPart, HasWhatWasWritten) {
   });
 }
 
+TEST(ReadPart, HasCubesOfTheWholeWithOneRow) {
+  with_part(
+      text_of({nlohmann::ordered_json::object(), {{"all", {}, {number_column(test::named("L"), {3})}}}}),
+      [](const ReadPart& part) {
+        EXPECT_EQ(part.cube("all", {}).rows(), 1);
+        EXPECT_EQ(part.cube("all").find("L")->numbers(), std::vector<double>{3});
+      });
+}
+
 TEST(ReadPart, RefusesColumnsOfAnotherSize) {
   EXPECT_THAT(problem("\"count\": [1,2,3,4,5,6]", "\"count\": [1,2,3,4,5]"),
               testing::HasSubstr("parts[0].cubes.heads.columns.count: has 5 values; expected 6"));
