@@ -15,6 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+const Figure kLabel = text_figure("label", "policy", "the policy as it was named", Shown::always);
 const Figure kPolicy = text_figure("policy", "canonical: every component, every option", Shown::if_asked);
 const Figure kBudget = text_figure("budget", "entries per KV head, or a share of the prompt", Shown::always);
 const Figure kBackend = text_figure("backend", "what computed it");
