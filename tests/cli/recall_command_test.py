@@ -335,7 +335,7 @@ class ReplayRecall(CommandLineTest):
         replay = "replay", TRACE, "--policy", "snapkv:window=4", "--budget", "8"
         for option, values, pattern in (
                 ("--recall", ("0", "-1", "x", "", "1.5", "99999999999999999999"), "--recall '.*': expected an integer"),
-                ("--columns", ("mass", "policy", "recall@40", "kept mass "), "no column '.*'; known columns: entries, backend"),
+                ("--columns", ("mass", "policy", "recall@40", "kept mass "), "no column '.*'; (did you mean \w+\? )?known columns: entries, backend"),
                 ("--columns", ("", "recall,"), "empty"), ("--columns", ("recall,recall",), "twice")):
             for value in values:
                 with self.subTest(f"{option} {value}"):
