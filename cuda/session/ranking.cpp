@@ -1,12 +1,35 @@
 #include "ranking.hpp"
 
 #include <cassert>
+#include <variant>
 
 #include <kvbound/cuda/eviction/group_reduction.hpp>
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
+namespace {
+
+// The attention scores of a host, [query_heads, n], not pooled.
+template <Storage T>
+struct AttentionScores {
+  const HostRules& rules;
+  LayerScores<T>& known;
+
+  const DeviceMatrix& operator()(const SnapKv&) const { return of_window(); }
+  const DeviceMatrix& operator()(const H2o&) const { return of_window(); }
+  const DeviceMatrix& operator()(const Tova&) const { return of_window(); }
+  const DeviceMatrix& operator()(const StreamingLlm&) const {
+    throw InvalidPolicy("streaming-llm ranks no entries");
+  }
+  const DeviceMatrix& operator()(const RandomHost&) const { throw InvalidPolicy("random ranks no entries"); }
+
+ private:
+  const DeviceMatrix& of_window() const { return known.attention(rules.window, rules.window_reduction); }
+};
+
+}  // namespace
 
 template <Storage T>
 Ranking rank(const Policy& policy, const HostRules& rules, LayerScores<T>& known, Queue& queue) {
@@ -20,7 +43,7 @@ Ranking rank(const Policy& policy, const HostRules& rules, LayerScores<T>& known
                   {shape.kv_heads, rules.scored}};
   const ScoreRules score = rules_of(policy.score);
   const DeviceMatrix& unpooled = score.change ? known.changes(rules.window, *score.change, score.space)
-                                              : known.attention(rules.window, rules.window_reduction);
+                                              : std::visit(AttentionScores<T>{rules, known}, policy.host);
   queue.run(score.change ? "window_scores" : "window_attention", [&] {
     max_pool(unpooled.data(), shape.query_heads, rules.scored, tokens, rules.pool, ranking.head_scores.data(),
              queue.stream());

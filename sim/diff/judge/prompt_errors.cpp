@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <optional>
+#include <variant>
 
 #include <kvbound/reference/bounds/group_errors.hpp>
 #include <kvbound/reference/bounds/obcache_errors.hpp>
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
@@ -21,22 +23,41 @@ Matrix first_columns(const Matrix& matrix, int64_t columns) {
   return result;
 }
 
+// Error bounds of a host's attention score per query head, for all n positions, before pooling.
+struct AttentionScoreErrors {
+  const LayerView& layer;
+  const TestedImplementation& implementation;
+  const HostRules& rules;
+  const Matrix& weight_errors;
+
+  Matrix operator()(const SnapKv&) const { return of_window(); }
+  Matrix operator()(const H2o&) const { return of_window(); }
+  Matrix operator()(const Tova&) const { return of_window(); }
+  Matrix operator()(const StreamingLlm&) const { throw InvalidPolicy("streaming-llm ranks no entries"); }
+  Matrix operator()(const RandomHost&) const { throw InvalidPolicy("random ranks no entries"); }
+
+ private:
+  Matrix of_window() const {
+    switch (rules.window_reduction) {
+      case WindowReduction::mean:
+        return weight_errors;
+      case WindowReduction::sum:
+        return reference::accumulated_attention_errors(layer, rules.window,
+                                                       implementation.arithmetic.window_attention);
+    }
+    __builtin_unreachable();
+  }
+};
+
 // Error bounds of the host's score per query head over its window, for all n positions, before pooling.
 Matrix unpooled_errors(const LayerView& layer, const TestedImplementation& implementation,
                        const HostRules& rules, const Matrix& weight_errors) {
-  const reference::Arithmetic& arithmetic = implementation.arithmetic.window_attention;
-  const ScoreRules score = rules_of(implementation.policy.score);
-  if (score.change) {
+  if (const ScoreRules score = rules_of(implementation.policy.score); score.change) {
     return reference::window_score_errors(layer, rules.window, *score.change, score.space,
                                           implementation.arithmetic.change_scores);
   }
-  switch (rules.window_reduction) {
-    case WindowReduction::mean:
-      return weight_errors;
-    case WindowReduction::sum:
-      return reference::accumulated_attention_errors(layer, rules.window, arithmetic);
-  }
-  __builtin_unreachable();
+  return std::visit(AttentionScoreErrors{layer, implementation, rules, weight_errors},
+                    implementation.policy.host);
 }
 
 }  // namespace
