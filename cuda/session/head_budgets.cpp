@@ -30,11 +30,11 @@ struct HeadBudgets {
  private:
   std::vector<int64_t> shared(const AdaKv& options, const Ranking& by_attention) const {
     std::vector<int64_t> result;
-    for (const int64_t budget : budgets) result.push_back(budget - ranking.always.entries());
+    for (const int64_t budget : budgets) result.push_back(budget - ranking.always_kept());
     const Buffer<int64_t> candidates(std::span<const int64_t>(result), queue.stream());
     Buffer<int64_t> own(std::ssize(result));
     queue.run("selection", [&] {
-      adakv_budgets(options, by_attention.candidate_scores(), own.size(), ranking.candidates,
+      adakv_budgets(options, by_attention.free_scores(), own.size(), ranking.candidates,
                     by_attention.scores.cols(), candidates.data(), own.data(), queue.status(),
                     queue.stream());
     });
@@ -45,7 +45,7 @@ struct HeadBudgets {
     });
     reads.fetch(queue.pool());
     queue.finish();
-    for (int64_t& budget : result) budget += ranking.always.entries();
+    for (int64_t& budget : result) budget += ranking.always_kept();
     return result;
   }
 };

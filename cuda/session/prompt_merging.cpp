@@ -54,6 +54,7 @@ PromptRoots::PromptRoots(const Ranking& ranking, const SimilarTarget& target, La
   keys.rows = count;
   DeviceMatrix norms(heads, count), cosines(heads, count);
   Buffer<int64_t> parents(heads * count);
+  const std::vector<int64_t> none{-1};
   std::vector<int64_t> most;
   for (const int64_t budget : kept.budgets) most.push_back(budget - ranking.always.entries());
   const Buffer<int64_t> k(std::span<const int64_t>(most), queue.stream());
@@ -61,7 +62,11 @@ PromptRoots::PromptRoots(const Ranking& ranking, const SimilarTarget& target, La
   const PositionLists lists{kept.positions.data(), kept.counts.data(), kept.positions.stride()};
   queue.run("merge_targets", [&] {
     key_norms<T>(keys, nullptr, norms.data(), queue.stream());
-    nearest_better_keys<T>({keys, norms.data()}, candidates_.scores, found, queue.stream());
+    nearest_better_keys<T>({keys, norms.data()}, {ranking.free_scores(), heads, ranking.scores.cols()}, found,
+                           queue.stream());
+    for (int64_t g = 0; g < heads; ++g) {  // those that are always kept do not merge
+      for (const int64_t i : ranking.pinned) parents.upload(none, queue.stream(), g * count + i);
+    }
     merge_first(candidates_, found, target, k.data(), {roots_.data(), sums_.data()}, lists, heads,
                 queue.status(), queue.workspace(merge_first_workspace(heads, candidates_.tokens)),
                 queue.stream());

@@ -1,6 +1,7 @@
 #include "prompt_selection.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -24,6 +25,16 @@ std::vector<int64_t> range(int64_t first, int64_t count) {
   return numbers;
 }
 
+// Some of a matrix's columns, ascending.
+Matrix columns_of(Matrix matrix, std::span<const int64_t> columns) {
+  if (std::ssize(columns) == matrix.cols()) return matrix;
+  Matrix result(matrix.rows(), std::ssize(columns));
+  for (int64_t r = 0; r < matrix.rows(); ++r) {
+    for (size_t j = 0; j < columns.size(); ++j) result.row(r)[j] = matrix.row(r)[columns[j]];
+  }
+  return result;
+}
+
 // Selects among the candidates of a ranking, by the policy's selection.
 template <Storage T>
 class PromptSelection {
@@ -42,9 +53,9 @@ class PromptSelection {
   }
 
   void run(const Policy& policy) {
-    record_.score_positions = range(0, ranking_.rules.scored);
+    record_.score_positions = ranking_.rules.scored_positions();
     reads_.then([&record = record_, scores = reads_.of(ranking_.scores)](const Arrived& arrived) {
-      record.score = arrived.matrix(scores, "score");
+      record.score = columns_of(arrived.matrix(scores, "score"), record.score_positions);
     });
     upload_always_kept();
     std::visit([&](const auto& selection) { select(selection); }, policy.selection);
@@ -91,11 +102,11 @@ class PromptSelection {
     DeviceMatrix stage_two = stage_two_of(options);
     Buffer<int64_t> counts = stage_one_counts(options);
     IndexLists stage_one(shape_.kv_heads, kept_.positions.stride());
-    critical(stage_two, counts, kept_.positions, ranking_.always.sinks, into(stage_one));
+    critical(options, stage_two, counts, kept_.positions, ranking_.always.sinks, into(stage_one));
     queue_.require_numbers(reads_, "stage_two_score");
     record_norms(known_.norms(options.norm));
     reads_.then([&record = record_, scores = reads_.of(stage_two)](const Arrived& arrived) {
-      record.stage_two_score = arrived.matrix(scores, "stage_two_score");
+      record.stage_two_score = columns_of(arrived.matrix(scores, "stage_two_score"), record.score_positions);
     });
     record_stage_one(stage_one, counts);
     reads_.keep(std::tuple(std::move(stage_two), std::move(stage_one), std::move(counts)));
@@ -121,13 +132,14 @@ class PromptSelection {
       mean_norms(input, means.data(), queue_.stream());
       for (const double lambda : theta_sweep_lambdas()) {
         sweep_scores(input, means.data(), lambda, sweep.data(), queue_.stream());
+        ranking_.put_first(sweep, queue_.stream());
         top_k(sweep.data(), sweep.cols(), tried, 0);
         consider();
       }
       top_k(scores(), row_stride(), tried, 0);
       consider();
     });
-    critical(stage_two, counts, tried, 0, {});
+    critical(options, stage_two, counts, tried, 0, {});
     queue_.run("selection", consider);
     queue_.require_numbers(reads_, "score");
     record_norms(norms);
@@ -147,18 +159,27 @@ class PromptSelection {
 
   DeviceMatrix stage_two_of(const TwoStage& options) {
     const DeviceMatrix& norms = known_.norms(options.norm);
-    DeviceMatrix stage_two(shape_.kv_heads, ranking_.rules.scored);
+    const int64_t scored = ranking_.scores.cols();
+    DeviceMatrix stage_two(shape_.kv_heads, scored);
     queue_.run("stage_two_scores", [&] {
       stage_two_scores(ranking_.head_scores.data(), norms.data(), norms.cols(), shape_.query_heads,
-                       shape_.kv_heads, ranking_.rules.scored, options.epsilon, options.gqa, stage_two.data(),
+                       shape_.kv_heads, scored, options.epsilon, options.gqa, stage_two.data(),
                        queue_.stream());
     });
     return stage_two;
   }
 
   // Selects by CriticalKV's two stages.
-  void critical(const DeviceMatrix& stage_two, const Buffer<int64_t>& stage_one_counts, IndexLists& lists,
-                int64_t offset, const SelectionResult& stage_one) {
+  void critical(const TwoStage& options, const DeviceMatrix& recorded,
+                const Buffer<int64_t>& stage_one_counts, IndexLists& lists, int64_t offset,
+                const SelectionResult& stage_one) {
+    DeviceMatrix
+        raised;  // of entries that are always kept, which an adaptive stage one may leave to stage two
+    if (!ranking_.pinned.empty()) {
+      raised = stage_two_of(options);
+      ranking_.put_first(raised, queue_.stream());
+    }
+    const DeviceMatrix& stage_two = ranking_.pinned.empty() ? recorded : raised;
     queue_.run("selection", [&] {
       select_critical(
           scores(), stage_two.data() + ranking_.always.sinks, shape_.kv_heads, ranking_.candidates,
@@ -169,8 +190,10 @@ class PromptSelection {
 
   Buffer<int64_t> stage_one_counts(const TwoStage& options) {
     if (options.alpha) {
+      const auto pinned = std::ssize(ranking_.pinned);
       std::vector<int64_t> counts;
-      for (const int64_t k : selected_) counts.push_back(floor_of_product(*options.alpha, k));
+      for (const int64_t k : selected_)
+        counts.push_back(pinned + floor_of_product(*options.alpha, k - pinned));
       return Buffer<int64_t>(std::span<const int64_t>(counts), queue_.stream());
     }
     Buffer<int64_t> counts(shape_.kv_heads);
@@ -191,12 +214,9 @@ class PromptSelection {
   // Stage one's entries and the always-kept ones, ascending.
   void record_stage_one(const IndexLists& stage_one, const Buffer<int64_t>& device_counts) {
     reads_.then([&record = record_, lists = reads_.of(stage_one), counts = reads_.of(device_counts),
-                 first = range(0, ranking_.always.sinks), last = recent()](const Arrived& arrived) {
-      for (const std::vector<int64_t>& positions : arrived.lists(lists, arrived[counts])) {
-        std::vector<int64_t>& all = record.stage_one.emplace_back(first);
-        all.insert(all.end(), positions.begin(), positions.end());
-        all.insert(all.end(), last.begin(), last.end());
-      }
+                 always_kept = ranking_.rules.always_kept(tokens())](const Arrived& arrived) {
+      for (const std::vector<int64_t>& positions : arrived.lists(lists, arrived[counts]))
+        std::ranges::set_union(positions, always_kept, std::back_inserter(record.stage_one.emplace_back()));
     });
   }
 
@@ -235,6 +255,11 @@ void keep_unranked(const Host& host, int64_t prompt_tokens, int64_t layer, KeptE
   for (int64_t g = 0; g < std::ssize(kept.budgets); ++g) {
     const int64_t budget = kept.budgets[g];
     const HostRules rules = rules_of(host, prompt_tokens, budget);
+    if (rules.given) {
+      kept.positions.upload(g, 0, rules.given->kept[g], stream);
+      record.kept.push_back(rules.given->kept[g]);
+      continue;
+    }
     std::vector<int64_t> positions = range(0, rules.sinks);
     const auto append = [&](const std::vector<int64_t>& others) {
       positions.insert(positions.end(), others.begin(), others.end());

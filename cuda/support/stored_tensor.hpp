@@ -101,6 +101,10 @@ class DeviceMatrix {
   void clear(Stream stream) { numbers_.clear(stream); }
   /// Copies numbers to the first places, row by row.
   void upload(std::span<const float> numbers, Stream stream) { numbers_.upload(numbers, stream); }
+  /// Copies numbers to a row, from column `first` on.
+  void upload(int64_t row, int64_t first, std::span<const float> numbers, Stream stream) {
+    numbers_.upload(numbers, stream, row * cols_ + first);
+  }
   const Buffer<float>& numbers() const { return numbers_; }
 
  private:

@@ -270,7 +270,9 @@ class ProjectionErrors {
 };
 
 // The error of x y for factors with the errors dx and dy, without rounding of the product.
-double product_spread(double x, double dx, double y, double dy) { return dx * y + x * dy + dx * dy; }
+double product_spread(double x, double dx, double y, double dy) {
+  return dx * std::abs(y) + std::abs(x) * dy + dx * dy;
+}
 
 }  // namespace
 
@@ -480,20 +482,21 @@ std::vector<double> stage_two_score_errors(MatrixView head_scores, MatrixView he
   std::vector<double> errors(norms.cols);
   for (int64_t j = 0; j < norms.cols; ++j) {
     double spread = 0, size = 0;
-    double score = 0, score_error = 0, norm = 0, norm_error = 0;
+    double score = 0, score_size = 0, score_error = 0, norm = 0, norm_error = 0;
     for (int64_t h = 0; h < norms.rows; ++h) {
       const double a = head_scores(h, j) + epsilon, da = head_errors(h, j);
       const double n = norms(h, j), dn = norm_errors(h, j);
       spread += product_spread(a, da, n, dn) / heads;
-      size += a * n / heads;
+      size += std::abs(a) * n / heads;
       score += a / heads;
+      score_size += (std::abs(head_scores(h, j)) + std::abs(epsilon)) / heads;
       score_error += da / heads;
       norm += n / heads;
       norm_error += dn / heads;
     }
     if (gqa == GqaProduct::product_of_means) {
       spread = product_spread(score, score_error, norm, norm_error);
-      size = score * norm;
+      size = score_size * norm;
     }
     errors[j] = spread + rounding * (size + spread) + 4 * heads * arithmetic.smallest;
   }

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <variant>
 
 #include "decimal.hpp"
@@ -54,7 +56,19 @@ struct RandomHost {
   int64_t window = 32;  ///< last positions of the prompt, always kept
   friend bool operator==(const RandomHost&, const RandomHost&) = default;
 };
-using Host = std::variant<SnapKv, H2o, Tova, StreamingLlm, RandomHost>;
+
+struct GivenLayer;
+
+/// A method that was computed elsewhere: a file has its kept sets, or its scores of the prompt's entries.
+struct Given {
+  std::string file;  ///< or a folder of such files, of several traces or tasks
+  int64_t window =
+      32;  ///< last prompt queries whose attention decides, where a selection of scored entries needs attention
+  std::shared_ptr<const GivenLayer> layer = {};  ///< of the layer that is compressed; null: not read yet
+
+  friend bool operator==(const Given& a, const Given& b) { return a.file == b.file && a.window == b.window; }
+};
+using Host = std::variant<SnapKv, H2o, Tova, StreamingLlm, RandomHost, Given>;
 
 /// The space in which a score measures the change of an output.
 enum class Space {

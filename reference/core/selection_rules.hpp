@@ -18,16 +18,23 @@ struct SelectionRules {
   bool in_decoding = false;           ///< evictions during decoding follow the two stages, too
   bool keeps_largest_scores = false;  ///< the kept candidates are those with the largest scores
   bool is_greedy = false;             ///< entries are removed one by one, each choice given the former ones
+  bool weighs_attention =
+      false;  ///< attention of the window's queries decides, whatever the host's scores are
 };
 
 namespace detail {
 
 inline SelectionRules selection_rules(const TopK&) { return {.keeps_largest_scores = true}; }
 inline SelectionRules selection_rules(const Critical& selection) {
-  return {.two_stage = selection, .records_stage_two = true, .in_decoding = true};
+  return {.two_stage = selection,
+          .records_stage_two = true,
+          .in_decoding = true,
+          .weighs_attention = !selection.alpha};
 }
-inline SelectionRules selection_rules(const ThetaSweep& selection) { return {.two_stage = selection}; }
-inline SelectionRules selection_rules(const Greedy&) { return {.is_greedy = true}; }
+inline SelectionRules selection_rules(const ThetaSweep& selection) {
+  return {.two_stage = selection, .weighs_attention = true};
+}
+inline SelectionRules selection_rules(const Greedy&) { return {.is_greedy = true, .weighs_attention = true}; }
 
 }  // namespace detail
 

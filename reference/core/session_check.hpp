@@ -2,6 +2,7 @@
 // backends reject the same arguments with the same messages.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <iterator>
@@ -71,11 +72,24 @@ inline void require_valid(const RandomHost& host, int64_t budget) {
   require_room(host.sinks, host.window, budget);
 }
 
+inline void require_valid(const Given& host, int64_t budget) {
+  require_option("window", host.window, 1);
+  const int64_t always_kept = host.layer ? std::ssize(host.layer->always_kept) : 0;
+  if (budget >= always_kept) return;
+  throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is below the " +
+                      std::to_string(always_kept) + " that given's file always keeps");
+}
+
 // Throws InvalidPolicy for a host that ranks nothing.
 inline void require_ranks(const Host& host, const std::string& before, const std::string& after) {
   if (ranks(host)) return;
   throw InvalidPolicy(before + std::string(name_of(host)) + " ranks nothing" + after +
                       "; hosts that do are " + ranking_hosts());
+}
+
+// Throws InvalidPolicy for scores that were given, for they cannot be computed again.
+inline void require_computed(const HostRules& host, const std::string& what) {
+  if (host.scores_given) throw InvalidPolicy(what + ", but given has the scores of its file alone");
 }
 
 inline void require_share(const char* name, const std::optional<Decimal>& value) {
@@ -135,6 +149,7 @@ inline void require_composable(const KeepKv& merge, const Policy& policy) {
   }
   if (!merge.period) return;
   require_ranks(policy.host, "keepkv:period selects anew by the current query, but ", "");
+  require_computed(rules_of(policy.host, 0, 0), "keepkv:period selects anew by the current query");
   if (selection.is_greedy) {
     throw InvalidPolicy("keepkv:period selects anew by the current query alone, which greedy cannot");
   }
@@ -146,6 +161,7 @@ inline void require_composable(const KeepKv& merge, const Policy& policy) {
 inline void require_composable(const Policy& policy) {
   const bool by_attention = !rules_of(policy.score).change;
   const SelectionRules selection = rules_of(policy.selection);
+  const HostRules host = rules_of(policy.host, 0, 0);
   if (!(by_attention && selection.keeps_largest_scores)) {
     detail::require_ranks(policy.host, "", ": it takes no score and no selection");
   }
@@ -154,11 +170,16 @@ inline void require_composable(const Policy& policy) {
         "critical, theta-sweep and greedy choose by attention and take no other score; with another score "
         "the entries of largest score stay");
   }
-  if (selection.is_greedy && evicts(policy.host)) {
+  if (!by_attention) detail::require_computed(host, "a score ranks entries in the place of the host's");
+  if (selection.is_greedy && (host.evicts || host.scores_given)) {
     throw InvalidPolicy("greedy has a meaning with the host snapkv alone");
   }
   if (rules_of(policy.allocation).across_heads) {
     detail::require_ranks(policy.host, "adakv shares out by scores, but ", "");
+  }
+  if (rules_of(policy.allocation).across_layers && host.given && host.given->keeps()) {
+    throw InvalidPolicy(
+        "pyramid shares out a budget, but given's file has kept sets: it takes no allocation");
   }
   std::visit([&](const auto& merge) { detail::require_composable(merge, policy); }, policy.merge);
 }
@@ -173,15 +194,41 @@ inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_t
                         std::to_string(prompt_tokens) + ", the prompt's tokens");
   }
   require_composable(policy);
-  const int64_t window = rules_of(policy.host, prompt_tokens, budget).window;
+  const HostRules host = rules_of(policy.host, prompt_tokens, budget);
+  const int64_t window = host.scores_given && !rules_of(policy.selection).weighs_attention ? 0 : host.window;
   if (window > window_queries) {
     throw InvalidPolicy("window=" + std::to_string(window) + " but the trace records only " +
                         std::to_string(window_queries) + " prompt queries");
   }
-  std::visit([&](const auto& host) { detail::require_valid(host, budget); }, policy.host);
+  std::visit([&](const auto& one) { detail::require_valid(one, budget); }, policy.host);
   std::visit([](const auto& allocation) { detail::require_valid(allocation); }, policy.allocation);
   std::visit([](const auto& merge) { detail::require_valid(merge); }, policy.merge);
 }
+
+namespace detail {
+
+// Throws InvalidPolicy unless what was given is that of a layer of this shape, and kept sets have these sizes.
+inline void require_given(const HostRules& host, const LayerView& layer, std::span<const int64_t> budgets) {
+  if (!host.scores_given) return;
+  if (!host.given) throw InvalidPolicy("given's file is read by replay, evaluate, sweep and diff alone");
+  const GivenLayer& given = *host.given;
+  if (given.keeps()) {
+    require_equal("kept sets", std::ssize(given.kept), "kv_heads", layer.shape.kv_heads);
+    const auto fits = [](const std::vector<int64_t>& kept, int64_t budget) {
+      return std::ssize(kept) == budget;
+    };
+    if (std::ranges::equal(given.kept, budgets, fits)) return;
+    throw InvalidPolicy("given's file has kept sets, whose sizes are the budgets");
+  }
+  require_equal("rows of score", given.score.rows(), "kv_heads", layer.shape.kv_heads);
+  require_equal("columns of score", given.score.cols(), "tokens of the prompt", layer.prompt_tokens());
+  if (given.head_score.rows() == 0) return;
+  require_equal("rows of head_score", given.head_score.rows(), "query_heads", layer.shape.query_heads);
+  require_equal("columns of head_score", given.head_score.cols(), "tokens of the prompt",
+                layer.prompt_tokens());
+}
+
+}  // namespace detail
 
 /// Throws ShapeMismatch unless the shapes of a layer's arrays are consistent.
 inline void require_consistent(const LayerView& layer) {
@@ -203,6 +250,7 @@ inline void require_consistent(const LayerView& layer) {
 inline void require_valid(const LayerView& layer, const Policy& policy, std::span<const int64_t> budgets) {
   require_consistent(layer);
   require_equal("budgets", std::ssize(budgets), "kv_heads", layer.shape.kv_heads);
+  detail::require_given(rules_of(policy.host, layer.prompt_tokens(), 0), layer, budgets);
   for (const int64_t budget : budgets) {
     require_valid(policy, budget, layer.prompt_tokens(), layer.window_queries());
   }

@@ -35,7 +35,7 @@ std::vector<int64_t> with_top_of_others(std::span<const int64_t> chosen, VectorV
 // The positions of the k candidates of largest score, best first.
 std::vector<int64_t> ranked_positions(const CriticalKvPrompt& prompt, VectorView scores, int64_t k) {
   std::vector<int64_t> positions = rank_top(scores, k);
-  for (int64_t& position : positions) position += prompt.first_candidate;
+  for (int64_t& position : positions) position = prompt.positions[prompt.first_candidate + position];
   return positions;
 }
 

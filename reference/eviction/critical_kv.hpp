@@ -23,6 +23,7 @@ struct CriticalKvPrompt {
   const LayerView& layer;
   int64_t window = 0;  ///< last queries, over half of whose attention an adaptive stage one holds
   std::span<const int64_t> always_kept;  ///< ascending positions
+  std::span<const int64_t> positions;    ///< [entries]: ascending
   int64_t first_candidate = 0;
   int64_t candidates = 0;
   MatrixView scores;       ///< A [kv_heads, entries]: attention score, reduced over the group

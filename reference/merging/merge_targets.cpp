@@ -68,11 +68,10 @@ MergeTargets evict_first(MatrixView keys, std::vector<int64_t> kept, const Simil
   return {std::move(kept), clusters_of(std::move(members)), std::move(target_of)};
 }
 
-MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
-                         std::span<const int64_t> always_kept, int64_t k, const SimilarTarget& target) {
-  const auto candidates = std::ssize(scores);
-  const std::vector<int64_t> roots =
-      roots_of(nearest_better_keys(keys.middle_rows(first, candidates), scores), target);
+MergeTargets merge_first(MatrixView keys, VectorView scores, std::span<const int64_t> always_kept, int64_t k,
+                         const SimilarTarget& target) {
+  const std::vector<int64_t> candidates = others_than(always_kept, keys.rows);
+  const std::vector<int64_t> roots = roots_of(nearest_better_keys(rows_of(keys, candidates), scores), target);
   std::map<int64_t, double> sums;  // by root
   for (size_t i = 0; i < roots.size(); ++i) sums[roots[i]] += scores[i];
   std::vector<int64_t> root_of_sum;
@@ -87,7 +86,7 @@ MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
   for (const int64_t index : select_top(root_scores, staying)) {
     const int64_t root = root_of_sum[index];
     stays[root] = true;
-    result.kept.push_back(first + root);
+    result.kept.push_back(candidates[root]);
   }
   std::ranges::copy(always_kept, std::back_inserter(result.kept));
   std::ranges::sort(result.kept);
@@ -95,14 +94,13 @@ MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
   for (size_t i = 0; i < roots.size(); ++i) {
     const int64_t root = roots[i];
     if (stays[root] && root != static_cast<int64_t>(i)) {
-      members[first + root].push_back(first + static_cast<int64_t>(i));
+      members[candidates[root]].push_back(candidates[i]);
     }
   }
   result.clusters = clusters_of(std::move(members));
   result.target_of.resize(keys.rows);
   std::iota(result.target_of.begin(), result.target_of.end(), 0);
-  for (size_t i = 0; i < roots.size(); ++i)
-    result.target_of[first + static_cast<int64_t>(i)] = first + roots[i];
+  for (size_t i = 0; i < roots.size(); ++i) result.target_of[candidates[i]] = candidates[roots[i]];
   return result;
 }
 

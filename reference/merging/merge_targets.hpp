@@ -38,12 +38,11 @@ MergeTargets evict_first(MatrixView keys, std::vector<int64_t> kept, const Simil
 /// The k roots of largest score are kept, all of them if there are fewer; the clusters of the other roots are dropped.
 ///
 /// keys         [n, head_dim]
-/// first        the candidates are positions first, first + 1, ...
+/// always_kept  ascending positions; they do not merge, and all others are candidates
 /// scores       [candidates]
-/// always_kept  ascending positions outside the candidates; they do not merge
 /// k            largest number of roots to keep
 /// source       KeepKV (arXiv:2504.09936); ties, of cosines and of scores: the smaller position
-MergeTargets merge_first(MatrixView keys, int64_t first, VectorView scores,
-                         std::span<const int64_t> always_kept, int64_t k, const SimilarTarget& target);
+MergeTargets merge_first(MatrixView keys, VectorView scores, std::span<const int64_t> always_kept, int64_t k,
+                         const SimilarTarget& target);
 
 }  // namespace kvbound::reference

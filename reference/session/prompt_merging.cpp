@@ -16,8 +16,7 @@ std::vector<MergeTargets> merge_targets(const LayerView& layer, const SimilarTar
         targets.push_back(evict_first(keys, kept[index], target));
         break;
       case MergeOrder::merge_first:
-        targets.push_back(merge_first(keys, ranking.first_candidate,
-                                      ranking.candidate_scores(ranking.scores, g), ranking.always_kept,
+        targets.push_back(merge_first(keys, ranking.candidate_scores(ranking.scores, g), ranking.always_kept,
                                       candidates_kept(ranking, budgets)[index], target));
         kept[index] = targets.back().kept;
         break;

@@ -11,6 +11,7 @@
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 #include <kvbound/reference/eviction/theta_sweep.hpp>
+#include <kvbound/reference/numerics/columns.hpp>
 
 namespace kvbound::reference {
 namespace {
@@ -40,7 +41,7 @@ class PromptSelection {
         times_(times) {}
 
   PromptRecord run() {
-    record_.score_positions = range(0, ranking_.rules.scored);
+    record_.score_positions = ranking_.scored;
     record_.score = ranking_.scores;
     std::visit([&](const auto& one) { select(one); }, policy_.selection);
     return std::move(record_);
@@ -62,6 +63,7 @@ class PromptSelection {
   std::vector<std::vector<int64_t>> top_k(const Tova&) { return top_k(); }
   std::vector<std::vector<int64_t>> top_k(const StreamingLlm&) { return top_k(); }
   std::vector<std::vector<int64_t>> top_k(const RandomHost&) { return top_k(); }
+  std::vector<std::vector<int64_t>> top_k(const Given&) { return top_k(); }
 
   // The candidates of largest score, and the always-kept entries.
   std::vector<std::vector<int64_t>> top_k() const {
@@ -100,7 +102,8 @@ class PromptSelection {
     const CriticalKvSelection rivals = critical(options);
     const Matrix weights =
         window_mean(known_.attention(layer_, ranking_.rules.window), ranking_.rules.window);
-    const std::vector<int64_t> candidates = range(ranking_.first_candidate, ranking_.candidates);
+    const std::span<const int64_t> candidates = ranking_.candidate_positions();
+    const Matrix candidate_weights = columns_of(weights, candidates);
     record_.kept.resize(layer_.shape.kv_heads);
     const auto select_head = [&](int64_t g) {
       const int64_t k = kept_[g];
@@ -108,7 +111,7 @@ class PromptSelection {
       const ThetaSweepInput input{
           attention,
           layer_.shape.group_rows(*record_.projected_value_norms, g),
-          attention.middle_cols(ranking_.first_candidate, ranking_.candidates),
+          layer_.shape.group_rows(candidate_weights, g),
           candidates,
           ranking_.always_kept,
           {select_top(ranking_.candidate_scores(ranking_.scores, g), k), rivals.heads[g].selected}};
@@ -119,10 +122,10 @@ class PromptSelection {
 
   // CriticalKV's two stages.
   CriticalKvSelection critical(const TwoStage& options) {
-    const MatrixView norms = known_.norms(layer_, options.norm);
+    const Matrix norms = columns_of(known_.norms(layer_, options.norm), ranking_.scored);
     return critical_kv(
-        {layer_, ranking_.rules.window, ranking_.always_kept, ranking_.first_candidate, ranking_.candidates,
-         ranking_.scores, ranking_.head_scores, norms.middle_cols(0, ranking_.rules.scored)},
+        {layer_, ranking_.rules.window, ranking_.always_kept, ranking_.scored, ranking_.first_candidate,
+         ranking_.candidates, ranking_.scores, ranking_.head_scores, norms},
         options, kept_, times_);
   }
 

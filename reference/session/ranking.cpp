@@ -1,5 +1,6 @@
 #include "ranking.hpp"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -7,6 +8,7 @@
 #include <kvbound/reference/core/score_rules.hpp>
 #include <kvbound/reference/eviction/group_reduction.hpp>
 #include <kvbound/reference/eviction/tova.hpp>
+#include <kvbound/reference/numerics/columns.hpp>
 
 namespace kvbound::reference {
 namespace {
@@ -33,11 +35,25 @@ class AttentionScores {
   Scores operator()(const Tova&) const { return averaged(last_query_attention(layer_)); }
   Scores operator()(const StreamingLlm&) const { throw InvalidPolicy("streaming-llm ranks no entries"); }
   Scores operator()(const RandomHost&) const { throw InvalidPolicy("random ranks no entries"); }
+  Scores operator()(const Given& host) const {
+    Matrix reduced = columns_of(host.layer->score, ranking_.scored);
+    const Matrix& given = host.layer->head_score;
+    return {given.rows() > 0 ? columns_of(given, ranking_.scored) : of_every_head(reduced),
+            std::move(reduced)};
+  }
 
  private:
   Scores averaged(Matrix attention) const {
     Matrix mean = group_mean(attention, layer_.shape.group_size());
     return {std::move(attention), std::move(mean)};
+  }
+
+  // [query_heads, m]: each query head's row is its KV head's.
+  Matrix of_every_head(const Matrix& reduced) const {
+    Matrix result(layer_.shape.query_heads, reduced.cols());
+    for (int64_t h = 0; h < result.rows(); ++h)
+      std::ranges::copy(reduced.row(layer_.shape.kv_head_of(h)), result.row(h).begin());
+    return result;
   }
 
   const LayerView& layer_;
@@ -64,7 +80,7 @@ SnapKvSelection select_snap_kv(const LayerView& layer, const SnapKv& host, const
 
 std::vector<int64_t> Ranking::positions_of(std::span<const int64_t> indices) const {
   std::vector<int64_t> positions;
-  for (const int64_t i : indices) positions.push_back(first_candidate + i);
+  for (const int64_t i : indices) positions.push_back(scored[first_candidate + i]);
   return positions;
 }
 
@@ -76,6 +92,7 @@ Ranking rank(const LayerView& layer, const Policy& policy, const HostRules& rule
   const int64_t tokens = layer.prompt_tokens();
   Ranking ranking;
   ranking.rules = rules;
+  ranking.scored = rules.scored_positions();
   ranking.always_kept = rules.always_kept(tokens);
   ranking.first_candidate = ranking.rules.sinks;
   ranking.candidates = tokens - std::ssize(ranking.always_kept);

@@ -16,7 +16,8 @@ namespace kvbound::reference {
 /// The candidates of a prompt and their scores.
 struct Ranking {
   HostRules rules;
-  int64_t first_candidate = 0;  ///< candidates are successive positions
+  std::vector<int64_t> scored;  ///< [m]: ascending positions of the entries that have scores
+  int64_t first_candidate = 0;  ///< candidates are successive ones of them
   int64_t candidates = 0;
   std::vector<int64_t> always_kept;  ///< ascending positions
   Matrix head_scores;  ///< [query_heads, m]: per query head, as the host scores; m = rules.scored
@@ -25,6 +26,10 @@ struct Ranking {
   /// The candidates' part of one row of `all`.
   VectorView candidate_scores(const Matrix& all, int64_t row) const {
     return all.row(row).subspan(first_candidate, candidates);
+  }
+  /// [candidates]: ascending
+  std::span<const int64_t> candidate_positions() const {
+    return std::span(scored).subspan(first_candidate, candidates);
   }
   /// The positions of candidates, given their indices among the candidates.
   std::vector<int64_t> positions_of(std::span<const int64_t> indices) const;
@@ -42,6 +47,7 @@ SnapKvSelection select_snap_kv(const LayerView& layer, const SnapKv& host, const
 ///     snapkv  attention: window mean; other scores: window sum;  max-pooled
 ///     h2o     window sum
 ///     tova    the last query's
+///     given   its file's, of the query heads and of the KV heads
 ///     then, over the group of query heads, attention: mean; other scores: sum
 ///
 /// policy  its host ranks entries

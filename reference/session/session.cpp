@@ -99,6 +99,7 @@ class ReferenceSession final : public Session {
   // What a host that ranks nothing keeps of the prompt.
   std::vector<std::vector<int64_t>> kept_unranked() const {
     const int64_t tokens = layer_.prompt_tokens();
+    if (const auto given = kvbound::rules_of(policy_.host, tokens, 0).given) return given->kept;
     std::vector<std::vector<int64_t>> kept;
     for (const int64_t budget : budgets_) {
       const HostRules rules = kvbound::rules_of(policy_.host, tokens, budget);

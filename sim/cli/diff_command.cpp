@@ -110,12 +110,9 @@ std::string trace_hash(const traces::Trace& trace, bool quiet) {
 // Reads and judges one layer of a dump, and adds its tensors to the report.
 JudgedClaims judge(const traces::Layer& layer, const DumpFile& dump, DiffReport& report) {
   const DumpInfo& info = dump.info();
-  const TestedImplementation implementation{info.policy,
-                                            info.layer_entries[layer.index],
-                                            info.steps,
-                                            info.declared.arithmetic(),
-                                            info.declared.input_storage(),
-                                            info.declared.merged_storage()};
+  const TestedImplementation implementation{
+      dump.policy_of(layer.index), info.layer_entries[layer.index], info.steps,
+      info.declared.arithmetic(),  info.declared.input_storage(),   info.declared.merged_storage()};
   JudgedClaims result{dump.read_layer(layer.index), {}, info.steps, info.declared.accumulate};
   try {
     result.judged = judge_layer(layer, implementation, result.claims);

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/sim/evaluate/evaluate_cubes.hpp>
 #include <kvbound/sim/evaluate/results_file.hpp>
 #include <kvbound/sim/figures/chosen_columns.hpp>
@@ -88,6 +89,8 @@ CommandLine evaluate_command_line() {
   return line;
 }
 
+std::string label_of(const Run& run) { return run.policy.label; }
+
 // Only the first tokens of continuations.
 void shorten(std::vector<Task>& tasks, int64_t tokens) {
   for (Task& task : tasks) {
@@ -104,14 +107,29 @@ std::string hash_of(const std::vector<std::string>& paths, bool quiet) {
   return traces::sha256_of(views, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
 
+// The hash of the files of every task of a run whose host is `given`; null of other runs.
+Json given_hash(const Policy& policy, const std::vector<GivenFacts>& facts) {
+  const std::string* const file = given_file(policy.host);
+  if (!file) return {};
+  std::string hashes;
+  for (const GivenFacts& task : facts) hashes += task.at(*file).sha256;
+  return traces::sha256_of(hashes);
+}
+
 // What results depend on.
-Json evaluation_of(const EvaluateReport& report) {
+//
+// facts  [tasks]
+Json evaluation_of(const EvaluateReport& report, const std::vector<GivenFacts>& facts) {
   const EvaluateOptions& options = report.result.options;
   Json runs = Json::array();
   for (const Run& run : options.runs)
     runs.push_back(canonical(run.policy.policy) + " " + to_string(run.budget));
   const std::string& backend = options.runs.front().backend;
   Json evaluation = fields_of(computation({&backend, 1}));
+  for (const Run& run : options.runs) {
+    if (const Json hash = given_hash(run.policy.policy, facts); !hash.is_null())
+      evaluation["given"].push_back(hash);
+  }
   evaluation.update({{"model", report.model_sha256},
                      {"tasks", report.tasks_sha256},
                      {"runs", runs},
@@ -131,6 +149,7 @@ EvaluateReport parse_report(const CommandLine& line) {
   report.base = choice.base;
   EvaluateOptions& options = report.result.options;
   options.runs = std::move(choice.runs);
+  options.given = given_sources(options.runs);
   options.dtype = stored_type(line, Dtype::f32);
   options.window = line.integer("window", 1, INT32_MAX, options.window);
   options.recall_of = line.integer("recall", 1, INT32_MAX, options.recall_of);
@@ -138,6 +157,15 @@ EvaluateReport parse_report(const CommandLine& line) {
   report.resamples = kResamples;
   if (line.has("steps")) report.step_limit = line.integer("steps", 2, INT32_MAX, 0);
   return report;
+}
+
+// Calls runs as the files of the host `given` do, if those of all tasks agree.
+void name_runs(std::vector<Run>& runs, const std::vector<GivenFacts>& facts) {
+  const std::vector<Run> named = with_names(runs, facts.front());
+  const auto agrees = [&](const GivenFacts& task) {
+    return std::ranges::equal(with_names(runs, task), named, {}, label_of, label_of);
+  };
+  if (std::ranges::all_of(facts, agrees)) runs = named;
 }
 
 int64_t most_tokens(const std::vector<Task>& tasks) {
@@ -183,16 +211,18 @@ int evaluate_command(const Arguments& arguments) {
   if (report.step_limit) shorten(tasks, *report.step_limit);
   OutputPaths taken;
   for (const std::string& input : checkpoint.paths()) taken.add_input(input);
+  for (const auto& [path, source] : report.result.options.given) taken.add_input(path);
   taken.add_input(places[1]);
   Outputs outputs(line, taken, "evaluate");
   const auto resume = line.text("resume");
   if (resume) taken.add("resume", *resume);
-  require_valid(report.result.options, tasks);
+  const std::vector<GivenFacts> facts = require_valid(report.result.options, tasks, checkpoint.config());
+  name_runs(report.result.options.runs, facts);
   warn_of_long_context(checkpoint.config(), most_tokens(tasks), quiet);
   outputs.open();
   if (needs_hashes) report.model_sha256 = hash_of(checkpoint.paths(), quiet);
   std::unique_ptr<ResultsFile> finished;
-  if (resume) finished = std::make_unique<ResultsFile>(*resume, evaluation_of(report));
+  if (resume) finished = std::make_unique<ResultsFile>(*resume, evaluation_of(report, facts));
   {
     Progress progress("evaluating", !quiet);
     report.result = evaluate(checkpoint, tasks, report.result.options, finished.get(),

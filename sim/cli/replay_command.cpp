@@ -94,15 +94,38 @@ Scope scope_of(const CommandLine& line, const Request& request, const traces::Tr
           std::min(request.recall_of, info.prompt_tokens), request.merge_bounds, request.device_times};
 }
 
-ReplayReport replay_trace(const traces::Trace& trace, const Request& request, const Scope& scope,
-                          const std::string& spool_folder, bool hashed, std::vector<Dump>& dumps) {
-  ReplayReport report;
-  if (hashed || request.dump) {
-    Progress progress("hashing", !request.quiet);
-    report.sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
+std::string hash_of(const traces::Trace& trace, const Request& request) {
+  Progress progress("hashing", !request.quiet);
+  return trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
+}
+
+// A trace, and what is replayed of it.
+struct TraceReplay {
+  TraceReplay(traces::Trace opened, const CommandLine& line, const Request& request,
+              const GivenSources& sources)
+      : trace(std::move(opened)), scope(scope_of(line, request, trace.info())) {
+    if (!sources.empty()) {
+      sha256 = hash_of(trace, request);
+      given = GivenFiles(sources, given_subject(trace.info(), sha256, scope.layers));
+    }
+    require_valid(request.runs, trace.info(), given.facts());
   }
+
+  traces::Trace trace;
+  Scope scope;
+  std::string sha256;  // empty: not known yet
+  GivenFiles given;
+};
+
+ReplayReport replay_trace(const TraceReplay& chosen, const Request& request, const std::string& spool_folder,
+                          bool hashed, std::vector<Dump>& dumps) {
+  const traces::Trace& trace = chosen.trace;
+  ReplayReport report;
+  report.sha256 = chosen.sha256;
+  if ((hashed || request.dump) && report.sha256.empty()) report.sha256 = hash_of(trace, request);
   if (request.dump) {
-    for (const Run& run : request.runs) dumps.emplace_back(run, trace.info(), report.sha256, spool_folder);
+    for (const Run& run : request.runs)
+      dumps.emplace_back(run, trace.info(), report.sha256, spool_folder, chosen.given.facts());
   }
   ReplayObserver observer;
   if (request.dump) {
@@ -114,8 +137,9 @@ ReplayReport replay_trace(const traces::Trace& trace, const Request& request, co
     };
   }
   Progress progress("replaying " + trace.info().path, !request.quiet);
-  report.result = replay(trace, request.runs, scope, observer,
-                         [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  report.result = replay(
+      trace, request.runs, chosen.scope, observer,
+      [&](int64_t done, int64_t whole) { progress.update(done, whole); }, chosen.given);
   return report;
 }
 
@@ -156,17 +180,16 @@ int replay_command(const Arguments& arguments) {
   const Request request = parse_request(line);
 
   const std::vector<std::string> paths = line.positionals("TRACE", 1, SIZE_MAX);
-  std::vector<traces::Trace> traces;
-  std::vector<Scope> scopes;
+  std::vector<traces::Trace> opened;
   OutputPaths taken;
   for (const std::string& path : paths) {
-    const traces::Trace& trace = traces.emplace_back(path, header_options(line));
+    const traces::Trace& trace = opened.emplace_back(path, header_options(line));
     for (const std::string& input : trace.paths()) taken.add_input(input);
   }
-  for (const traces::Trace& trace : traces) {
-    require_valid(request.runs, trace.info());
-    scopes.push_back(scope_of(line, request, trace.info()));
-  }
+  const GivenSources sources = given_sources(request.runs);
+  for (const auto& [path, source] : sources) taken.add_input(path);
+  std::vector<TraceReplay> traces;
+  for (traces::Trace& trace : opened) traces.emplace_back(std::move(trace), line, request, sources);
   Outputs outputs(line, taken, "replay");
   std::optional<DumpTargets> targets;
   if (request.dump) targets.emplace(*request.dump, paths, request.runs, taken);
@@ -176,8 +199,7 @@ int replay_command(const Arguments& arguments) {
   std::vector<std::vector<Dump>> dumps(traces.size());
   for (size_t i = 0; i < traces.size(); ++i) {
     const std::string spool_folder = targets ? targets->spool_folder() : "";
-    const ReplayReport report =
-        replay_trace(traces[i], request, scopes[i], spool_folder, outputs.has_json(), dumps[i]);
+    const ReplayReport report = replay_trace(traces[i], request, spool_folder, outputs.has_json(), dumps[i]);
     if (targets) targets->make_folders();
     for (size_t r = 0; r < dumps[i].size(); ++r) dumps[i][r].prepare(targets->path(i, request.runs[r]));
     const Part part = replay_part(report, request.base, replay_detail(outputs, request.style));

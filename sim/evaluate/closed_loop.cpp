@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -13,7 +14,6 @@
 #include <kvbound/sim/measure/mean.hpp>
 #include <kvbound/sim/measure/metrics.hpp>
 #include <kvbound/sim/measure/stopwatch.hpp>
-#include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 
 #include "lockstep.hpp"
@@ -69,9 +69,11 @@ class ClosedLoop {
         options_(options),
         advance_(advance),
         open_loop_(options.runs.size()) {
+    if (!options.given.empty()) given_ = GivenFiles(options.given, given_subject(config_, task));
     for (const Run& run : options.runs) {
-      const int64_t entries = run.budget.entries(task.compress_at);
-      layer_entries_.push_back(layer_budgets(run.policy.policy, entries, config_.layers, task.compress_at));
+      layer_entries_.push_back(
+          run_budgets(run.policy.policy, run.budget, given_.facts(), config_.layers, task.compress_at)
+              .layer_entries);
     }
   }
 
@@ -131,7 +133,7 @@ class ClosedLoop {
   // Compresses the layer's prompt and takes decode steps.
   LayerRecord decode(Session& session, const traces::Layer& layer, const Policy& policy, int64_t entries,
                      const DecodeSteps& steps) const {
-    const std::vector<int64_t> budgets(config_.kv_heads, entries);
+    const std::vector<int64_t> budgets = head_budgets(policy, entries, config_.kv_heads);
     LayerRecord record;
     record.prompt = session.compress(layer.prompt(), policy, budgets);
     record.steps = session.steps(steps.views());
@@ -143,7 +145,7 @@ class ClosedLoop {
   // no outputs of runs that only evict.
   LayerRecord run_policy(size_t r, int64_t l, Session& session, const traces::Layer& layer,
                          const DecodeSteps& full_steps, Lockstep& lockstep) {
-    const Policy& policy = options_.runs[r].policy.policy;
+    const Policy policy = given_.bound(options_.runs[r].policy.policy, l);
     const int64_t entries = layer_entries_[r][l], sequence = static_cast<int64_t>(r) + 1;
     LayerRecord own = decode(session, layer, policy, entries, lockstep.inputs(sequence));
     lockstep.set_outputs(sequence, own.steps);
@@ -216,12 +218,22 @@ class ClosedLoop {
   const Task& task_;
   const EvaluateOptions& options_;
   const std::function<void(int64_t)>& advance_;
+  GivenFiles given_;
   std::vector<std::vector<int64_t>> layer_entries_;  // [runs, layers]
   std::vector<OpenLoopMeans> open_loop_;             // [runs]
   TaskResult result_;
 };
 
 }  // namespace
+
+traces::GivenSubject given_subject(const traces::ModelConfig& model, const Task& task) {
+  std::vector<int64_t> layers(model.layers);
+  std::iota(layers.begin(), layers.end(), 0);
+  return {"task_id",    task.id,
+          "the task's", {model.query_heads, model.kv_heads, model.head_dim, model.model_dim},
+          model.layers, task.compress_at,
+          layers};
+}
 
 int64_t work_of(const Task& task, const EvaluateOptions& options, int64_t layers) {
   return (task.compress_at + steps_of(task) * std::ssize(options.runs)) * layers;

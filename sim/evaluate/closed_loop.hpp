@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/sim/options/given_files.hpp>
 #include <kvbound/sim/options/runs.hpp>
 #include <kvbound/traces/models/checkpoint.hpp>
 
@@ -16,6 +17,7 @@ namespace kvbound::sim {
 
 struct EvaluateOptions {
   std::vector<Run> runs;     ///< all on one backend
+  GivenSources given = {};   ///< given_sources of these
   Dtype dtype = Dtype::f32;  ///< queries, keys and values are rounded to it: F32, F16 or BF16
   int64_t window = 128;      ///< prompt queries that policies are given: the last ones before compression
   int64_t recall_of = 40;    ///< Scope::recall_of, at most the compressed tokens
@@ -23,6 +25,9 @@ struct EvaluateOptions {
   /// Prompt queries that policies are given at a compression behind so many tokens.
   int64_t window_of(int64_t tokens) const { return tokens < window ? tokens : window; }
 };
+
+/// What a file for a task must be of, for runs whose host is `given`.
+traces::GivenSubject given_subject(const traces::ModelConfig& model, const Task& task);
 
 /// The decode steps of a task: the tokens from `compress_at` on, but for the last, behind which nothing is predicted.
 inline int64_t steps_of(const Task& task) {

@@ -42,12 +42,19 @@ void require_fits(const TaskResult& result, const Task& task, const EvaluateOpti
 
 }  // namespace
 
-void require_valid(const EvaluateOptions& options, const std::vector<Task>& tasks) {
+std::vector<GivenFacts> require_valid(const EvaluateOptions& options, const std::vector<Task>& tasks,
+                                      const traces::ModelConfig& model) {
+  std::vector<GivenFacts> facts(tasks.size());
+  for (size_t i = 0; i < tasks.size() && !options.given.empty(); ++i)
+    facts[i] = GivenFiles(options.given, given_subject(model, tasks[i])).facts();
   for (const Run& run : options.runs) {
     require_backend(run.backend);
-    for (const Task& task : tasks) {
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      const Task& task = tasks[i];
       try {
-        kvbound::require_valid(run.policy.policy, run.budget.entries(task.compress_at), task.compress_at,
+        const RunBudgets budgets =
+            run_budgets(run.policy.policy, run.budget, facts[i], model.layers, task.compress_at);
+        kvbound::require_valid(with_facts(run.policy.policy, facts[i]), budgets.entries, task.compress_at,
                                options.window_of(task.compress_at));
       } catch (const InvalidPolicy& error) {
         throw InvalidPolicy(fmt::format("{}: policy {} at budget {}: {}", named(task),
@@ -56,12 +63,13 @@ void require_valid(const EvaluateOptions& options, const std::vector<Task>& task
       }
     }
   }
+  return facts;
 }
 
 EvaluateResult evaluate(const traces::Checkpoint& checkpoint, const std::vector<Task>& tasks,
                         const EvaluateOptions& options, ResultsFile* finished,
                         const EvaluateProgress& progress) {
-  require_valid(options, tasks);
+  require_valid(options, tasks, checkpoint.config());
   EvaluateResult result{checkpoint.config(), options, tasks, {}};
   int64_t done = 0, whole = 0;
   for (const Task& task : tasks) {

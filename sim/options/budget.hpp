@@ -1,4 +1,4 @@
-// Budgets as text: 256 entries per KV head, or 20% of the prompt.
+// Budgets as text: 256 entries per KV head, 20% of the prompt, or `given`, the sizes of kept sets that a file has.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,14 @@ namespace kvbound::sim {
 struct Budget {
   Decimal amount;
   bool percent = false;
+  bool given = false;  ///< that of the host `given` with kept sets
 
-  /// The count, or floor(percent * n / 100) in exact decimal arithmetic: 20% of 1000 is 200.
+  /// The count, or floor(percent * n / 100) in exact decimal arithmetic: 20% of 1000 is 200. Throws InvalidPolicy for `given`.
   int64_t entries(int64_t prompt_tokens) const;
   friend bool operator==(const Budget&, const Budget&) = default;
 };
 
-/// Reads "256", "20%" or "2.5%". Throws InvalidPolicy for anything else.
+/// Reads "256", "20%", "2.5%" or "given". Throws InvalidPolicy for anything else.
 Budget parse_budget(std::string_view text);
 
 std::string to_string(const Budget& budget);

@@ -18,6 +18,7 @@
 #include "help_text.hpp"
 #include "layer_choice.hpp"
 #include "number.hpp"
+#include "quoted_parts.hpp"
 #include "suggestion.hpp"
 #include "terminal_width.hpp"
 
@@ -132,13 +133,11 @@ std::vector<std::string> CommandLine::positionals(const char* what, size_t least
 
 std::vector<std::string> split_list(std::string_view option, std::string_view text) {
   std::vector<std::string> parts;
-  while (true) {
-    const size_t comma = text.find(',');
-    parts.emplace_back(text.substr(0, comma));
-    if (parts.back().empty()) throw UsageError(fmt::format("--{}: an empty item in the list", option));
-    if (comma == std::string_view::npos) return parts;
-    text.remove_prefix(comma + 1);
+  for (const std::string_view part : quoted_parts(text, ',')) {
+    if (part.empty()) throw UsageError(fmt::format("--{}: an empty item in the list", option));
+    parts.emplace_back(part);
   }
+  return parts;
 }
 
 void refuse_options(const CommandLine& line, std::initializer_list<const char*> names, std::string_view why) {

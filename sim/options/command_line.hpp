@@ -78,7 +78,7 @@ class CommandLine {
   boost::program_options::variables_map values_;
 };
 
-/// The parts of a comma-separated list; none may be empty. Throws UsageError naming the option.
+/// The parts of a list separated by commas outside double quotes; none may be empty. Throws UsageError naming the option.
 std::vector<std::string> split_list(std::string_view option, std::string_view text);
 
 /// Throws UsageError if one of these options is given: "--NAME WHY".

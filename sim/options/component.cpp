@@ -1,5 +1,6 @@
 #include "component.hpp"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -38,6 +39,29 @@ Option choice(std::string_view name, std::string_view meaning, Enum& field,
             }
             return false;
           }};
+}
+
+// A text of any characters but controls and double quotes, which stand around it if it has a separator.
+Option path(std::string_view name, std::string_view meaning, std::string& field) {
+  return {name,
+          meaning,
+          "a path, in double quotes if it has a colon, plus sign or comma",
+          [&field] {
+            if (field.empty()) return std::string("PATH");
+            return field.find_first_of(":+,") == std::string::npos ? field : '"' + field + '"';
+          },
+          [&field](std::string_view text) {
+            const auto is_plain = [](char c) {
+              const auto byte = static_cast<unsigned char>(c);
+              return byte >= 0x20 && byte != 0x7f && c != '"';
+            };
+            if (text.size() >= 2 && text.front() == '"' && text.back() == '"')
+              text = text.substr(1, text.size() - 2);
+            if (text.empty() || !std::ranges::all_of(text, is_plain)) return false;
+            field = text;
+            return true;
+          },
+          true};
 }
 
 Option pool(int64_t& field) {
@@ -208,6 +232,15 @@ Component describe(RandomHost& host) {
       {integer("seed", "seed of the random draws", host.seed, 0),
        integer("sinks", "first positions, always kept", host.sinks, 0),
        integer("window", "last positions of the prompt, always kept", host.window, 0)}};
+}
+
+Component describe(Given& host) {
+  return {
+      "given",
+      "kept sets, or scores, that were computed elsewhere: of a file, or of a folder's file for the trace or task",
+      {path("file", "of kept sets or scores; format: traces/README.md", host.file),
+       integer("window", "last prompt queries, where theta-sweep or alpha=adaptive need attention",
+               host.window, 1)}};
 }
 
 Component describe(AttentionScore&) { return {"", "attention weights", {}}; }

@@ -19,6 +19,7 @@ struct Option {
   std::function<std::string()> text;  ///< the field's value as canonical text
   /// Sets the field; false, with the field unchanged, if the text is not a valid value.
   std::function<bool(std::string_view)> assign;
+  bool required = false;  ///< has no default
 };
 
 /// Another name for a component, with other defaults. Its canonical text is that of the component.
@@ -42,6 +43,7 @@ Component describe(H2o& host);
 Component describe(Tova& host);
 Component describe(StreamingLlm& host);
 Component describe(RandomHost& host);
+Component describe(Given& host);
 Component describe(AttentionScore& score);
 Component describe(ObcacheValue& score);
 Component describe(ObcacheKey& score);

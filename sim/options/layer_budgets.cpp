@@ -12,7 +12,8 @@ namespace {
 // Entries that the host keeps whatever the budget, at least one.
 int64_t least_entries(const Host& host, int64_t prompt_tokens) {
   const HostRules rules = rules_of(host, prompt_tokens, 0);
-  return std::max<int64_t>(1, rules.sinks + (rules.fills_recent ? 0 : rules.recent));
+  const int64_t given = rules.given ? std::ssize(rules.given->always_kept) : 0;
+  return std::max<int64_t>(1, given + rules.sinks + (rules.fills_recent ? 0 : rules.recent));
 }
 
 struct LayerBudgets {

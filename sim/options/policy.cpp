@@ -15,20 +15,11 @@
 
 #include "component.hpp"
 #include "known_components.hpp"
+#include "quoted_parts.hpp"
 #include "suggestion.hpp"
 
 namespace kvbound::sim {
 namespace {
-
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const size_t end = text.find(separator);
-    parts.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
 
 // Whether the name is the component's own or that of one of its presets; a preset is then applied.
 bool answers_to(const Component& component, std::string_view name) {
@@ -88,6 +79,11 @@ void assign_options(Variant& slot, std::span<const std::string_view> pairs, std:
                           option->expected);
     }
   }
+  for (const Option& option : component.options) {
+    if (!option.required || given.contains(option.name)) continue;
+    throw InvalidPolicy("policy " + traces::quoted(policy) + ": " + std::string(component.name) + " needs " +
+                        std::string(option.name) + "=" + option.expected);
+  }
 }
 
 // Stores a component other than the host in the slot; false if the variant has no alternative of that name.
@@ -115,15 +111,15 @@ void print(std::string& text, Variant slot) {
 
 Policy parse_policy(std::string_view text) {
   Policy policy;
-  const std::vector<std::string_view> components = split(text, '+');
-  const std::vector<std::string_view> host = split(components[0], ':');
+  const std::vector<std::string_view> components = quoted_parts(text, '+');
+  const std::vector<std::string_view> host = quoted_parts(components[0], ':');
   if (!choose(policy.host, host[0])) {
     throw InvalidPolicy("policy " + traces::quoted(text) + ": no host " + traces::quoted(host[0]) + "; " +
                         what_is_meant(host[0], "known hosts: ", component_kinds().front().names()));
   }
   assign_options(policy.host, std::span(host).subspan(1), text);
   for (const std::string_view component : std::span(components).subspan(1)) {
-    const std::vector<std::string_view> words = split(component, ':');
+    const std::vector<std::string_view> words = quoted_parts(component, ':');
     if (take(policy.score, "score", words, text) || take(policy.selection, "selection", words, text) ||
         take(policy.allocation, "allocation", words, text) || take(policy.merge, "merge", words, text)) {
       continue;

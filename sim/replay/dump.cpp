@@ -74,7 +74,7 @@ int64_t elements(const traces::TensorDeclaration& tensor) {
 }  // namespace
 
 Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& trace_sha256,
-           const std::string& spool_folder)
+           const std::string& spool_folder, const GivenFacts& facts)
     : metadata_{{"format", "kvbound-dump"},
                 {"version", "1"},
                 {"policy", canonical(run.policy.policy)},
@@ -89,7 +89,10 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
       evicts_(evicts(run.policy.policy.host)),
       merges_(rules_of(run.policy.policy.merge).merges),
       records_targets_(run.backend != kReference),
-      spool_(std::make_unique<Spool>(spool_folder)) {}
+      spool_(std::make_unique<Spool>(spool_folder)) {
+  if (const std::string* const file = given_file(run.policy.policy.host))
+    metadata_.emplace_back("given_sha256", facts.at(*file).sha256);
+}
 
 Dump::~Dump() = default;
 Dump::Dump(Dump&&) noexcept = default;

@@ -28,8 +28,9 @@ std::string dump_name(const Run& run);
 class Dump {
  public:
   /// spool_folder  an existing folder. Throws IoError if no file can be created in it.
+  /// facts         of the run's file, if its host is `given`
   Dump(const Run& run, const traces::TraceInfo& trace, const std::string& trace_sha256,
-       const std::string& spool_folder);
+       const std::string& spool_folder, const GivenFacts& facts = {});
   ~Dump();
   Dump(Dump&&) noexcept;
 

@@ -14,7 +14,6 @@
 #include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
 #include <kvbound/sim/measure/stopwatch.hpp>
-#include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/traces/layers_ahead.hpp>
 #include <kvbound/traces/messages.hpp>
 
@@ -25,13 +24,14 @@ namespace {
 
 // Compresses one layer's prompt and takes its decode steps.
 //
+// policy   with what its file has of the layer
 // entries  the layer's budget per KV head
-LayerRecord run_layer(Session& session, const traces::Layer& layer, int64_t entries, const Scope& scope,
-                      RunResult& result) {
-  const std::vector<int64_t> budgets(layer.shape.kv_heads, entries);
+LayerRecord run_layer(Session& session, const traces::Layer& layer, const Policy& policy, int64_t entries,
+                      const Scope& scope, RunResult& result) {
+  const std::vector<int64_t> budgets = head_budgets(policy, entries, layer.shape.kv_heads);
   LayerRecord record;
   const Clock::time_point start = Clock::now();
-  record.prompt = session.compress(layer.prompt(), result.run.policy.policy, budgets);
+  record.prompt = session.compress(layer.prompt(), policy, budgets);
   result.compress_seconds += seconds_since(start);
   const Clock::time_point steps_start = Clock::now();
   std::vector<StepView> steps;
@@ -48,8 +48,8 @@ bool is_held_against_reference(const Run& run, const ReplayResult& result) {
 }
 
 // Compares another backend's record of a layer with the reference, tensor by tensor.
-void judge(RunResult& run, const traces::Layer& layer, int64_t index, const ReplayResult& result,
-           const LayerRecord& record) {
+void judge(RunResult& run, const traces::Layer& layer, const Policy& policy, int64_t index,
+           const ReplayResult& result, const LayerRecord& record) {
   const Dtype storage = storage_of(run.run.backend, result.trace.storage);
   const int64_t entries = run.layer_entries[index];
   int64_t most = 0;  // entries of a KV head
@@ -57,8 +57,8 @@ void judge(RunResult& run, const traces::Layer& layer, int64_t index, const Repl
   const SessionArithmetic arithmetic =
       arithmetic_of(run.run.backend, result.trace.storage, result.trace.shape, result.trace.prompt_tokens,
                     most + result.scope.steps);
-  const TestedImplementation implementation{
-      run.run.policy.policy, entries, result.scope.steps, arithmetic, storage, storage};
+  const TestedImplementation implementation{policy,     entries, result.scope.steps,
+                                            arithmetic, storage, storage};
   const LayerClaims claims = claims_of(record, accumulation_of(run.run.backend));
   if (!run.agreement) run.agreement.emplace();
   for (TensorAgreement& found : agreement(layer, implementation, claims)) {
@@ -109,7 +109,7 @@ class Sessions {
 };
 
 // Replays and measures one layer.
-void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& result,
+void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& result, const GivenFiles& given,
                   const ReplayObserver& observer, const std::function<void()>& advance) {
   std::optional<Sessions> sessions(std::in_place, result.trace.storage, result.scope.device_times,
                                    result.times);
@@ -118,9 +118,10 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
   for (size_t r = 0; r < result.runs.size(); ++r) {
     RunResult& run = result.runs[r];
     const int64_t entries = run.layer_entries[index];
-    records.push_back(run_layer(sessions->of(run.run.backend), layer, entries, result.scope, run));
+    const Policy policy = given.bound(run.run.policy.policy, index);
+    records.push_back(run_layer(sessions->of(run.run.backend), layer, policy, entries, result.scope, run));
     if (observer.recorded) observer.recorded(r, index, records.back());
-    if (is_held_against_reference(run.run, result)) judge(run, layer, index, result, records.back());
+    if (is_held_against_reference(run.run, result)) judge(run, layer, policy, index, result, records.back());
     drop_scores(run.run, records.back().prompt, reference_norms);
     advance();
   }
@@ -144,11 +145,13 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
 
 }  // namespace
 
-void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace) {
+void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace, const GivenFacts& facts) {
   for (const Run& run : runs) {
     try {
       require_backend(run.backend);
-      kvbound::require_valid(run.policy.policy, run.budget.entries(trace.prompt_tokens), trace.prompt_tokens,
+      const RunBudgets budgets =
+          run_budgets(run.policy.policy, run.budget, facts, trace.layers, trace.prompt_tokens);
+      kvbound::require_valid(with_facts(run.policy.policy, facts), budgets.entries, trace.prompt_tokens,
                              trace.window_queries);
     } catch (const InvalidPolicy& error) {
       throw InvalidPolicy(without_middle(trace.path) + ": policy " + traces::quoted(run.policy.label) +
@@ -157,17 +160,12 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace)
   }
 }
 
-ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope) {
+ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope,
+                          const GivenFacts& facts) {
   ReplayResult result{trace, scope, {}, {}};
-  for (const Run& run : runs) {
-    const int64_t entries = run.budget.entries(trace.prompt_tokens);
-    result.runs.push_back({run,
-                           entries,
-                           layer_budgets(run.policy.policy, entries, trace.layers, trace.prompt_tokens),
-                           {},
-                           0,
-                           0,
-                           std::nullopt});
+  for (const Run& run : with_names(runs, facts)) {
+    RunBudgets budgets = run_budgets(run.policy.policy, run.budget, facts, trace.layers, trace.prompt_tokens);
+    result.runs.push_back({run, budgets.entries, std::move(budgets.layer_entries), {}, 0, 0, std::nullopt});
     if (std::ranges::count(result.times, run.backend, &BackendTimes::backend) == 0) {
       result.times.push_back({run.backend, {}});
     }
@@ -176,9 +174,10 @@ ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>
 }
 
 ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
-                    const ReplayObserver& observer, const ReplayProgress& progress) {
-  require_valid(runs, trace.info());
-  ReplayResult result = empty_result(trace.info(), runs, scope);
+                    const ReplayObserver& observer, const ReplayProgress& progress, const GivenFiles& given) {
+  const GivenFacts& facts = given.facts();
+  require_valid(runs, trace.info(), facts);
+  ReplayResult result = empty_result(trace.info(), runs, scope, facts);
   const auto pieces_per_layer = std::ssize(runs) + 1;  // one per run, and one for measuring
   int64_t done = 0;
   const auto advance = [&] {
@@ -189,7 +188,7 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
   for (const int64_t l : scope.layers) {
     const traces::Layer layer = layers.next();
     try {
-      replay_layer(layer, l, result, observer, advance);
+      replay_layer(layer, l, result, given, observer, advance);
     } catch (const NonFinite& error) {
       throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
                        fmt::format("its numbers are too large to compute with: {}", error.what()));

@@ -10,6 +10,7 @@
 #include <kvbound/reference/core/operation_times.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
 #include <kvbound/sim/measure/metrics.hpp>
+#include <kvbound/sim/options/given_files.hpp>
 #include <kvbound/sim/options/runs.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -61,17 +62,24 @@ struct ReplayObserver {
 using ReplayProgress = std::function<void(int64_t, int64_t)>;
 
 /// Throws InvalidPolicy, naming trace, policy and budget, if a run is not valid for this trace; NoDevice.
-void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace);
+///
+/// facts  of the files of runs whose host is `given`
+void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace,
+                   const GivenFacts& facts = {});
 
-/// A result to which no layer has been added yet: the runs' budgets in entries.
-ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope);
+/// A result to which no layer has been added yet: the runs' budgets in entries, and their names.
+ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope,
+                          const GivenFacts& facts = {});
 
 /// Replays every run over the scope's layers; with several threads the next layer is read meanwhile, so that two are in memory.
+///
+/// given  the trace's files of runs whose host is `given`
 ///
 /// If the reference is among the backends, the records of all others are compared with it (agreement.hpp).
 /// Throws InvalidPolicy and NoDevice before any work; DeviceError; TraceError, also for numbers so large that attention
 /// over them overflows.
 ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
-                    const ReplayObserver& observer = {}, const ReplayProgress& progress = {});
+                    const ReplayObserver& observer = {}, const ReplayProgress& progress = {},
+                    const GivenFiles& given = {});
 
 }  // namespace kvbound::sim

@@ -137,7 +137,7 @@ void require_result_of(const std::string& path, const ItemResult& result, const 
   const Requirements requirements(path, sweep.traces[item.trace]);
   requirements.require(result.layers == item.layers, "layers", "are others than the file's name says");
   for (const size_t r : runs) {
-    const std::string key = key_of(sweep.runs[r]);
+    const std::string key = key_of(sweep.runs[r], sweep.traces[item.trace]);
     const auto part = std::ranges::find(result.runs, key, &RunPart::key);
     requirements.require(part != result.runs.end(), "runs",
                          "lack " + key + ", which the file's name promises");

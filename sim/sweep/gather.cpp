@@ -50,7 +50,7 @@ Gathering::Gathering(const SweepFolder& folder, const Sweep& sweep, bool mixed)
 
 ReplayReport Gathering::trace(size_t trace) {
   const SweepTrace& planned = sweep_.traces[trace];
-  ReplayReport report{empty_result(planned.info, sweep_.runs, planned.scope), planned.sha256};
+  ReplayReport report{empty_result(planned.info, sweep_.runs, planned.scope, planned.given), planned.sha256};
   for (const SweepItem& item : items_of(sweep_, trace)) {
     for (const ResultSource& source : index_.sources_of(item, keys_.of(item), mixed_))
       take(item, source, report.result);
@@ -62,7 +62,9 @@ void Gathering::take(const SweepItem& item, const ResultSource& source, ReplayRe
   ItemResult found = folder_.result(source.file);
   require_result_of(folder_.result_path(source.file), found, sweep_, item, source.runs);
   for (const size_t r : source.runs)
-    append(result.runs[r], std::move(*std::ranges::find(found.runs, key_of(sweep_.runs[r]), &RunPart::key)));
+    append(result.runs[r],
+           std::move(*std::ranges::find(found.runs, key_of(sweep_.runs[r], sweep_.traces[item.trace]),
+                                        &RunPart::key)));
   append(result.times, found.times);
   if (std::ranges::find(environments_, found.environment) == environments_.end())
     environments_.push_back(std::move(found.environment));

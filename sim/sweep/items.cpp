@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
@@ -77,24 +78,29 @@ std::string key_of(const Run& run) {
   return canonical(run.policy.policy) + " " + to_string(run.budget) + " " + run.backend;
 }
 
+std::string key_of(const Run& run, const SweepTrace& trace) {
+  const std::string* const file = given_file(run.policy.policy.host);
+  return file ? key_of(run) + " " + trace.given.at(*file).sha256 : key_of(run);
+}
+
 std::string digest_of_runs(const std::vector<std::string>& keys) { return digest(keys, kRunDigits); }
 
 ItemKeys::ItemKeys(const Sweep& sweep)
     : sweep_(sweep), computation_(digest(fields_of(sweep.computation), kComputationDigits)) {
   for (const Run& run : sweep.runs) {
-    run_keys_.push_back(key_of(run));
+    has_given_ = has_given_ || given_file(run.policy.policy.host);
     if (std::ranges::find(backends_, run.backend) == backends_.end()) backends_.push_back(run.backend);
   }
 }
 
 ItemKey ItemKeys::of(const SweepItem& item) {
-  std::string& of_runs = of_runs_[*item.runs];
+  const SweepTrace& trace = sweep_.traces[item.trace];
+  std::string& of_runs = of_runs_[{has_given_ ? item.trace : 0, *item.runs}];
   if (of_runs.empty()) {
     std::vector<std::string> runs;
-    for (const size_t r : *item.runs) runs.push_back(run_keys_[r]);
+    for (const size_t r : *item.runs) runs.push_back(key_of(sweep_.runs[r], trace));
     of_runs = digest_of_runs(runs);
   }
-  const SweepTrace& trace = sweep_.traces[item.trace];
   const Document content{{"trace", trace.sha256},
                          {"layers", item.layers},
                          {"steps", trace.scope.steps},

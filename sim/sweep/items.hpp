@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sweep.hpp"
@@ -40,6 +41,8 @@ struct ItemKey {
 
 /// A run as results name it: "snapkv:window=32:pool=7 20% reference".
 std::string key_of(const Run& run);
+/// The same of results of a trace: behind it the hash of the trace's file, of a run whose host is `given`.
+std::string key_of(const Run& run, const SweepTrace& trace);
 
 /// ItemKey::runs of some runs' keys.
 std::string digest_of_runs(const std::vector<std::string>& keys);
@@ -55,9 +58,9 @@ class ItemKeys {
   const Sweep& sweep_;
   std::string computation_;
   std::vector<std::string> backends_;
-  std::vector<std::string> run_keys_;  // [runs]
-  std::map<std::vector<size_t>, std::string>
-      of_runs_;  // digests of the runs of items, which are few different ones
+  bool has_given_ = false;  // whether runs' keys depend on the trace
+  // Digests of the runs of items, which are few different ones, and of the trace if they depend on it.
+  std::map<std::pair<size_t, std::vector<size_t>>, std::string> of_runs_;
 };
 
 }  // namespace kvbound::sim

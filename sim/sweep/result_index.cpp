@@ -2,11 +2,19 @@
 
 #include <algorithm>
 
+#include <kvbound/reference/core/host_rules.hpp>
+
 namespace kvbound::sim {
 
 ResultIndex::ResultIndex(const SweepFolder& folder, const Sweep& sweep)
-    : folder_(folder), files_(folder.results()) {
-  for (const Run& run : sweep.runs) run_keys_.push_back(key_of(run));
+    : folder_(folder), sweep_(sweep), files_(folder.results()) {
+  for (const Run& run : sweep.runs)
+    run_keys_.push_back(given_file(run.policy.policy.host) ? std::string() : key_of(run));
+}
+
+// run_keys_, or of a run whose host is `given` what depends on the trace, too.
+std::string ResultIndex::run_key(size_t run, size_t trace) const {
+  return run_keys_[run].empty() ? key_of(sweep_.runs[run], sweep_.traces[trace]) : run_keys_[run];
 }
 
 std::vector<ResultSource> ResultIndex::sources_of(const SweepItem& item, const ItemKey& key, bool mixed) {
@@ -22,7 +30,7 @@ std::vector<ResultSource> ResultIndex::sources_of(const SweepItem& item, const I
     const std::unordered_set<std::string>& known = runs_in(file);
     ResultSource source{file, {}};
     std::erase_if(wanted, [&](size_t r) {
-      const bool found = known.contains(run_keys_[r]);
+      const bool found = known.contains(run_key(r, item.trace));
       if (found) source.runs.push_back(r);
       return found;
     });

@@ -19,7 +19,7 @@ struct ResultSource {
 /// The results that a folder had when the object was made.
 class ResultIndex {
  public:
-  /// folder  outlives the object
+  /// folder, sweep  outlive the object
   ResultIndex(const SweepFolder& folder, const Sweep& sweep);
 
   bool has(const std::string& file) const { return files_.contains(file); }
@@ -33,9 +33,11 @@ class ResultIndex {
  private:
   const std::vector<std::string>& files_of(const std::string& content);
   const std::unordered_set<std::string>& runs_in(const std::string& file);
+  std::string run_key(size_t run, size_t trace) const;
 
   const SweepFolder& folder_;
-  std::vector<std::string> run_keys_;  // [runs]
+  const Sweep& sweep_;
+  std::vector<std::string> run_keys_;  // [runs]; empty: it depends on the trace
   std::unordered_set<std::string> files_;
   std::unordered_map<std::string, std::unordered_set<std::string>>
       runs_;  // keys of runs, by that part of files' names

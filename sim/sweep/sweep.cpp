@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/sim/options/layer_choice.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
@@ -61,6 +62,18 @@ struct Fields<Scope> {
 };
 
 template <>
+struct Fields<GivenFact> {
+  static void visit(auto& fact, const auto& visit) {
+    visit("path", fact.path);
+    visit("fingerprint", fact.fingerprint);
+    visit("sha256", fact.sha256);
+    visit("name", fact.name);
+    visit("layer_entries", fact.layer_entries);
+    visit("always_kept", fact.always_kept);
+  }
+};
+
+template <>
 struct Fields<SweepTrace> {
   static void visit(auto& trace, const auto& visit) {
     visit("file", trace.file);
@@ -68,6 +81,7 @@ struct Fields<SweepTrace> {
     visit("fingerprint", trace.fingerprint);
     visit("info", trace.info);
     visit("scope", trace.scope);
+    visit("given", trace.given);
   }
 };
 
@@ -274,6 +288,21 @@ void require_sound(const Sweep& sweep) {
   if (item_count(sweep) > kMostItems) throw Error(fmt::format("it has more than {} items", kMostItems));
 }
 
+// Throws Error if a file of a run whose host is `given` is missing, or of other layers.
+void require_given(const Sweep& sweep) {
+  for (const SweepTrace& trace : sweep.traces) {
+    for (const Run& run : sweep.runs) {
+      const std::string* const file = given_file(run.policy.policy.host);
+      if (file && !trace.given.contains(*file)) throw Error("it knows nothing of a file of given's");
+    }
+    for (const auto& [path, fact] : trace.given) {
+      const bool all = fact.layer_entries.empty() || std::ssize(fact.layer_entries) == trace.info.layers;
+      if (!all || std::ranges::any_of(fact.layer_entries, [](int64_t entries) { return entries < 1; }))
+        throw Error("it has kept sets of other layers");
+    }
+  }
+}
+
 }  // namespace
 
 Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::Options& options,
@@ -286,14 +315,19 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::
               plan.policies_per_item.value_or(std::ssize(plan.policies)),
               options};
   const KnownHashes known(earlier);
+  const GivenSources sources = given_sources(sweep.runs);
   int64_t whole = 0, done = 0;
   for (const std::string& path : paths_of(plan)) {
     const traces::Trace trace(path,
                               options);  // closed again: there may be more traces than files that may be open
-    require_valid(sweep.runs, trace.info());
+    if (sources.empty()) require_valid(sweep.runs, trace.info());
     SweepTrace& planned = sweep.traces.emplace_back();
-    planned = {std::filesystem::absolute(path).lexically_normal().string(), "", fingerprint_of(trace),
-               trace.info(), scope_of(plan, trace.info())};
+    planned = {std::filesystem::absolute(path).lexically_normal().string(),
+               "",
+               fingerprint_of(trace),
+               trace.info(),
+               scope_of(plan, trace.info()),
+               {}};
     if (!is_utf8(planned.file))
       throw TraceError(plan.path, -1, "traces",
                        traces::printable_path(planned.file) + " is not UTF-8, in which sweeps keep paths");
@@ -314,6 +348,12 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::
     });
     done += bytes_of(trace);
   }
+  for (SweepTrace& planned : sweep.traces) {
+    if (sources.empty()) break;
+    planned.given =
+        GivenFiles(sources, given_subject(planned.info, planned.sha256, planned.scope.layers)).facts();
+    require_valid(sweep.runs, planned.info, planned.given);
+  }
   return sweep;
 }
 
@@ -328,6 +368,7 @@ const traces::Trace& OpenTraces::of(size_t trace) {
   const SweepTrace& wanted = sweep_.traces[trace];
   if (open_ && index_ == trace && is_unchanged(*open_, wanted)) return *open_;
   open_.reset();
+  given_ = GivenFiles(wanted.given, given_subject(wanted.info, wanted.sha256, wanted.scope.layers));
   open_.emplace(open_trace(sweep_, wanted));
   index_ = trace;
   return *open_;
@@ -341,6 +382,7 @@ Sweep parse_sweep(const std::string& path, const std::string& text) {
   try {
     Sweep sweep = parse_fields<Sweep>("it", text);
     require_sound(sweep);
+    require_given(sweep);
     return sweep;
   } catch (const Error& error) {
     throw TraceError(path, -1, "", std::string("is no sweep of kvbound: ") + error.what());

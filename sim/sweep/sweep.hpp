@@ -20,7 +20,8 @@ struct SweepTrace {
   std::string sha256;       ///< Trace::sha256
   std::string fingerprint;  ///< sizes and times of change of its files, by the file system's clock
   traces::TraceInfo info;
-  Scope scope;  ///< what is replayed of it
+  Scope scope;       ///< what is replayed of it
+  GivenFacts given;  ///< its files of runs whose host is `given`
 };
 
 struct Sweep {
@@ -56,12 +57,15 @@ class OpenTraces {
   const Sweep& sweep() const { return sweep_; }
   /// By its index in the sweep; good until the next call. Throws as open_trace, also for a trace that has changed since.
   const traces::Trace& of(size_t trace);
+  /// The files of runs whose host is `given`, of the trace that `of` returned last.
+  const GivenFiles& given() const { return given_; }
   /// Closes what is open, so that another try does not read from a file that failed.
   void close() { open_.reset(); }
 
  private:
   const Sweep& sweep_;
   std::optional<traces::Trace> open_;
+  GivenFiles given_;
   size_t index_ = 0;  // of the open one
 };
 

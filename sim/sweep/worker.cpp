@@ -145,15 +145,16 @@ ItemResult compute(OpenTraces& traces, const SweepItem& item) {
   scope.layers = item.layers;
   std::vector<Run> runs;
   for (const size_t r : *item.runs) runs.push_back(sweep.runs[r]);
-  ReplayResult replayed = replay(traces.of(item.trace), runs, scope);
+  const traces::Trace& trace = traces.of(item.trace);
+  ReplayResult replayed = replay(trace, runs, scope, {}, {}, traces.given());
   ItemResult result;
   result.computation = sweep.computation;
   result.environment = environment();
   result.host = host_name();
   result.layers = item.layers;
   for (RunResult& run : replayed.runs) {
-    result.runs.push_back({key_of(run.run), run.compress_seconds, run.step_seconds, std::move(run.layers),
-                           std::move(run.agreement)});
+    result.runs.push_back({key_of(run.run, planned), run.compress_seconds, run.step_seconds,
+                           std::move(run.layers), std::move(run.agreement)});
   }
   result.times = std::move(replayed.times);
   result.seconds = seconds_since(start);

@@ -45,7 +45,7 @@ class House(unittest.TestCase):
         self.assertGreater(sum(map(len, tree.includes.values())), 1500)
 
     def test_the_alternatives_of_host_are_found(self):
-        self.assertEqual(rules.hosts(sources()), ["SnapKv", "H2o", "Tova", "StreamingLlm", "RandomHost"])
+        self.assertEqual(rules.hosts(sources()), ["SnapKv", "H2o", "Tova", "StreamingLlm", "RandomHost", "Given"])
 
 
 class Includes(unittest.TestCase):

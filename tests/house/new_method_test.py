@@ -44,8 +44,7 @@ FILLERS = {
         ("reference/session/ranking.cpp", "AttentionScores", "Scores operator()(const NewHost&) const { return {}; }"),
         ("reference/session/prompt_selection.cpp", "top_k",
          "std::vector<std::vector<int64_t>> top_k(const NewHost&) { return {}; }"),
-        ("cuda/session/ranking.cpp", "AttentionScores",
-         "const DeviceMatrix& operator()(const NewHost&) const { return of_window(); }"),
+        ("cuda/session/ranking.cpp", "HostRanking", "Ranking operator()(const NewHost&) const { return of_window(); }"),
         ("sim/diff/judge/prompt_errors.cpp", "AttentionScoreErrors", "Matrix operator()(const NewHost&) const { return {}; }")),
     "A score": (
         ("reference/core/score_rules.hpp", "score_rules", "inline ScoreRules score_rules(const NewScore&) { return {}; }"),

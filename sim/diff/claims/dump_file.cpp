@@ -14,6 +14,7 @@
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
+#include <kvbound/sim/options/given_files.hpp>
 #include <kvbound/sim/options/layer_budgets.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/layer_list.hpp>
@@ -40,19 +41,26 @@ auto parsed(const MetadataFields& fields, const std::string& field, const Parse&
   }
 }
 
-DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& trace) {
+// Opens the dump's file of kept sets or scores, if its host has one, of the trace that the dump names.
+GivenFiles read_given(const MetadataFields& fields, const DumpInfo& info, const traces::TraceInfo& trace) {
+  const std::string* const file = given_file(info.policy.host);
+  if (!file) return {};
+  GivenFiles given(given_sources({{{*file, info.policy}, info.budget, info.backend}}),
+                   given_subject(trace, info.trace_sha256, info.layers));
+  const std::string field = "given_sha256", sha256 = given.facts().at(*file).sha256;
+  if (fields.has(field) && fields.text(field) != sha256)
+    fields.refuse(field, in_quotes(sha256) + ", the hash of " + traces::printable_path(*file));
+  return given;
+}
+
+// given  receives the file of the policy's host
+DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& trace, GivenFiles& given) {
   const MetadataFields fields(metadata);
   fields.require("format", "kvbound-dump");
   fields.require("version", "1");
   DumpInfo info;
   info.policy = parsed(fields, "policy", parse_policy);
   info.budget = parsed(fields, "budget", parse_budget);
-  info.entries = info.budget.entries(trace.prompt_tokens);
-  parsed(fields, "budget", [&](const std::string&) {
-    kvbound::require_valid(info.policy, info.entries, trace.prompt_tokens, trace.window_queries);
-    return 0;
-  });
-  info.layer_entries = layer_budgets(info.policy, info.entries, trace.layers, trace.prompt_tokens);
   info.backend = fields.text("backend");
   info.declared = declared_arithmetic(fields);
   info.trace_sha256 = fields.text("trace_sha256");
@@ -63,12 +71,24 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
                   fmt::format("ascending layers or ranges such as 0,3-5 within 0..{}", trace.layers - 1));
   }
   info.layers = *layers;
+  given = read_given(fields, info, trace);
+  info.policy = with_facts(info.policy, given.facts());
+  parsed(fields, "budget", [&](const std::string&) {
+    RunBudgets budgets =
+        run_budgets(info.policy, info.budget, given.facts(), trace.layers, trace.prompt_tokens);
+    kvbound::require_valid(info.policy, budgets.entries, trace.prompt_tokens, trace.window_queries);
+    info.entries = budgets.entries;
+    info.layer_entries = std::move(budgets.layer_entries);
+    return 0;
+  });
   return info;
 }
 
 // Whether KV heads may keep different numbers of entries, so that only offsets tell where one head's entries end.
 bool has_ragged_heads(const Policy& policy) {
-  return rules_of(policy.allocation).across_heads || rules_of(policy.merge).order == MergeOrder::merge_first;
+  const auto given = rules_of(policy.host, 0, 0).given;
+  return (given && given->keeps()) || rules_of(policy.allocation).across_heads ||
+         rules_of(policy.merge).order == MergeOrder::merge_first;
 }
 
 std::string known_tensors(const Policy& policy) {
@@ -222,7 +242,7 @@ class TensorCheck {
         return {trace_.window_queries, "window_queries"};
       case Extent::scored: {
         const int64_t scored = rules_of(info_.policy.host, trace_.prompt_tokens, info_.entries).scored;
-        return {scored, scored == trace_.prompt_tokens ? "prompt_tokens" : "prompt_tokens - window"};
+        return {scored, scored == trace_.prompt_tokens ? "prompt_tokens" : "prompt_tokens - always kept"};
       }
       case Extent::kept_of_all_heads:
         return {kept_entries(entry, layer), "all that is kept"};
@@ -283,7 +303,7 @@ class TensorCheck {
 }  // namespace
 
 DumpFile::DumpFile(const std::string& path, const traces::TraceInfo& trace, int64_t header_limit)
-    : file_(path, header_limit), trace_(trace), info_(read_info(file_.metadata(), trace)) {
+    : file_(path, header_limit), trace_(trace), info_(read_info(file_.metadata(), trace, given_)) {
   TensorCheck(file_, trace_, info_).run();
 }
 

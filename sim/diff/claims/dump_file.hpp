@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <kvbound/sim/options/budget.hpp>
+#include <kvbound/sim/options/given_files.hpp>
 #include <kvbound/traces/safetensors.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -18,7 +19,7 @@ namespace kvbound::sim {
 
 /// A dump's metadata and the tensors that it holds.
 struct DumpInfo {
-  Policy policy;
+  Policy policy;  ///< with what is known of all layers of its file, if its host is `given`: with_facts
   Budget budget;
   int64_t entries = 0;                 ///< the budget for the trace's prompt: the mean over layers and heads
   std::vector<int64_t> layer_entries;  ///< [layers of the trace]: each layer's, the mean over its heads
@@ -38,11 +39,14 @@ class DumpFile {
   /// throws  TraceError, naming file, byte, field, what was found and what was expected: for a file that is not a dump
   ///         or was made for another trace's shape; a policy or budget that is unknown or does not fit; a tensor that
   ///         is unknown, that dumps of this policy do not have, that has a wrong type or shape, that some layers lack,
-  ///         or that belongs to a layer that does not exist; IoError
+  ///         or that belongs to a layer that does not exist; for a file of the host `given` that is not the one that the dump
+  ///         was computed with; IoError
   DumpFile(const std::string& path, const traces::TraceInfo& trace, int64_t header_limit);
 
   const std::string& path() const { return file_.path(); }
   const DumpInfo& info() const { return info_; }
+  /// The policy with what its file has of a layer, if its host is `given`. Throws as traces::GivenFile::read_layer.
+  Policy policy_of(int64_t layer) const { return given_.bound(info_.policy, layer); }
 
   /// Throws TraceError unless the dump's metadata name a trace with this SHA-256.
   void require_trace(const std::string& sha256) const;
@@ -59,6 +63,7 @@ class DumpFile {
 
   traces::SafetensorsFile file_;
   traces::TraceInfo trace_;
+  GivenFiles given_;
   DumpInfo info_;
 };
 

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <variant>
 
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/eviction/allocation.hpp>
 
 #include "prompt_errors.hpp"
@@ -99,7 +100,15 @@ struct AllocationJudge {
   const TestedImplementation& implementation;
   const std::vector<std::vector<int64_t>>* kept;
 
-  AllocationJudgement operator()(const Uniform&) const { return same_for_all(); }
+  // Kept sets that were given have budgets of their own.
+  AllocationJudgement operator()(const Uniform&) const {
+    const HostRules host = rules_of(implementation.policy.host, layer.prompt_tokens(), 0);
+    AllocationJudgement judgement = same_for_all();
+    if (!host.given || !host.given->keeps()) return judgement;
+    std::ranges::transform(host.given->kept, judgement.budgets.begin(),
+                           [](const auto& positions) { return std::ssize(positions); });
+    return judgement;
+  }
   AllocationJudgement operator()(const Pyramid&) const { return same_for_all(); }
   AllocationJudgement operator()(const AdaKv& adakv) const;
 

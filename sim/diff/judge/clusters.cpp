@@ -101,8 +101,7 @@ Parents parents_of(MatrixView keys, const MergingCandidates& candidates, const S
   const auto surely_beats = [&](int64_t j, int64_t i) {
     return scores.scores[j] - scores.scores[i] > scores.errors[i] + scores.errors[j];
   };
-  Positions all;
-  for (int64_t i = 0; i < count; ++i) all.push_back(candidates.first + i);
+  const Positions all(candidates.positions.begin(), candidates.positions.end());
   Parents parents{std::vector<Positions>(count), std::vector<bool>(count)};
   visit_uncertain_cosines(keys, all, all, arithmetic, [&](int64_t i, VectorView cosines, VectorView errors) {
     double surely = -kInfinity;
@@ -175,21 +174,21 @@ TargetsJudgement judge_merge_first(MatrixView keys, const Positions& kept,
                                    const reference::Arithmetic& arithmetic, std::span<const int64_t> claimed,
                                    const Positions& index) {
   const auto count = std::ssize(candidates.scores.scores);
-  const Positions own =
-      reference::merge_first(keys, candidates.first, candidates.scores.scores, {}, 0, target).target_of;
+  const Positions others = reference::others_than(candidates.positions, keys.rows);
+  const Positions own = reference::merge_first(keys, candidates.scores.scores, others, 0, target).target_of;
   EntryJudge judge(claimed, own, index);
   const Parents parents = parents_of(keys, candidates, target, arithmetic);
   Positions roots;
-  for (int64_t i = 0; i < count; ++i) roots.push_back(claimed[candidates.first + i] - candidates.first);
+  for (const int64_t position : candidates.positions) roots.push_back(candidates.index_of(claimed[position]));
   const std::vector<bool> known = explained(parents, roots);
   for (int64_t position = 0; position < judge.tokens(); ++position) {
-    const int64_t i = position - candidates.first;
-    if (i < 0 || i >= count) {
+    const int64_t i = candidates.index_of(position);
+    if (i < 0) {
       judge.judge_own(position);
     } else if (known[i]) {
       judge.accept(position, std::ssize(parents.possible[i]) < count - 1);
     } else {
-      const bool is_root = 0 <= roots[i] && roots[i] < count && roots[roots[i]] == roots[i];
+      const bool is_root = roots[i] >= 0 && roots[roots[i]] == roots[i];
       judge.refuse(position, is_root,
                    fmt::format("but chains of most similar keys lead to {}", own[position]));
     }
@@ -206,8 +205,8 @@ RootScores root_scores(const MergingCandidates& candidates, std::span<const int6
   const auto count = std::ssize(candidates.scores.scores);
   std::map<int64_t, Sum> sums;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t root = target_of[candidates.first + i] - candidates.first;
-    if (root < 0 || root >= count) continue;
+    const int64_t root = candidates.index_of(target_of[candidates.positions[i]]);
+    if (root < 0) continue;
     Sum& sum = sums[root];
     sum.sum += candidates.scores.scores[i];
     sum.size += std::abs(candidates.scores.scores[i]);
@@ -216,7 +215,7 @@ RootScores root_scores(const MergingCandidates& candidates, std::span<const int6
   }
   RootScores result;
   for (const auto& [root, sum] : sums) {
-    result.roots.push_back(candidates.first + root);
+    result.roots.push_back(candidates.positions[root]);
     result.sums.push_back(sum.sum);
     result.errors.push_back(sum.error + reference::sum_rounding(sum.count, arithmetic.in_any_order()) *
                                             (sum.size + sum.error));

@@ -1,6 +1,7 @@
 // Judges the clusters that a tested implementation formed of a prompt's entries, or at a rebuild of all entries so far.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -32,10 +33,16 @@ TargetsJudgement judge_evict_first(MatrixView keys, const std::vector<int64_t>& 
                                    const SimilarTarget& target, const reference::Arithmetic& arithmetic,
                                    std::span<const int64_t> claimed, const std::vector<int64_t>& index);
 
-/// The candidates that merge before a selection: positions first, first + 1, ..., with their scores and error bounds.
+/// The candidates that merge before a selection, with their scores and error bounds.
 struct MergingCandidates {
-  int64_t first = 0;
+  std::span<const int64_t> positions;  ///< ascending
   UncertainScores scores;
+
+  /// The index of a position; -1 for one that is no candidate's.
+  int64_t index_of(int64_t position) const {
+    const auto found = std::ranges::lower_bound(positions, position);
+    return found != positions.end() && *found == position ? found - positions.begin() : -1;
+  }
 };
 
 /// Judges clusters of order=merge-first. A candidate may join a root if some candidate that may be its parent joined it; a

@@ -20,6 +20,8 @@
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
+#include <kvbound/reference/merging/merge_targets.hpp>
+#include <kvbound/reference/numerics/columns.hpp>
 #include <kvbound/reference/perturbation.hpp>
 
 #include "clusters.hpp"
@@ -102,7 +104,7 @@ class Judge {
     return ranks() ? top_k_fault(scores(), claimed) : unranked_fault(claimed, own);
   }
 
-  // Without scores nothing rounds: only the reference's own choice is right, that of the smallest draws.
+  // Without scores nothing rounds: only the reference's own choice is right, that of the smallest draws or that which was given.
   Fault unranked_fault(const Positions& claimed, const Positions& own) const {
     const HostRules rules = rules_of(implementation_.policy.host, layer_.prompt_tokens(), 0);
     const DrawSeed seed{rules.seed.value_or(0), layer_.index, g_};
@@ -110,7 +112,11 @@ class Judge {
       return std::ldexp(static_cast<double>(seed.draw_of(rules.sinks + candidate)), -64);
     };
     const Positions wrong = difference(claimed, own), missing = difference(own, claimed);
-    Fault fault{"draw", wrong.front(), missing.front(), drawn(wrong.front()), drawn(missing.front()), 0, 1};
+    Fault fault =
+        rules.given
+            ? Fault{"place in given's kept set", wrong.front(), missing.front(), 0, 1, 0, 1}
+            : Fault{"draw", wrong.front(), missing.front(), drawn(wrong.front()), drawn(missing.front()), 0,
+                    1};
     fault.faulty = std::ssize(wrong);
     return fault;
   }
@@ -127,24 +133,26 @@ class Judge {
   // Judged as the best of the sweep's mixtures and rivals.
   Finding by(const ThetaSweep& options, const Positions& claimed, const Positions& own) const {
     const auto k = std::ssize(claimed);
-    const int64_t first = ranking().first_candidate, count = ranking().candidates;
-    Positions candidate_positions(count);
-    std::iota(candidate_positions.begin(), candidate_positions.end(), first);
+    const std::span<const int64_t> candidate_positions = ranking().candidate_positions();
+    const auto of_candidates = [&](MatrixView all) {
+      return reference::columns_of(all, candidate_positions);
+    };
     const MatrixView weights = group(errors_.weights), norms = group(*reference_.projected_value_norms);
+    const Matrix candidate_weights = of_candidates(weights);
     const reference::ThetaSweepInput input{
-        weights, norms, weights.middle_cols(first, count), candidate_positions, ranking().always_kept, {}};
+        weights, norms, candidate_weights, candidate_positions, ranking().always_kept, {}};
     const Matrix mixtures = reference::theta_sweep_scores(input);
     const Matrix mixture_errors = reference::theta_sweep_score_errors(
-        input, group(errors_.weight_errors).middle_cols(first, count), group(errors_.norms),
+        input, of_candidates(group(errors_.weight_errors)), group(errors_.norms),
         implementation_.arithmetic.window_attention);
     std::vector<SweptSelection> selections;
     for (int64_t i = 0; i < mixtures.rows(); ++i) {
       selections.push_back(swept_top_k({mixtures.row(i), mixture_errors.row(i)}, k));
     }
     selections.push_back(swept_top_k(scores(), k));
-    const std::vector<double> stage_two =
-        reference::stage_two_scores(group(ranking().head_scores).middle_cols(first, count),
-                                    norms.middle_cols(first, count), options.epsilon, options.gqa);
+    const std::vector<double> stage_two = reference::stage_two_scores(
+        group(ranking().head_scores).middle_cols(ranking().first_candidate, ranking().candidates),
+        of_candidates(norms), options.epsilon, options.gqa);
     const UncertainScores uncertain{stage_two, ranking().candidate_scores(errors_.stage_two_score, g_)};
     selections.push_back(swept_critical(scores(), uncertain, k, stage_one_counts(options, k)));
     const SweepJudgement judged = judge_sweep(
@@ -177,8 +185,7 @@ class Judge {
   CountRange adaptive_range(int64_t k) const {
     const int64_t window = ranking().rules.window, n = layer_.prompt_tokens();
     const std::vector<RankRange> ranks = rank_ranges(scores());
-    Positions all_candidates(ranking().candidates);
-    std::iota(all_candidates.begin(), all_candidates.end(), ranking().first_candidate);
+    const std::span<const int64_t> all_candidates = ranking().candidate_positions();
     CountRange all{0, 0};
     // An implementation may compute these masses apart from the scores, adding the weights in any order.
     const reference::Arithmetic arithmetic = implementation_.arithmetic.window_attention.in_any_order();
@@ -223,11 +230,12 @@ class Judge {
   int64_t g_;
 };
 
-// The candidates of a kept set, as candidate indices.
-Positions candidates_of(const Positions& kept, const Positions& always_kept, int64_t first_candidate) {
-  Positions candidates = difference(kept, always_kept);
-  for (int64_t& position : candidates) position -= first_candidate;
-  return candidates;
+// The indices of numbers in a list, both ascending, that holds them all.
+Positions indices_in(const Positions& list, const Positions& numbers) {
+  Positions indices;
+  for (const int64_t number : numbers)
+    indices.push_back(std::ranges::lower_bound(list, number) - list.begin());
+  return indices;
 }
 
 // One KV head's selection among the roots of its clusters, with order=merge-first.
@@ -237,7 +245,7 @@ class RootsJudge {
   RootsJudge(const TestedImplementation& implementation, const PromptErrors& errors, int64_t kv_head,
              std::span<const int64_t> target_of)
       : always_kept_(std::ssize(errors.ranking.always_kept)),
-        roots_(root_scores({errors.ranking.first_candidate,
+        roots_(root_scores({errors.ranking.candidate_positions(),
                             {errors.ranking.candidate_scores(errors.ranking.scores, kv_head),
                              errors.ranking.candidate_scores(errors.score, kv_head)}},
                            target_of, implementation.arithmetic.window_attention)) {}
@@ -392,15 +400,16 @@ TensorAgreement judge_kept(const LayerView& layer, const TestedImplementation& i
       continue;
     }
     const Judge judge(layer, implementation, reference, errors, head);
-    const Positions selected = candidates_of(kept[g], always_kept, rules.sinks);
-    auto [fault, undecided] = judge.find(selected, candidates_of(own, always_kept, rules.sinks));
+    const Positions candidates = reference::others_than(always_kept, n);
+    const Positions selected = indices_in(candidates, difference(kept[g], always_kept));
+    auto [fault, undecided] = judge.find(selected, indices_in(candidates, difference(own, always_kept)));
     if (undecided) {
       judgement.add_undecided(kept[g], own);
       continue;
     }
     if (fault) {
-      fault->chosen += rules.sinks;
-      fault->better += rules.sinks;
+      fault->chosen = candidates[fault->chosen];
+      fault->better = candidates[fault->better];
     }
     judgement.add(kept[g], own, fault, untold || judge.can_tell(std::ssize(selected)), g);
   }

@@ -20,7 +20,7 @@ struct PromptErrors {
                const PromptRecord& reference, const HostRules& rules);
 
   reference::Ranking ranking;
-  Matrix weights;  ///< [query_heads, n]: the window's mean attention, not pooled; for the attention score
+  Matrix weights;  ///< [query_heads, n]: the window's mean attention, not pooled; where attention decides
   Matrix weight_errors;    ///< [query_heads, n]: error bounds of `weights`
   Matrix head_score;       ///< [query_heads, m]: error bounds of ranking.head_scores
   Matrix score;            ///< [kv_heads, m]: error bounds of ranking.scores

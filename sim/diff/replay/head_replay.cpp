@@ -102,8 +102,8 @@ reference::MergeTargets HeadReplay::prompt_targets(const Positions& kept, bool e
     for (MemberRange& range : members_) range.most = layer_.prompt_tokens;
     if (!explained) return {kept, {}, {}};
     const reference::Ranking& ranking = part_.errors.ranking;
-    return reference::merge_first(keys, ranking.first_candidate, ranking.candidate_scores(ranking.scores, g_),
-                                  ranking.always_kept, budget_ - std::ssize(ranking.always_kept), *target);
+    return reference::merge_first(keys, ranking.candidate_scores(ranking.scores, g_), ranking.always_kept,
+                                  budget_ - std::ssize(ranking.always_kept), *target);
   }
   members_ = member_ranges(keys, kept, *target, part_.implementation.arithmetic.nearest_keys);
   for (const MemberRange& range : members_) certain_ = certain_ && range.least == range.most;
@@ -123,7 +123,7 @@ reference::MergeTargets HeadReplay::recorded_targets(const Positions& kept) {
     }
     const UncertainScores scores{ranking.candidate_scores(ranking.scores, g_),
                                  ranking.candidate_scores(part_.errors.score, g_)};
-    return judge_merge_first(keys, kept, {ranking.first_candidate, scores}, target, arithmetic, claimed,
+    return judge_merge_first(keys, kept, {ranking.candidate_positions(), scores}, target, arithmetic, claimed,
                              {g_, 0});
   };
   TargetsJudgement judgement = judge();

@@ -1,5 +1,6 @@
 """Valid inputs of every kind that the program reads, as {file's name: bytes}: what is damaged afterwards."""
 import functools
+import hashlib
 import io
 import json
 import struct
@@ -129,6 +130,19 @@ class Inputs:
             backend = ("--backend", "emulated") if i == len(DUMPED) else ()
             self.run("replay", "trace.safetensors", "--policy", policy, "--budget", "8", *backend, "--dump", dump, "--quiet")
             yield {"trace.safetensors": self.trace, "dump.safetensors": (self.folder / dump).read_bytes()}
+
+    def given(self, **tensors):
+        """A trace and a file of the host given, of all layers."""
+        arrays = {f"layers.{layer}.{name}": np.asarray(array) for layer in range(2) for name, array in tensors.items()}
+        file = kernel_files.KernelFile({name: ("I64" if array.dtype.kind == "i" else "F64", array) for name, array in arrays.items()},
+                                       format="kvbound-given", version="1", trace_sha256=hashlib.sha256(self.trace).hexdigest(), name="mine")
+        return {"trace.safetensors": self.trace, "given.safetensors": file.bytes()}
+
+    def given_scores(self):
+        return self.given(score=np.tile(np.arange(24) % 7 - 3.0, (2, 1)), head_score=np.ones((4, 24)))
+
+    def given_kept_sets(self):
+        return self.given(kept=[0, 3, 5, 1, 23], kept_offsets=[0, 3, 5])
 
     @made_once
     def kernels(self):

@@ -84,6 +84,11 @@ def of_traces(made):
     yield Surface("traces of extreme sizes and numbers", trace, tuple(of_extremes()), 3000, damages=extremes.DAMAGES)
     diffs = tuple(made.dumps())
     yield Surface("dumps, by diff", diffs, (("diff", "trace.safetensors", "dump.safetensors", "--json", "out.json"),), 2400)
+    scores = ",".join(f"given:file=given.safetensors:window=4{more}" for more in ("", "+critical", "+theta-sweep", "+adakv+keepkv"))
+    for name, files, policy, budget in (("scores", made.given_scores(), scores, "8"), ("kept sets", made.given_kept_sets(), "given:file=given.safetensors+cam",
+                                                                                     "given")):
+        yield Surface(f"{name} of given, by replay", (files,), (("replay", "trace.safetensors", "--policy", policy, "--budget", budget, "--json",
+                                                              "out.json"),), 400, ("given",))
     twice = tuple({**files, "other.safetensors": files["dump.safetensors"]} for files in diffs)
     yield Surface("dumps, by diff --against", twice, (("diff", "dump.safetensors", "other.safetensors", "--against", "trace.safetensors",
                                                        "--json", "out.json"),), 1000, ("dump", "other"))

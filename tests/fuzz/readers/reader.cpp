@@ -52,6 +52,7 @@ const std::array kReaders{
     Reader{'S', "a sweep, as its folder has it", {Format::text}, read_sweep},
     Reader{'T', "a trace", {Format::tensors}, read_trace},
     Reader{'U', "a command line, an argument a line", {Format::text}, read_command_line},
+    Reader{'V', "kept sets or scores of the host given", {Format::tensors}, read_given},
     Reader{'W', "what items of a sweep cost", {Format::text}, read_rates},
     Reader{'X',
            "a trace of shards: index, the shard shard-0.safetensors",

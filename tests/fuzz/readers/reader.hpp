@@ -59,6 +59,7 @@ void read_python_signature(Folder& folder, Parts parts);
 void read_trace(Folder& folder, Parts parts);
 void read_trace_shards(Folder& folder, Parts parts);
 void read_dump(Folder& folder, Parts parts);
+void read_given(Folder& folder, Parts parts);
 void read_kernel_file(Folder& folder, Parts parts);
 void read_plan(Folder& folder, Parts parts);
 void read_sweep(Folder& folder, Parts parts);

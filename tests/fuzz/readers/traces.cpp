@@ -12,6 +12,7 @@
 #include <kvbound/sim/check/topk.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
 #include <kvbound/sim/diff/claims/dump_file.hpp>
+#include <kvbound/traces/given_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "reader.hpp"
@@ -53,14 +54,19 @@ void read_dump(Folder& folder, Parts parts) {
                            traces::kDefaultHeaderLimit);
   const sim::DumpInfo& info = dump.info();
   for (const int64_t layer : info.layers) {
-    const sim::TestedImplementation implementation{info.policy,
-                                                   info.layer_entries[layer],
-                                                   info.steps,
-                                                   info.declared.arithmetic(),
-                                                   info.declared.input_storage(),
-                                                   info.declared.merged_storage()};
+    const sim::TestedImplementation implementation{
+        dump.policy_of(layer),      info.layer_entries[layer],     info.steps,
+        info.declared.arithmetic(), info.declared.input_storage(), info.declared.merged_storage()};
     sim::judge_layer(trace.read_layer(layer), implementation, dump.read_layer(layer));
   }
+}
+
+// Of a trace of 1 layer, 2 query heads on 1 KV head, 8 prompt tokens.
+void read_given(Folder& folder, Parts parts) {
+  const traces::GivenFile file(
+      folder.write("given.safetensors", parts[0]),
+      {"trace_sha256", "abc", "the hash of small.safetensors", {2, 1, 2, 3}, 1, 8, {0}});
+  file.read_layer(0);
 }
 
 void read_kernel_file(Folder& folder, Parts parts) {

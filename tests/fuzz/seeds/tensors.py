@@ -66,12 +66,22 @@ def kernels(folder):
         yield f"{operation}-{policy}", kernel(operation, compressed_layer(folder / "layer.safetensors", policy, "20"))
 
 
+def given(**tensors):
+    """Kept sets or scores of the one layer."""
+    arrays = {name.replace("_0_", ".0."): np.asarray(array) for name, array in tensors.items()}
+    file = KernelFile({name: ("I64" if array.dtype.kind == "i" else "F64", array) for name, array in arrays.items()},
+                      format="kvbound-given", version="1", trace_sha256="abc", name="mine")
+    return b"V" + file.bytes()
+
+
 def inputs(run, folder):
     """run(*arguments) runs the program in `folder`."""
     trace().write(folder / "small.safetensors")
     run("generate", *LAYER, "layer.safetensors")
     for policy in POLICIES:
         yield f"dump-{policy}", dump(run, folder, policy)
+    yield "given-scores", given(layers_0_score=np.linspace(-1, 1, 8)[None], layers_0_head_score=np.ones((2, 8)), always_kept=[0, 7])
+    yield "given-kept-sets", given(layers_0_kept=[0, 3, 7], layers_0_kept_offsets=[0, 3])
     yield from kernels(folder)
     yield "trace", b"T" + trace(layers=2, kv_heads=2).bytes()
     yield "trace-bf16", b"T" + trace(dtype="BF16").bytes()

@@ -292,8 +292,8 @@ TEST(CriticalKv, TakesAttentionFirstAndItsProductsWithNormsThen) {
   const test::RandomLayer random({1, 1, 2, 2}, 6, 1, 1, 3);
   const LayerView layer = random.view();
   const Matrix attention = matrix({{9, 1, 2, 3, 4, 9}}), norms = matrix({{9, 1, 8, 2, 1, 9}});
-  const Positions always_kept{0, 5};
-  const CriticalKvPrompt prompt{layer, 1, always_kept, 1, 4, attention, attention, norms};
+  const Positions always_kept{0, 5}, positions{0, 1, 2, 3, 4, 5};
+  const CriticalKvPrompt prompt{layer, 1, always_kept, positions, 1, 4, attention, attention, norms};
   TwoStage options;
   options.epsilon = 1;
   const CriticalKvSelection selection = critical_kv(prompt, options, Positions{2});

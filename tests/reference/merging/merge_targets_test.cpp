@@ -105,7 +105,7 @@ TEST(EvictFirst, HasNothingToDoIfAllStay) {
 TEST(MergeFirst, SendsCandidatesToTheirBettersAndFollowsTheChain) {
   // Scores ascend: 0 merges into 1 and 1 into 2, each 10 degrees away; 3 is far from all.
   const Matrix keys = at_degrees({0, 10, 20, 120});
-  const MergeTargets targets = merge_first(keys, 0, Numbers{1, 2, 3, 4}, {}, 2, kUsual);
+  const MergeTargets targets = merge_first(keys, Numbers{1, 2, 3, 4}, {}, 2, kUsual);
   EXPECT_EQ(targets.kept, (Positions{2, 3}));
   EXPECT_EQ(members(targets), (Clusters{{2, {0, 1}}}));
 }
@@ -114,43 +114,43 @@ TEST(MergeFirst, RanksRootsByTheSumOfTheirMembersScores) {
   // 0 and 1 merge into 2, with a total score of 6; 3 alone has 5. With room for one entry the chain stays, though 5 is
   // the largest single score.
   const Matrix keys = at_degrees({0, 10, 20, 120});
-  const MergeTargets targets = merge_first(keys, 0, Numbers{1, 2, 3, 5}, {}, 1, kUsual);
+  const MergeTargets targets = merge_first(keys, Numbers{1, 2, 3, 5}, {}, 1, kUsual);
   EXPECT_EQ(targets.kept, Positions{2});
   EXPECT_EQ(members(targets), (Clusters{{2, {0, 1}}}));
   // With a score of 6.5 entry 3 stays, and the chain is dropped with all its members.
-  const MergeTargets other = merge_first(keys, 0, Numbers{1, 2, 3, 6.5}, {}, 1, kUsual);
+  const MergeTargets other = merge_first(keys, Numbers{1, 2, 3, 6.5}, {}, 1, kUsual);
   EXPECT_EQ(other.kept, Positions{3});
   EXPECT_EQ(members(other), Clusters());
 }
 
 TEST(MergeFirst, BreaksTiesOfSumsBySmallerPosition) {
   const Matrix keys = at_degrees({0, 60, 120, 180});
-  EXPECT_EQ(merge_first(keys, 0, Numbers{2, 2, 2, 2}, {}, 2, kUsual).kept, (Positions{0, 1}));
-  EXPECT_EQ(merge_first(keys, 0, Numbers{1, 2, 2, 1}, {}, 3, kUsual).kept, (Positions{0, 1, 2}));
+  EXPECT_EQ(merge_first(keys, Numbers{2, 2, 2, 2}, {}, 2, kUsual).kept, (Positions{0, 1}));
+  EXPECT_EQ(merge_first(keys, Numbers{1, 2, 2, 1}, {}, 3, kUsual).kept, (Positions{0, 1, 2}));
 }
 
 TEST(MergeFirst, NeedsAStrictlyHigherScore) {
   // Equal keys and equal scores: no candidate has a better one to merge into.
   const Matrix keys = at_degrees({0, 0, 0});
-  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 1, 1}, {}, 3, kAll)), Clusters());
-  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, std::nextafter(1, 2), 1}, {}, 3, kAll)),
+  EXPECT_EQ(members(merge_first(keys, Numbers{1, 1, 1}, {}, 3, kAll)), Clusters());
+  EXPECT_EQ(members(merge_first(keys, Numbers{1, std::nextafter(1, 2), 1}, {}, 3, kAll)),
             (Clusters{{1, {0, 2}}}));
 }
 
 TEST(MergeFirst, SendsToTheMostSimilarBetterAndNotToTheBest) {
   // Better than 0 are 1 at 30 degrees and 2 at 10 degrees: 0 merges into 2. At equal angles on both sides the smaller
   // position wins.
-  EXPECT_EQ(members(merge_first(at_degrees({0, 30, 10}), 0, Numbers{1, 9, 2}, {}, 3, kUsual)),
+  EXPECT_EQ(members(merge_first(at_degrees({0, 30, 10}), Numbers{1, 9, 2}, {}, 3, kUsual)),
             (Clusters{{1, {0, 2}}}))
       << "and from there to 1, at 20 degrees";
   const Matrix keys = matrix({{1, 0}, {1, 1}, {1, -1}});
-  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 2, 2}, {}, 3, SimilarTarget{Decimal{5, 1}})),
+  EXPECT_EQ(members(merge_first(keys, Numbers{1, 2, 2}, {}, 3, SimilarTarget{Decimal{5, 1}})),
             (Clusters{{1, {0}}}));
 }
 
 TEST(MergeFirst, KeepsAllRootsIfThereAreFewerThanPlaces) {
   const Matrix keys = at_degrees({0, 1, 2, 90, 91});
-  const MergeTargets targets = merge_first(keys, 0, Numbers{1, 2, 3, 4, 5}, {}, 4, kUsual);
+  const MergeTargets targets = merge_first(keys, Numbers{1, 2, 3, 4, 5}, {}, 4, kUsual);
   EXPECT_EQ(targets.kept, (Positions{2, 4})) << "two roots for four places";
   EXPECT_EQ(members(targets), (Clusters{{2, {0, 1}}, {4, {3}}}));
 }
@@ -159,27 +159,27 @@ TEST(MergeFirst, LeavesThoseAlwaysKeptOutOfIt) {
   // Positions 0 and 4 are always kept; candidate 1 has the same key, but candidates do not merge into always-kept
   // entries.
   const Matrix keys = at_degrees({0, 0, 100, 200, 0});
-  const MergeTargets targets = merge_first(keys, 1, Numbers{1, 2, 3}, Positions{0, 4}, 2, kUsual);
+  const MergeTargets targets = merge_first(keys, Numbers{1, 2, 3}, Positions{0, 4}, 2, kUsual);
   EXPECT_EQ(targets.kept, (Positions{0, 2, 3, 4}));
   EXPECT_EQ(members(targets), Clusters());
 }
 
 TEST(MergeFirst, WithoutRoomDropsAllCandidates) {
-  const MergeTargets targets = merge_first(at_degrees({0, 1, 2}), 1, Numbers{1, 2}, Positions{0}, 0, kAll);
+  const MergeTargets targets = merge_first(at_degrees({0, 1, 2}), Numbers{1, 2}, Positions{0}, 0, kAll);
   EXPECT_EQ(targets.kept, Positions{0});
   EXPECT_EQ(members(targets), Clusters());
 }
 
 TEST(MergeFirst, TakesAZeroKeyForLikeNobody) {
   const Matrix keys = matrix({{0, 0}, {1, 0}, {-1, 0}});
-  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 2, 3}, {}, 3, kUsual)), Clusters());
+  EXPECT_EQ(members(merge_first(keys, Numbers{1, 2, 3}, {}, 3, kUsual)), Clusters());
   // Without a threshold 0's cosine of 0 is the same with both better candidates; the only one better than 1 has the
   // opposite key.
-  EXPECT_EQ(members(merge_first(keys, 0, Numbers{1, 2, 3}, {}, 3, kAll)), (Clusters{{2, {0, 1}}}));
+  EXPECT_EQ(members(merge_first(keys, Numbers{1, 2, 3}, {}, 3, kAll)), (Clusters{{2, {0, 1}}}));
 }
 
 TEST(MergeFirst, OfNoCandidatesKeepsThoseAlwaysKept) {
-  EXPECT_EQ(merge_first(at_degrees({0, 1}), 0, Numbers{}, Positions{0, 1}, 0, kAll).kept, (Positions{0, 1}));
+  EXPECT_EQ(merge_first(at_degrees({0, 1}), Numbers{}, Positions{0, 1}, 0, kAll).kept, (Positions{0, 1}));
 }
 
 // ---- against the definition, one candidate at a time
@@ -292,7 +292,7 @@ RC_GTEST_PROP(MergeFirstProperty, MeetsItsDefinition, ()) {
 
   RC_CLASSIFY(!expected.empty(), "some merge");
   RC_CLASSIFY(std::ssize(sums) < k, "fewer roots than places");
-  const MergeTargets targets = merge_first(keys.keys, first, scores, always_kept, k, target);
+  const MergeTargets targets = merge_first(keys.keys, scores, always_kept, k, target);
   RC_ASSERT(targets.kept == kept);
   RC_ASSERT(members(targets) == expected);
 }

@@ -137,7 +137,8 @@ TEST(ClosedLoop, ReportsItsWork) {
 TEST(Evaluate, NamesTheTaskForWhichARunIsNotValid) {
   const auto message = [](const std::string& policy, const std::string& budget) {
     return test::message_of<InvalidPolicy>([&] {
-      require_valid(options_of({policy}, budget), {task_of(24, 4, 24), task_of(24, 4, 10)});
+      require_valid(options_of({policy}, budget), {task_of(24, 4, 24), task_of(24, 4, 10)},
+                    checkpoint().config());
     });
   };
   EXPECT_EQ(

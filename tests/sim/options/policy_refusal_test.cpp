@@ -59,6 +59,7 @@ TEST(PolicyText, WithOptionsOfAnotherComponentIsRefused) {
   const std::pair<const char*, const char*> refusals[] = {
       {"h2o:pool=7", "h2o has no option 'pool'; it has window, sinks, recent"},
       {"tova:window=4", "tova has no option 'window'; it has sinks"},
+      {"given:file=a:pool=7", "given has no option 'pool'; it has file, window"},
       {"streaming-llm:recent=4", "streaming-llm has no option 'recent'; it has sinks"},
       {"random:recent=4", "random has no option 'recent'; it has seed, sinks, window"},
       {"snapkv:sinks=4", "snapkv has no option 'sinks'; it has window, pool"},
@@ -66,6 +67,37 @@ TEST(PolicyText, WithOptionsOfAnotherComponentIsRefused) {
       {"snapkv+obcache-key:alpha=1", "obcache-key has no option 'alpha'; it has space"}};
   for (const auto& [text, says] : refusals) {
     EXPECT_EQ(refusal(text), "policy '" + std::string(text) + "': " + says);
+  }
+}
+
+TEST(PolicyText, OfAHostWithAFileIsRefusedWithoutOneThatCanBeWrittenAgain) {
+  const std::string path = "a path, in double quotes if it has a colon, plus sign or comma";
+  const std::string refusals[][2] = {{"given", "given needs file=" + path},
+                                     {"given:window=3", "given needs file=" + path},
+                                     {"given:file", "'file': expected file=" + path},
+                                     {"given:file=", "'file=': expected file=" + path},
+                                     {"given:file=\"\"", "'file=\"\"': expected file=" + path},
+                                     {"given:file=a\"b", "'file=a\"b': expected file=" + path},
+                                     {"given:file=a\tb", "'file=a\\x09b': expected file=" + path},
+                                     {"given:file=a:window=0", "'window=0': expected window=an integer >= 1"},
+                                     {"given:file=a:b", "given has no option 'b'; it has file, window"}};
+  for (const auto& [text, says] : refusals) {
+    std::string shown = text;
+    if (const size_t tab = shown.find('\t'); tab != std::string::npos) shown.replace(tab, 1, "\\x09");
+    EXPECT_EQ(refusal(text), "policy '" + shown + "': " + says);
+  }
+}
+
+TEST(PolicyText, OfGivenScoresWithWhatWouldComputeThemAnewIsRefused) {
+  const std::string alone = ", but given has the scores of its file alone";
+  const std::string refusals[][2] = {
+      {"given:file=a+exact", "a score ranks entries in the place of the host's" + alone},
+      {"given:file=a+keepkv:period=2", "keepkv:period selects anew by the current query" + alone},
+      {"given:file=a+greedy", "greedy has a meaning with the host snapkv alone"}};
+  for (const auto& [text, says] : refusals) EXPECT_EQ(refusal(text), "policy '" + text + "': " + says);
+  for (const char* text : {"given:file=a+critical", "given:file=a+theta-sweep+adakv",
+                           "given:file=a+pyramid+cam", "given:file=a+keepkv:order=merge-first"}) {
+    EXPECT_EQ(refusal(text), "no error");
   }
 }
 

@@ -53,7 +53,10 @@ TwoStage any_two_stage() {
 }
 
 Host any_host() {
-  switch (*integer(0, 4)) {
+  switch (*integer(0, 5)) {
+    case 5:
+      return Given{*rc::gen::element<std::string>("a.safetensors", "a b/c", "a:b", "a+b,c=d", "\xc3\xa4=1"),
+                   *any_positive()};
     case 1:
       return *integer(0, 1) == 0 ? H2o{*any_positive(), *any_positive() - 1, {}}
                                  : H2o{*any_positive(), *any_positive() - 1, *any_positive() - 1};
@@ -157,15 +160,17 @@ Policy any_policy() {
   policy.allocation = any_allocation();
   policy.merge = any_merge();
   const bool is_ranked = ranks(policy.host);
+  const bool is_given = std::holds_alternative<Given>(policy.host);
   if (is_ranked) {
     policy.selection = any_selection(policy.host);
-    if (std::holds_alternative<TopK>(policy.selection) && *integer(0, 1) == 0) policy.score = any_score();
+    if (std::holds_alternative<TopK>(policy.selection) && !is_given && *integer(0, 1) == 0)
+      policy.score = any_score();
   } else if (std::holds_alternative<AdaKv>(policy.allocation)) {
     policy.allocation = Uniform();
   }
   auto* keep_kv = std::get_if<KeepKv>(&policy.merge);
   if (keep_kv == nullptr) return policy;
-  if (!is_ranked || std::holds_alternative<Greedy>(policy.selection)) keep_kv->period.reset();
+  if (!is_ranked || is_given || std::holds_alternative<Greedy>(policy.selection)) keep_kv->period.reset();
   if (!is_ranked || !std::holds_alternative<TopK>(policy.selection) ||
       !std::holds_alternative<AttentionScore>(policy.score)) {
     keep_kv->order = MergeOrder::evict_first;
@@ -199,6 +204,7 @@ TEST(PolicyText, OfEveryHostBeginsWithItsNameInMessages) {
   for (const char* name : {"snapkv", "h2o", "tova", "streaming-llm", "random"}) {
     EXPECT_EQ(name_of(parse_policy(name).host), name);
   }
+  EXPECT_EQ(name_of(parse_policy("given:file=a").host), "given");
 }
 
 TEST(PolicyText, OfEveryHostAndScoreNamesEveryOption) {
@@ -208,6 +214,9 @@ TEST(PolicyText, OfEveryHostAndScoreNamesEveryOption) {
       {"streaming-llm", "streaming-llm:sinks=4"},
       {"random", "random:seed=0:sinks=4:window=32"},
       {"random:window=0:seed=12", "random:seed=12:sinks=4:window=0"},
+      {"given:file=a/b.safetensors", "given:file=a/b.safetensors:window=32"},
+      {"given:window=4:file=\"a\"", "given:file=a:window=4"},
+      {"given:file=\"a:b+c,d\"+cam:seed=3", "given:file=\"a:b+c,d\":window=32+cam:neighbours=32:seed=3"},
       {"tova:sinks=4+exact", "tova:sinks=4+exact:space=head"},
       {"snapkv+obcache-value", "snapkv:window=32:pool=7+obcache-value:space=head"},
       {"snapkv+obcache-key:space=projected", "snapkv:window=32:pool=7+obcache-key:space=projected"},

@@ -1,0 +1,144 @@
+#include "given_files.hpp"
+
+#include <sys/stat.h>
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <numeric>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/given_layer.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/traces/messages.hpp>
+
+#include "layer_budgets.hpp"
+#include "policy.hpp"
+#include "quoted_parts.hpp"
+
+namespace kvbound::sim {
+namespace {
+
+const GivenFact* fact_of(const Policy& policy, const GivenFacts& facts) {
+  const std::string* const file = given_file(policy.host);
+  const auto found = file ? facts.find(*file) : facts.end();
+  return found == facts.end() ? nullptr : &found->second;
+}
+
+std::string fingerprint_of(const std::string& path) {
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) throw traces::io_error("read", path, errno);
+  return fmt::format("{}@{}.{:09}", status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+}
+
+bool is_policy(const std::string& name) try {
+  parse_policy(name);
+  return true;
+} catch (const InvalidPolicy&) {
+  return false;
+}
+
+// A policy's text with another name in the place of its host.
+std::string renamed(const std::string& label, const std::string& name) {
+  return name + label.substr(quoted_parts(label, '+').front().size());
+}
+
+}  // namespace
+
+GivenSources given_sources(const std::vector<Run>& runs) {
+  GivenSources sources;
+  for (const Run& run : runs) {
+    const std::string* const file = given_file(run.policy.policy.host);
+    if (file && !sources.contains(*file)) sources.emplace(*file, traces::GivenSource(*file));
+  }
+  return sources;
+}
+
+traces::GivenSubject given_subject(const traces::TraceInfo& trace, const std::string& sha256,
+                                   const std::vector<int64_t>& layers) {
+  return {"trace_sha256", sha256,       "the hash of " + traces::printable_path(trace.path),
+          trace.shape,    trace.layers, trace.prompt_tokens,
+          layers};
+}
+
+GivenFiles::GivenFiles(const GivenSources& sources, const traces::GivenSubject& subject) {
+  for (const auto& [path, source] : sources) {
+    const traces::GivenFile& file =
+        files_.emplace(path, std::make_unique<OpenFile>(source.open(subject))).first->second->file;
+    facts_.emplace(path, GivenFact{std::filesystem::absolute(file.path()).lexically_normal().string(),
+                                   fingerprint_of(file.path()), file.sha256(), file.name(),
+                                   file.layer_entries(), file.always_kept()});
+  }
+}
+
+GivenFiles::GivenFiles(const GivenFacts& known, const traces::GivenSubject& subject) : facts_(known) {
+  for (const auto& [path, fact] : known) {
+    if (fingerprint_of(fact.path) != fact.fingerprint)
+      throw TraceError(fact.path, -1, "", "has changed since the sweep was planned");
+    files_.emplace(path, std::make_unique<OpenFile>(traces::GivenFile(fact.path, subject)));
+  }
+}
+
+Policy GivenFiles::bound(Policy policy, int64_t layer) const {
+  const std::string* const file = given_file(policy.host);
+  if (!file) return policy;
+  const auto found = files_.find(*file);
+  if (found == files_.end()) return policy;
+  const OpenFile& open = *found->second;
+  if (open.layer != layer) {
+    open.data = open.file.read_layer(layer);
+    open.layer = layer;
+  }
+  policy.host = with_layer(policy.host, open.data);
+  return policy;
+}
+
+Policy with_facts(Policy policy, const GivenFacts& facts) {
+  const GivenFact* const fact = fact_of(policy, facts);
+  if (!fact) return policy;
+  GivenLayer known;
+  known.always_kept = fact->always_kept;
+  known.kept.resize(fact->layer_entries.empty() ? 0 : 1);
+  policy.host = with_layer(policy.host, std::make_shared<const GivenLayer>(std::move(known)));
+  return policy;
+}
+
+std::vector<Run> with_names(std::vector<Run> runs, const GivenFacts& facts) {
+  const auto name_of = [&](const NamedPolicy& policy) {
+    const GivenFact* const fact = fact_of(policy.policy, facts);
+    const std::string name = fact ? traces::printable(fact->name) : "";
+    return name.empty() || is_policy(name) ? policy.label : renamed(policy.label, name);
+  };
+  std::map<std::string, std::set<std::string>> policies;  // that would have a name
+  for (const Run& run : runs) policies[name_of(run.policy)].insert(canonical(run.policy.policy));
+  for (Run& run : runs) {
+    const std::string name = name_of(run.policy);
+    if (policies[name].size() == 1) run.policy.label = name;
+  }
+  return runs;
+}
+
+RunBudgets run_budgets(const Policy& policy, const Budget& budget, const GivenFacts& facts, int64_t layers,
+                       int64_t prompt_tokens) {
+  const GivenFact* const fact = fact_of(policy, facts);
+  if (fact && !fact->layer_entries.empty()) {
+    if (!budget.given)
+      throw InvalidPolicy("given's file has kept sets: its budget is `given`, that of their sizes");
+    const std::vector<int64_t>& entries = fact->layer_entries;
+    return {std::accumulate(entries.begin(), entries.end(), int64_t{0}) / std::ssize(entries), entries};
+  }
+  const int64_t entries = budget.entries(prompt_tokens);
+  return {entries, layer_budgets(with_facts(policy, facts), entries, layers, prompt_tokens)};
+}
+
+std::vector<int64_t> head_budgets(const Policy& policy, int64_t entries, int64_t kv_heads) {
+  const auto given = rules_of(policy.host, 0, 0).given;
+  std::vector<int64_t> budgets(kv_heads, entries);
+  if (given && given->keeps())
+    std::ranges::transform(given->kept, budgets.begin(), [](const auto& kept) { return std::ssize(kept); });
+  return budgets;
+}
+
+}  // namespace kvbound::sim

@@ -1,0 +1,90 @@
+// The files of policies whose host is `given`, for one trace or task.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <kvbound/traces/given_file.hpp>
+#include <kvbound/traces/trace.hpp>
+
+#include "runs.hpp"
+
+namespace kvbound::sim {
+
+/// What is known of a file but its scores and positions.
+struct GivenFact {
+  std::string path;         ///< of the file itself, absolute
+  std::string fingerprint;  ///< its size and time of change, by the file system's clock
+  std::string sha256;
+  std::string name;                    ///< what the file calls its method; may be empty
+  std::vector<int64_t> layer_entries;  ///< GivenFile::layer_entries
+  std::vector<int64_t> always_kept;
+};
+/// By Given::file.
+using GivenFacts = std::map<std::string, GivenFact>;
+
+/// The paths that policies name. A folder's files are looked through once.
+using GivenSources = std::map<std::string, traces::GivenSource>;
+GivenSources given_sources(const std::vector<Run>& runs);
+
+/// What a file for a replay of a trace must be of.
+///
+/// sha256  the trace's
+/// layers  that are replayed
+traces::GivenSubject given_subject(const traces::TraceInfo& trace, const std::string& sha256,
+                                   const std::vector<int64_t>& layers);
+
+/// The files of a trace or task.
+class GivenFiles {
+ public:
+  GivenFiles() = default;  ///< of policies that have none
+  /// Throws as traces::GivenFile.
+  GivenFiles(const GivenSources& sources, const traces::GivenSubject& subject);
+  /// Files of which everything is known. Throws TraceError for one that has changed since; as traces::GivenFile.
+  GivenFiles(const GivenFacts& known, const traces::GivenSubject& subject);
+
+  const GivenFacts& facts() const { return facts_; }
+  /// The policy with what its file has of a layer; other policies as they are. The last layer of every file stays in memory.
+  Policy bound(Policy policy, int64_t layer) const;
+
+ private:
+  struct OpenFile {
+    explicit OpenFile(traces::GivenFile opened) : file(std::move(opened)) {}
+
+    traces::GivenFile file;
+    mutable int64_t layer = -1;
+    mutable std::shared_ptr<const GivenLayer> data = {};  // of that layer
+  };
+  std::map<std::string, std::unique_ptr<OpenFile>> files_;
+  GivenFacts facts_;
+};
+
+/// The policy with what is known of all layers of its file: which entries are always kept, or that it has kept sets.
+Policy with_facts(Policy policy, const GivenFacts& facts);
+
+/// The runs, whose policies are called as their files say, unless two would have one name, or that is another policy's text.
+std::vector<Run> with_names(std::vector<Run> runs, const GivenFacts& facts);
+
+/// The entries per KV head that a run keeps.
+struct RunBudgets {
+  int64_t entries = 0;                 ///< on average over all layers, rounded down
+  std::vector<int64_t> layer_entries;  ///< [layers]: of each, on average over its KV heads
+};
+
+/// The budget of a run; of kept sets, their sizes.
+///
+/// layers, prompt_tokens  of the trace
+/// throws                 InvalidPolicy if a budget is not `given` but the file has kept sets, or the other way round; as layer_budgets
+RunBudgets run_budgets(const Policy& policy, const Budget& budget, const GivenFacts& facts, int64_t layers,
+                       int64_t prompt_tokens);
+
+/// The budget of every KV head of a layer: `entries`, or the sizes of the kept sets that were given.
+///
+/// policy  with what its file has of the layer
+std::vector<int64_t> head_budgets(const Policy& policy, int64_t entries, int64_t kv_heads);
+
+}  // namespace kvbound::sim
