@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import jsonschema
 import numpy as np
 from support import kvbound_cli
 from support.documents import without_times_and_hosts
@@ -66,6 +67,11 @@ class GivenTest(CommandLineTest):
         write_given(self.folder / path, self.subject(), tensors, **metadata)
 
 
+def validate(path, schema):
+    schemas = kvbound_cli.REPOSITORY / "sim" / "schemas"
+    jsonschema.validate(json.loads(path.read_text()), json.loads((schemas / f"{schema}.schema.json").read_text()))
+
+
 def figures(run):
     """What a run's JSON says, but for its name, budget and times."""
     return {name: value for name, value in run.items() if name not in ("policy", "budget", "label", "times") and "seconds" not in name}
@@ -103,6 +109,7 @@ class Replay(GivenTest):
         for layer, other in zip(host["layers"], given["layers"]):
             for name in ("entries", "kept", "perturbation", "kept_mass", "bound", "recall"):
                 self.assertEqual(layer[name], other[name], name)
+        validate(self.folder / "out.json", "replay")
         self.passes("diff", "trace.safetensors", "dump.safetensors")
         merged, = self.replay("given:file=kept.safetensors+d2o", "given", "--backend", "emulated")
         self.assertEqual(merged["layers"][0]["kept"], given["layers"][0]["kept"])
@@ -112,6 +119,8 @@ class Replay(GivenTest):
         run, other = self.replay('given:file="a:b+c,d.safetensors"+cam:seed=1,snapkv:window=4')
         self.assertTrue(run["policy"].startswith('given:file="a:b+c,d.safetensors":window=32+cam:'))
         self.assertTrue(other["policy"].startswith("snapkv"))
+        validate(self.folder / "out.json", "replay")
+        self.passes("report", "out.json", "-o", "page.html", "--quiet")
 
     def test_a_name_that_is_no_longer_one_policys_is_not_shown(self):
         dump = self.dump("snapkv:window=4")
@@ -244,6 +253,7 @@ class Evaluate(CommandLineTest):
         self.assertRegex(self.evaluate(), r"\nmine +given ")
         whole, half = json.loads((self.folder / "out.json").read_text())["tasks"]
         self.assertEqual(set(whole["runs"][0]["kl"]), {0})
+        validate(self.folder / "out.json", "evaluate")
         self.assertTrue(any(half["runs"][0]["kl"]))
         self.assertEqual(half["runs"][0]["entries"][0], self.N // 2 + 1)
 
