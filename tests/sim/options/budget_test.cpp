@@ -104,8 +104,17 @@ TEST(Budget, ThatIsNoneIsRefusedAndSaysWhatIsExpected) {
         message_of<InvalidPolicy>([&] { parse_budget(text); }),
         "budget '" + text +
             "': expected a count of entries such as 256, or a share of the prompt from 0% to 100% such as "
-            "20% or 2.5%");
+            "20% or 2.5%, or given");
   }
+}
+
+TEST(Budget, OfKeptSetsIsNoNumber) {
+  const Budget budget = parse_budget("given");
+  EXPECT_TRUE(budget.given);
+  EXPECT_EQ(to_string(budget), "given");
+  EXPECT_NE(budget, parse_budget("0"));
+  EXPECT_EQ(message_of<InvalidPolicy>([&] { budget.entries(100); }),
+            "the budget `given` is for the host given, whose file has kept sets");
 }
 
 }  // namespace
