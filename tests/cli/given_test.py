@@ -8,8 +8,7 @@ import sys
 
 import jsonschema
 import numpy as np
-from support import kvbound_cli
-from support.documents import without_times_and_hosts
+from support import documents, kvbound_cli
 from support.kvbound_cli import INVALID, MISMATCH, USAGE, WORLD, CommandLineTest
 from support.tiny_model import TinyModel
 
@@ -49,7 +48,7 @@ class GivenTest(CommandLineTest):
     def replay(self, policies, budget="25%", *arguments, **options):
         """The runs of a replay's JSON."""
         self.passes("replay", "trace.safetensors", "--policy", policies, "--budget", budget, "--json", "out.json", *arguments, **options)
-        return json.loads((self.folder / "out.json").read_text())["traces"][0]["runs"]
+        return documents.replayed(documents.read(self.folder / "out.json"))["runs"]
 
     def dump(self, policy, budget="25%"):
         self.passes("replay", "trace.safetensors", "--policy", policy, "--budget", budget, "--dump", "dump.safetensors", "--quiet")
@@ -67,14 +66,15 @@ class GivenTest(CommandLineTest):
         write_given(self.folder / path, self.subject(), tensors, **metadata)
 
 
-def validate(path, schema):
-    schemas = kvbound_cli.REPOSITORY / "sim" / "schemas"
-    jsonschema.validate(json.loads(path.read_text()), json.loads((schemas / f"{schema}.schema.json").read_text()))
+def validate(path):
+    schema = kvbound_cli.REPOSITORY / "sim" / "schemas" / "document.schema.json"
+    jsonschema.validate(documents.read(path), documents.read(schema))
 
 
 def figures(run):
     """What a run's JSON says, but for its name, budget and times."""
-    return {name: value for name, value in run.items() if name not in ("policy", "budget", "label", "times") and "seconds" not in name}
+    said = {name: value for name, value in run.items() if name not in ("run", "policy", "budget", "label") and "seconds" not in name}
+    return said | {"changes": [figures(change) for change in said["changes"]]} if "changes" in said else said
 
 
 class Replay(GivenTest):
@@ -109,7 +109,7 @@ class Replay(GivenTest):
         for layer, other in zip(host["layers"], given["layers"]):
             for name in ("entries", "kept", "perturbation", "kept_mass", "bound", "recall"):
                 self.assertEqual(layer[name], other[name], name)
-        validate(self.folder / "out.json", "replay")
+        validate(self.folder / "out.json")
         self.passes("diff", "trace.safetensors", "dump.safetensors")
         merged, = self.replay("given:file=kept.safetensors+d2o", "given", "--backend", "emulated")
         self.assertEqual(merged["layers"][0]["kept"], given["layers"][0]["kept"])
@@ -119,7 +119,7 @@ class Replay(GivenTest):
         run, other = self.replay('given:file="a:b+c,d.safetensors"+cam:seed=1,snapkv:window=4')
         self.assertTrue(run["policy"].startswith('given:file="a:b+c,d.safetensors":window=32+cam:'))
         self.assertTrue(other["policy"].startswith("snapkv"))
-        validate(self.folder / "out.json", "replay")
+        validate(self.folder / "out.json")
         self.passes("report", "out.json", "-o", "page.html", "--quiet")
 
     def test_a_name_that_is_no_longer_one_policys_is_not_shown(self):
@@ -251,9 +251,9 @@ class Evaluate(CommandLineTest):
     def test_every_task_has_its_kept_sets(self):
         self.write_kept(1, "task 1", range(0, self.N, 2))
         self.assertRegex(self.evaluate(), r"\nmine +given ")
-        whole, half = json.loads((self.folder / "out.json").read_text())["tasks"]
+        whole, half = documents.evaluated(documents.read(self.folder / "out.json"))["tasks"]
         self.assertEqual(set(whole["runs"][0]["kl"]), {0})
-        validate(self.folder / "out.json", "evaluate")
+        validate(self.folder / "out.json")
         self.assertTrue(any(half["runs"][0]["kl"]))
         self.assertEqual(half["runs"][0]["entries"][0], self.N // 2 + 1)
 
@@ -263,7 +263,7 @@ class Evaluate(CommandLineTest):
             write_given(self.folder / "files" / f"{i}.safetensors", ("task_id", f"task {i}"), score)
         self.passes("evaluate", "model", "tasks.jsonl", "--policy", "given:file=files,streaming-llm:sinks=0", "--budget", "20", "--steps", "2",
                     "--json", "out.json", "--quiet")
-        for task in json.loads((self.folder / "out.json").read_text())["tasks"]:
+        for task in documents.evaluated(documents.read(self.folder / "out.json"))["tasks"]:
             given, newest = task["runs"]
             self.assertEqual(given["kl"][:1], newest["kl"][:1], "no entry has been evicted yet")
 
@@ -305,7 +305,7 @@ class Sweep(GivenTest):
         self.assertRegex(table, r"\nmine\+critical +25% ")
         self.passes("replay", "trace.safetensors", "other.safetensors", "--policy", "snapkv:window=4,given:file=files,given:file=files+critical",
                     "--budget", "25%,8", "--json", "replay.json")
-        self.assertEqual(without_times_and_hosts(self.folder / "gathered.json"), without_times_and_hosts(self.folder / "replay.json"))
+        self.assertEqual(documents.without_times_and_hosts(self.folder / "gathered.json"), documents.without_times_and_hosts(self.folder / "replay.json"))
 
     def test_a_file_that_changes_meanwhile_is_not_used(self):
         self.passes("sweep", "plan.json", "--out", "study", "--list")
