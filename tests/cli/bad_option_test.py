@@ -87,7 +87,7 @@ class BadOptions(CommandLineTest):
                             r"policy 'snapkv:.*: critical, theta-sweep and greedy choose by attention")
         for host in ("streaming-llm", "random"):
             self.refuses_values("--policy", (f"{host}+{component}" for component in scores + selections),
-                                rf"policy '{host}.*: {host} ranks nothing: .*hosts that do are snapkv, h2o, tova, and given with scores$")
+                                rf"policy '{host}.*: {host} ranks nothing: .*hosts that do are snapkv, h2o, tova, given with scores$")
             self.refuses_values("--policy", (f"{host}+keepkv:period=8", f"tova,{host}+keepkv-paper:period=1"),
                                 f"keepkv:period selects anew .*, but {host} ranks nothing")
             self.refuses_values("--policy", (f"{host}+adakv",), f"adakv shares out by scores, but {host} ranks nothing")
@@ -98,7 +98,7 @@ class BadOptions(CommandLineTest):
         self.refuses_values("--policy", (f"{before}+keepkv:order=merge-first" for before in
                                          ("streaming-llm", "random", "tova+exact", "tova+critical", "h2o:window=4+theta-sweep",
                                           "snapkv:window=4+greedy")),
-                            "order=merge-first merges by attention .*hosts snapkv, h2o, tova, and given with scores, and no score and no selection$")
+                            "order=merge-first merges by attention .*hosts snapkv, h2o, tova, given with scores, and no score and no selection$")
         self.refuses_values("--policy", ("snapkv:window=4+greedy+keepkv:period=8",), "period selects anew .* greedy cannot$")
 
     def test_budgets_below_those_that_always_stay_are_refused(self):

@@ -161,7 +161,7 @@ TEST(Given, IsRefusedWithoutWhatItNeeds) {
   const Given keeps = host_of({.kept = {{1, 2}, {3}}});
   EXPECT_EQ(refused(keeps, {2, 1}), "no error");
   EXPECT_EQ(refused(keeps, {2, 2}), "given's file has kept sets, whose sizes are the budgets");
-  const std::string no_ranks = "; hosts that do are snapkv, h2o, tova, and given with scores";
+  const std::string no_ranks = "; hosts that do are snapkv, h2o, tova, given with scores";
   EXPECT_EQ(refused(keeps, {2, 1}, Critical{}),
             "given ranks nothing: it takes no score and no selection" + no_ranks);
   EXPECT_EQ(refused(keeps, {2, 1}, TopK{}, AdaKv{}),
