@@ -390,9 +390,10 @@ Shape shape_of(const Arguments& arguments, int teams, int stages) {
 //
 //                   64 tokens   64 tokens
 //       keys       |  tile 0   |  tile 1   | ... | tile n-1 |  ->  z, then exp(z - largest): shared memory
-//       values     |  tile 0   |  tile 1   | ... | tile n-1 |  ->  sum_j exp(z_j - largest) values[j,:]: registers
+//       values     |  tile 0   |  tile 1   | ... | tile n-1 |  ->  sum_j exp(z_j - largest) v_j: registers
 //
-//       keys: a thread has token t % 64 and one half of the team's heads, t / 64, for its number t = 0..127 in the team
+//       keys: a thread has token t % 64 and one half of the team's heads, t / 64; t = 0..127 is its number
+//             in the team
 //       values: a thread has vectors t % p and t % p + 32 of the tokens t / p, t / p + 128 / p, ...
 //
 // grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (teams * kHeads)));

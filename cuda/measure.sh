@@ -8,9 +8,9 @@
 # prepare goes through these steps and ends at the first that fails:
 #
 #   build      the preset gpu-measure: programs for sm_90a alone that need libc and the driver
-#   suites     the parity suites whose sources changed since the last measurement          (build/gpu-measure/suites.txt)
-#   rehearsal  all of A and B on the emulation, with small shapes                          (out/rehearsal)
-#   model      what the roofline model says of that which A measures             (build/gpu-measure/h100.json, h200.json)
+#   suites     the parity suites whose sources changed since the last measurement: build/gpu-measure/suites.txt
+#   rehearsal  all of A and B on the emulation, with small shapes: out/rehearsal
+#   model      what the roofline model says of what A measures: build/gpu-measure/h100.json, h200.json
 #   size       checkout and programs are small enough to be copied: less than 62 MiB
 #   commands   prints what to run on the machine with a GPU
 #
@@ -20,10 +20,11 @@
 #   facts      the machine: GPU, driver, clocks, tools, where cuBLAS is; how many clusters of blocks fit
 #   impulse    the primitives: every index of every layout of mma, wgmma, TMA, mbarriers and clusters
 #   parity     the changed suites against the reference, a process for each suite
-#   anatomy    decode steps by six policies: waited for, queued together; each kernel by itself      (bench.jsonl, steps.csv)
-#   bench      kvbound bench of the main operations, in one process                              (bench.jsonl)
-#   peers      the same operations in PyTorch, and both side by side                             (torch.json)
-#   profile    ncu: times, bytes, registers, occupancy and what warps wait for, of 12 kernels    (profile.csv)
+#   anatomy    decode steps by six policies: waited for, queued together; each kernel by itself: bench.jsonl,
+#              steps.csv
+#   bench      kvbound bench of the main operations, in one process: bench.jsonl
+#   peers      the same operations in PyTorch, and both side by side: torch.json
+#   profile    ncu: times, bytes, registers, occupancy and what warps wait for, of 12 kernels: profile.csv
 #   memcheck   compute-sanitizer on a small case of every operation of the changed suites
 #
 # B runs these, together 180 s:

@@ -15,7 +15,7 @@ cd "$(dirname "$(realpath "$0")")/.."
 # shellcheck source=sim/packages.sh
 source sim/packages.sh
 
-# build_and_test FOLDER TARGET CONFIGURATION... -- CTEST_ARGUMENTS...    by the preset `release`, or the one in $preset
+# build_and_test FOLDER TARGET CONFIGURATION... -- CTEST_ARGUMENTS...: by the preset `release`, or the one in $preset
 build_and_test() {
   local folder=build/$1 target=$2 configuration=()
   shift 2

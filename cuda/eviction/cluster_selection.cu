@@ -157,8 +157,9 @@ __device__ void write_ascending(const Selected& selected, const Columns<kKeys>& 
 // The k largest scores of a row, or CriticalKV's two stages, by a cluster of eight blocks. Blocks exchange how often each
 // digit occurs among their keys. By that they also know how many entries the blocks before them select.
 //
-//       row      | block 0 | block 1 | ... | block 7 |        lane l of a block's warp w has columns 32 kKeys w + l + 32 n
-//       a digit:   each counts its keys -> barrier of the cluster -> each adds the counts of all and finds the digit
+//       row      | block 0 | block 1 | ... | block 7 |
+//       lane l of a block's warp w has columns 32 kKeys w + l + 32 n
+//       a digit:   each counts its keys -> barrier of the cluster -> each adds all counts and finds the digit
 //
 // grid       8 rows, in clusters of 8
 // block      256; 512 for more than 32,768 columns

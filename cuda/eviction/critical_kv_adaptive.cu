@@ -4,8 +4,8 @@
 // Entries are ordered: first those that are always kept, then the candidates, best first. For each query the kernels
 // find the entry at which the prefix sum of attention weights first exceeds 1/2:
 //
-//       entries      | tile 0 | tile 1 | ... | tile c | ... |     tile_masses_kernel: the sum of weights m of a tile
-//       prefix sum   0       m0   m0 + m1  <= 1/2  > 1/2          needed_kernel: tile c, and the entry in it
+//       entries      | tile 0 | tile 1 | ... | tile c | ... |   tile_masses_kernel: m, a tile's weight
+//       prefix sum   0       m0   m0 + m1  <= 1/2  > 1/2        needed_kernel: tile c, and the entry in it
 //
 // most_needed_kernel takes the maximum over the queries of a group.
 #include <algorithm>

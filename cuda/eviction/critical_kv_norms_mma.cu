@@ -11,7 +11,7 @@
 //
 //     chain   instructions   FADD   bound
 //       1         178         128      42
-//       2          -           -       76   spills with 168 registers, which three blocks on a multiprocessor leave
+//       2          -           -       76   spills with 168 registers, those of three blocks
 //       4          82          32     146
 //       8          66          16     289
 //

@@ -108,9 +108,9 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
 //                              | thread t: columns 4 (t % 16) .. + 3  |
 //                              +--------------------------------------+
 //       values, fp32, in       +--------------------------------------+
-//       shared memory:         | thread t: 4 x 4 projected values, in |  -> the sums of the absolute values of 4 tokens
-//       64 tokens, head_dim;   | registers                            |     in registers, then a tree over 16 threads
-//       thread t: tokens       |                                      |
+//       shared memory:         | thread t: 4 x 4 projected values, in |  -> sums of the absolute values of 4
+//       64 tokens, head_dim;   | registers                            |     tokens in registers, then a tree
+//       thread t: tokens       |                                      |     over 16 threads
 //       4 (t / 16) .. + 3      +--------------------------------------+
 //
 // grid       (ceil(tokens / 64), kv_heads * ceil(group / heads_per_block)): launch_blocks

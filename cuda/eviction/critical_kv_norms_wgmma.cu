@@ -302,9 +302,9 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //                                       +---------------+---------------+
 //       values, in registers            +---------------+---------------+
 //       consumer 0: 64 tokens           |                               |
-//                   64 tokens           |   projected values, 64 x 128  |  -> the sums of the absolute values: a
-//       consumer 1: 64 tokens           |   at a time, in registers     |     section's in registers, all in shared memory
-//                   64 tokens           |                               |
+//                   64 tokens           |   projected values, 64 x 128  |  -> the sums of the absolute
+//       consumer 1: 64 tokens           |   at a time, in registers     |     values: a section's in
+//                   64 tokens           |                               |     registers, all in shared memory
 //                                       +-------------------------------+
 //
 // grid       one block for each multiprocessor, or for each of the ceil(tokens / 256) kv_heads ceil(group /

@@ -23,7 +23,8 @@ struct Sizes {
 /// For one query i, over the members of a set of entries, with o its output over all entries and B the softmax over the
 /// entries that were members when the sums were formed:
 ///
-///     change = sum_members B_j (v_j - o),   mass = sum_members B_j,   output over the members - o = change / mass
+///     change = sum_members B_j (v_j - o),   mass = sum_members B_j
+///     output over the members - o = change / mass
 struct Members {
   double* log_sum_exp;  ///< [rows]
   double* mass;         ///< [rows]

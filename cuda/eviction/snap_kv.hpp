@@ -29,7 +29,9 @@ void window_log_sum_exp(const WindowView<T>& window, float* log_sum_exp, Workspa
 /// The mean or summed attention of the window's queries to each token, by one pass over the keys:
 /// reference::window_attention, or window_attention_sums.
 ///
-///     weights[h, j] = sum_i exp(scale * queries[h,i,:] . keys[j,:] - log_sum_exp[h, i]), over the window for the mean
+///     weights[h, j] = sum_i exp(scale * queries[h,i,:] . keys[j,:] - log_sum_exp[h, i])
+///
+/// and for the mean 1 / window times that.
 ///
 /// log_sum_exp  [query_heads, window], natural log
 /// weights      [query_heads, tokens], 0 for a token in a query's future

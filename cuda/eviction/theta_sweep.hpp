@@ -49,7 +49,8 @@ int64_t keep_better_workspace(int64_t kv_heads, int64_t tokens);
 
 /// Replaces each KV head's best selection by another one if that is the first or has a smaller bound.
 ///
-///     theta = sum_h ( sum_{evicted} A N + (e / Sigma) sum_{kept} A N ),   e = sum_{evicted} A,   Sigma = sum_{kept} A
+///     theta = sum_h ( sum_{evicted} A N + (e / Sigma) sum_{kept} A N )
+///     e = sum_{evicted} A,   Sigma = sum_{kept} A
 ///
 /// Infinite if the kept entries hold no mass of some head: reference::select_theta_sweep, proofs/critical_kv.md.
 ///

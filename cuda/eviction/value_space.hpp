@@ -46,8 +46,9 @@ void norms_of_squares(DeviceTensor<const T> values, DeviceTensor<const T> output
 
 /// reference::projected_value_norms in L2 for every query head.
 ///
-///     norms[h, j] = (v G_h v^T)^1/2   where v G_h v^T >= |v|^2 tr G_h / (8 head_dim), |v|^2 >= 2^-32 and tr G_h >= 2^-16
-///                   || v W_h ||_2     elsewhere                                               v = values[g, j, :]
+///     norms[h, j] = (v G_h v^T)^1/2   where v G_h v^T >= |v|^2 tr G_h / (8 head_dim), |v|^2 >= 2^-32 and
+///                                     tr G_h >= 2^-16, with v = values[g, j, :]
+///                   || v W_h ||_2     elsewhere
 ///
 /// values             [kv_heads, tokens, head_dim], head_dim 1..256
 /// output_projection  [query_heads, head_dim, model_dim]: block h is query head h's rows of W^O

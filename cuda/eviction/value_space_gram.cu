@@ -66,7 +66,9 @@ __device__ void load_rows(const DeviceTensor<const T>& projection, int64_t head,
   }
 }
 
-// Adds the products of a group's quarter of the columns in shared memory. sums[i][j]  of row 4 y + i and column 2 x + j % 2 + 16 (j / 2)
+// Adds the products of a group's quarter of the columns in shared memory.
+//
+// sums  [i][j]: of row 4 y + i and column 2 x + j % 2 + 16 (j / 2)
 __device__ void multiply(const double* of_rows, const double* of_columns, int quarter, int y, int x,
                          double (&sums)[kEach][kEach]) {
 #pragma unroll 4
@@ -93,8 +95,8 @@ __device__ void multiply(const double* of_rows, const double* of_columns, int qu
 //                                            | thread: 4 of 32 numbers |
 //                                            +-------------------------+
 //       W^O's rows that are G's rows         +-------------------------+
-//       +---------------------------+        | thread: 4 x 4 sums, in  |   sums of four groups, added in shared memory,
-//       | thread: 4 of 32 numbers   |        | registers               |   -> G[r, c] and G[c, r]
+//       +---------------------------+        | thread: 4 x 4 sums, in  |   sums of four groups, added
+//       | thread: 4 of 32 numbers   |        | registers               |   in shared memory: G[r, c], G[c, r]
 //       +---------------------------+        +-------------------------+
 //
 // grid       (t (t + 1) / 2, query_heads), t = ceil(head_dim / 32)

@@ -4,7 +4,8 @@
 // it is FP16. All of these sums are exact (number_parts.hpp), so that only the sums of products round. Since G is symmetric, a
 // squared length is
 //
-//     v G v = 2 sum_c v_c (sum of v_k G_ck over the tiles left of c's tile on the diagonal + half of the one over that tile)
+//     v G v = 2 sum_c v_c (sum of v_k G_ck over the tiles left of c's tile on the diagonal
+//                          + half of the one over that tile)
 //
 // which takes 36 of the 64 tiles of 16 x 16 for head_dim 128.
 #include <algorithm>
@@ -115,7 +116,7 @@ struct ColumnSums {
   float chain[kTiles][2][4] = {};
   float smaller[kTiles][2][4] = {};  // of all other parts' products
 
-  // Adds the products of 16 numbers of the values with these of G's rows. rows  of G's part 0, 16 columns' worth
+  // Adds the products of 16 numbers of the values with those of G's rows; `rows` are 16 columns of G's part 0.
   __device__ void add(const Values<T, kSteps>& values, const uint4* rows, int step) {
 #pragma unroll
     for (int part = Parts::kCount - 1; part >= 0; --part) {

@@ -6,10 +6,11 @@
 //              8 columns 8 columns      8 columns
 //              |______ cluster i ______________|  |__ cluster i + 1 __ ...
 //
-//     entries  kept, member, member, ...  their rows and weights are read once, by one load of all lanes, into shared memory;
-//              then four rows at a time are in flight, each of which is added to the sums of kHeads rows of weights
+//     entries  kept, member, member, ...
 //
-// Entries are added in their order, the kept one first, so that a sum does not depend on how lanes are dealt out.
+// The entries' rows and weights are read once, by one load of all lanes, into shared memory; then four rows at a
+// time are in flight, each of which is added to the sums of kHeads rows of weights. Entries are added in their
+// order, the kept one first, so that a sum does not depend on how many lanes a cluster has.
 #pragma once
 
 #include <limits>

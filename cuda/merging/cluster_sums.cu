@@ -49,9 +49,12 @@ __device__ void list_parts_of(int from, int to, const PartShared<T, kDims, kHead
 // Lists the block's parts, in any order: a warp looks at 256 successive clusters at a time, of which it reads the offsets by whole
 // sectors. The whole block calls it.
 //
-//     lanes       0         1         ..  31           a lane has one cluster of each 32, which ends where the next lane's
-//     offsets     first     first + 1     first + 31   begins, that of lane 31 where lane 0's next one begins
+//     lanes       0         1         ..  31
+//     offsets     first     first + 1     first + 31
 //                 .. + 32   .. + 33       .. + 63
+//
+// A lane has one cluster of each 32, which ends where the next lane's begins, that of lane 31 where lane 0's next
+// one begins.
 template <Storage T, int kDims, int kHeads>
 __device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, kDims, kHeads>& shared) {
   constexpr int kOfWarp = 32 * kScanned, kSectorBytes = 32;

@@ -6,8 +6,10 @@
 // and have ceil(m / 128) parts.
 //
 //     place     0 ..  63 | 64 .. 127 | 128 .. 191 | 192 .. 255 | 256
-//     cluster   a a b b b b b b b b b b b b b b b b c c c c c c ...     b, of 140 members: parts of 128 and 12 members
-//     slot      0  part 0  1  part 1    2             3                 c, if it is large, has slot 3
+//     cluster   a a b b b b b b b b b b b b b b b b c c c c c c ...
+//     slot      0  part 0  1  part 1    2             3
+//
+// b, of 140 members, has parts of 128 and 12 members; c, if it is large, has slot 3.
 //
 // The order of additions depends on nothing but the clusters.
 #pragma once

@@ -80,7 +80,8 @@ void log_denominators(const ScoredEntries& entries, int64_t query_heads, int64_t
 
 /// The weights of every cluster's entries, and the numbers of the merged ones: reference::cluster_mean and log_mean_score.
 ///
-///     w_j = p_j s^_j / W,   KL = -ln sum_j (p_j / P) exp(ln s^_j - m),   m = sum_j w_j ln s^_j,   c_h = (W_h / D_h)^2
+///     w_j = p_j s^_j / W,   KL = -ln sum_j (p_j / P) exp(ln s^_j - m),   m = sum_j w_j ln s^_j
+///     c_h = (W_h / D_h)^2
 ///
 /// log_denominators  [query_heads]; read by `joint` with several heads
 /// weights           rows = merging_rows

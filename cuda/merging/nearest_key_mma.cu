@@ -244,9 +244,9 @@ __device__ void search_tile(const LeavingKeys<kSteps>& rows, const uint16_t* til
 //                                         +------+------+------+------+
 //       leaving keys, in registers        +------+------+------+------+
 //       warp 0: 32 keys, head_dim         |      |      |      |      |
-//       warp 1: 32 keys, head_dim         |   products, in            |  -> of each leaving key the largest product
-//       warp 2: 32 keys, head_dim         |   registers, 32 x 16 at   |     over the kept key's length, and its index,
-//       warp 3: 32 keys, head_dim         |   a time                  |     in registers, of all tiles
+//       warp 1: 32 keys, head_dim         |   products, in            |  -> of each leaving key the largest
+//       warp 2: 32 keys, head_dim         |   registers, 32 x 16 at   |     product over the kept key's
+//       warp 3: 32 keys, head_dim         |   a time                  |     length, and its index
 //                                         +------+------+------+------+
 //
 // grid       (ceil(most leaving / 128), kv_heads); 64 leaving keys a block for kSteps 16

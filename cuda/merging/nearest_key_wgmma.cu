@@ -299,9 +299,9 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //                 128 threads        ->   |  inverse lengths, scores      |
 //       leaving keys, in registers        +-------------------------------+
 //       consumer 0: 64 keys               |                               |
-//                   64 keys               |  products, 64 x 128 at a      |  -> of each leaving key the largest product
-//       consumer 1: 64 keys               |  time, in registers           |     over the kept key's length, and its
-//                   64 keys               |                               |     index, in registers, of all stages
+//                   64 keys               |  products, 64 x 128 at a      |  -> of each leaving key the
+//       consumer 1: 64 keys               |  time, in registers           |     largest product over the kept
+//                   64 keys               |                               |     key's length, and its index
 //                                         +-------------------------------+
 //
 // grid       one block for each multiprocessor, or for each of the ceil(most leaving / 256) kv_heads items if there are fewer

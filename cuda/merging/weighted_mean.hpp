@@ -55,8 +55,8 @@ int64_t cluster_sums_workspace(int64_t kv_heads, int64_t rows, int64_t stride, i
 
 /// Replaces the rows of kept entries that have members by means of the clusters' rows.
 ///
-///     cache[g, into(i), :] = sum_h shares[h, g, i] (weights.kept[h, g, i] entries[g, kept(i), :] + sum_j weights.members[h, g, j]
-///                            entries[g, j, :])
+///     cache[g, into(i), :] = sum_h shares[h, g, i] (weights.kept[h, g, i] entries[g, kept(i), :]
+///                                                   + sum_j weights.members[h, g, j] entries[g, j, :])
 ///
 /// entries    [kv_heads, rows, head_dim], head_dim 1..256; may be the cache itself if every head has at most one cluster
 /// shares     of capacity entries, as weights.kept; null: 1 / weights.rows each

@@ -11,8 +11,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// A single-precision number as 16-bit numbers, which tensor cores multiply exactly.
 ///
 ///     BF16   x         the sum of three parts of 8 bits: all of a single-precision number's 24
-///     FP16   scale x   a part of 11 bits, and one of 2^11 times the rest: off by 2^-23 of the number, or by 2^-36, which is
-///                      2^-50 of the largest number, which is scaled to 2^14 or more
+///     FP16   scale x   a part of 11 bits, and one of 2^11 times the rest: off by 2^-23 of the number, or by
+///                      2^-36, which is 2^-50 of the largest number, which is scaled to 2^14 or more
 template <Storage16 T>
 struct NumberParts {
   static constexpr bool kScales = std::is_same_v<T, Float16>;

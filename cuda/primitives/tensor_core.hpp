@@ -2,7 +2,8 @@
 //
 // The numbers that lane l has of a fragment, with row = l / 4 and pair = 2 (l % 4), low half of a register first:
 //
-//     A  16 x 16  register 0: A[row, pair..pair+1]       1: A[row + 8, pair..]   2: A[row, pair + 8..]   3: A[row + 8, pair + 8..]
+//     A  16 x 16  register 0: A[row, pair..pair+1]       1: A[row + 8, pair..]
+//                          2: A[row, pair + 8..]         3: A[row + 8, pair + 8..]
 //     B  16 x 8   register 0: B[pair..pair+1, row]       1: B[pair + 8.., row]
 //     C  16 x 8   numbers 0, 1: C[row, pair..pair+1]     2, 3: C[row + 8, pair..]
 //

@@ -5,8 +5,10 @@
 // The numbers of thread t of the warpgroup, with lane l = t % 32, row = 16 (t / 32) + l / 4 and pair = 2 (l % 4), low half
 // of a register first:
 //
-//     A     64 x 16  register 0: A[row, pair..pair+1]      1: A[row + 8, pair..]   2: A[row, pair + 8..]   3: A[row + 8, pair + 8..]
-//     sums  64 x 128 numbers 4 j, 4 j + 1: sums[row, 8 j + pair..8 j + pair + 1]    4 j + 2, 4 j + 3: sums[row + 8, 8 j + pair..]
+//     A     64 x 16   register 0: A[row, pair..pair+1]      1: A[row + 8, pair..]
+//                              2: A[row, pair + 8..]        3: A[row + 8, pair + 8..]
+//     sums  64 x 128  numbers 4 j, 4 j + 1: sums[row, 8 j + pair..8 j + pair + 1]
+//                     4 j + 2, 4 j + 3: sums[row + 8, 8 j + pair..]
 //
 // In shared memory A is stored as [64, k] and B as [128, k], k innermost: as boxes of 64 columns that load_box copies lie.
 // A product takes 16 of the columns; a descriptor that begins 32 bytes further on names the next 16.

@@ -12,8 +12,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// Copies each KV head's new key and value, padding included, to the head's free slot, or else behind its last slot.
 ///
 ///     s = free[g] >= 0 ? free[g] : entries[g]++
-///     keys[g, s, :] = new_keys[g, 0, :],   values likewise,   positions[g, s] = *position,   votes[g, s] = 1,
-///     newest[g] = s,   free[g] = -1
+///     keys[g, s, :] = new_keys[g, 0, :],   values likewise
+///     positions[g, s] = *position,   votes[g, s] = 1,   newest[g] = s,   free[g] = -1
 ///
 /// new_keys, new_values  [kv_heads, 1, head_dim], head_dim 1..256
 /// keys, values          [kv_heads, capacity, head_dim]

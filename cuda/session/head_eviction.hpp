@@ -62,7 +62,7 @@ struct EvictionStages {
 /// Updates the running scores of reference::HeadEviction by a step's scores, and reduces them over the group.
 ///
 ///     accumulate  running[h, j] += s[h, j]      replace  running[h, j] = s[h, j]
-///     reduced[g, j] = sum of running[h, j] over the heads of group g in their order, for `mean` over their number
+///     reduced[g, j] = sum of running[h, j] over the heads of group g in order; `mean`: over their number
 ///
 /// slots      the newest entry's running score is taken as 0
 /// updated    columns from `entries` on are left as they are

@@ -202,7 +202,8 @@ struct Stages {
 // The entry that one KV head evicts by two stages. The blocks of a cluster keep their entries' ranks, and exchange numbers of
 // candidates, of digits and, for an adaptive stage one, sums of weights.
 //
-//     ranks -> candidates: their number -> a digit after the other: which rank stage one reaches -> the others' stage two: least
+//     ranks -> the number of candidates -> one digit after the other of the rank that stage one reaches
+//           -> the least of the other candidates' stage-two scores
 //
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024

@@ -287,9 +287,9 @@ __device__ Ring<change, kSteps> ring_of(const Arguments<T>& p, int64_t first, in
 //       head_dim, k steps of 16            | 16 | 16 | 16 | 16 |   | 16 | 16 | 16 | 16 |
 //                                           +----+----+----+----+   +----+----+----+----+
 //       in registers: queries, outputs G    +----+----+----+----+   +----+----+----+----+
-//       warp 0: 16 of one head             |q k |    |    |    |   |oG v|    |    |    |  in registers, 16 x 16 at a time
-//       warp 1: its other 16               |    |    |    |    |   |    |    |    |    |  -> of each token the sum of scores
-//       warp 2: 16 of the next head        |    |    |    |    |   |    |    |    |    |     by the warp's queries
+//       warp 0: 16 of one head             |q k |    |    |    |   |oG v|    |    |    |  in registers, by
+//       warp 1: its other 16               |    |    |    |    |   |    |    |    |    |  16 x 16; -> the sum
+//       warp 2: 16 of the next head        |    |    |    |    |   |    |    |    |    |  over the queries
 //       ...                                 +----+----+----+----+   +----+----+----+----+
 //
 // grid       (ceil(group / heads), splits, kv_heads), heads <= 8, splits so that every multiprocessor has a block

@@ -126,7 +126,7 @@ struct RunningSums {
 //                                     +----+----+----+----+
 //       queries, in registers         +----+----+----+----+
 //       warp 0: 32 of one head        |    |    |    |    |  products, in registers, 32 x 16 at a time
-//       warp 1: 32 of the next one    |    |    |    |    |  -> of each query the largest logit and the sum, in registers
+//       warp 1: 32 of the next one    |    |    |    |    |  -> each query's largest logit and its sum
 //       ...                           +----+----+----+----+
 //
 // grid       (ceil(group parts / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
@@ -199,7 +199,7 @@ __device__ float sum_of_weights(PartProducts<kTiles>& exponents) {
 //                                     +----+----+----+----+
 //       queries, in registers         +----+----+----+----+
 //       warp 0: 32 of one head        |    |    |    |    |  products, in registers, 32 x 16 at a time
-//       warp 1: 32 of the next one    |    |    |    |    |  -> of each token the sum of the weights of the warp's queries
+//       warp 1: 32 of the next one    |    |    |    |    |  -> each token's sum over the warp's queries
 //       ...                           +----+----+----+----+
 //
 // grid       (ceil(group / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads

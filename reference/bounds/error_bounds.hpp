@@ -130,11 +130,14 @@ Matrix window_attention_errors(const LayerView& layer, int64_t window, const Ari
 /// Bounds for the log-sum-exp of every window query.   returns [query_heads, window]
 Matrix window_log_sum_exp_errors(const LayerView& layer, int64_t window, const Arithmetic& arithmetic);
 
-/// Bounds for reference::max_pool of scores with the given errors; pooling itself is exact.   returns the shape of
-/// errors
+/// Bounds for reference::max_pool of scores with the given errors; pooling itself is exact.
+///
+/// returns  the shape of errors
 Matrix max_pool_errors(MatrixView errors, int64_t width);
 
-/// Bounds for reference::group_mean of scores with the given errors.   returns [query_heads / group_size, entries]
+/// Bounds for reference::group_mean of scores with the given errors.
+///
+/// returns  [query_heads / group_size, entries]
 Matrix group_mean_errors(MatrixView scores, MatrixView errors, int64_t group_size,
                          const Arithmetic& arithmetic);
 
@@ -148,7 +151,9 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
                                    Norm norm, MatrixView norms, const Arithmetic& arithmetic,
                                    TensorView value_errors = {});
 
-/// Bounds for reference::stage_two_scores of arguments with the errors head_errors and norm_errors.   returns [entries]
+/// Bounds for reference::stage_two_scores of arguments with the errors head_errors and norm_errors.
+///
+/// returns  [entries]
 std::vector<double> stage_two_score_errors(MatrixView head_scores, MatrixView head_errors, MatrixView norms,
                                            MatrixView norm_errors, double epsilon, GqaProduct gqa,
                                            const Arithmetic& arithmetic);

@@ -14,8 +14,9 @@ namespace kvbound::reference {
 /// AdaKV's budgets of one layer's KV heads.
 ///
 ///     f_h = number of head h's candidates among the sum_h k_h largest scores of all heads together
-///     k'_h = floor((1 - safeguard) f_h + safeguard k_h), the rest of the total one by one to the largest fractional
-///     parts
+///     k'_h = floor((1 - safeguard) f_h + safeguard k_h)
+///
+/// The rest of the total goes one by one to the largest fractional parts.
 ///
 /// scores      [kv_heads, candidates]; ties: smaller head, then smaller index
 /// candidates  [kv_heads]: k_h, the number of candidates that each head would keep without AdaKV

@@ -14,7 +14,7 @@ namespace kvbound::reference {
 
 /// The space in which one query head's changes are measured, and the sums of absolute terms in it.
 ///
-///     size(x) = || |x| |W| ||_2  in the hidden state's space, ||x||_2 in the head's:  never below the length of x
+///     size(x) = || |x| |W| ||_2 in the hidden state's space, ||x||_2 in the head's: never below x's length
 class ChangeSpace {
  public:
   /// output_projection  [head_dim, model_dim], read for `projected` only

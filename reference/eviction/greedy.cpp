@@ -54,7 +54,8 @@ Matrix centred(MatrixView values) {
 
 // Sums over a subset of the entries, the members, for one query with output o over all entries:
 //
-//     change = sum_members B_j (v_j - o),   mass = sum_members B_j,   output over the members - o = change / mass
+//     change = sum_members B_j (v_j - o),   mass = sum_members B_j
+//     output over the members - o = change / mass
 //
 // B is the softmax over the entries that were members when the sums were formed.
 struct Members {

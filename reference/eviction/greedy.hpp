@@ -10,10 +10,9 @@ namespace kvbound::reference {
 
 /// The order in which one KV head's candidates are removed.
 ///
-///     next = argmin_j sum_{h in group, i in window} || o'_hi - o_hi ||^2,  o' the output without j and all removed
-///     before
+///     next = argmin_j sum_{h in group, i in window} || o'_hi - o_hi ||^2
 ///
-/// Ties: the larger index is removed. Over the remaining entries, let A be the attention, C = sum_j A_j (v_j - o) and R
+/// with o' the output without j and all removed before. Ties: the larger index is removed. Over the remaining entries, let A be the attention, C = sum_j A_j (v_j - o) and R
 /// the mass. Then o' - o = C / R, and after removing j || o' - o ||^2 = || C - A_j (v_j - o) ||^2 / (R - A_j)^2.
 ///
 /// The products C . v_j are updated for all j, so a removal costs O(candidates (window group_size + head_dim)). When a

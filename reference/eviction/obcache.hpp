@@ -2,11 +2,11 @@
 //
 // For one query with attention weights A, logits z (without votes) and output o, all over the entries that it sees:
 //
-//     value   A_j^2 || v_j ||^2                            the exact change if v_j is zeroed and A does not change
-//     key     A_j^2 z_j^2 || v_j - o ||^2                  E(t)/t^2 as t -> 0, k_j shrunk to (1 - t) k_j
-//     joint   A_j^2 || v_j + z_j (v_j - o) ||^2            the same with k_j and v_j shrunk together
-//     exact   A_j^2 || v_j - o_(-j) ||^2                   the change if j is removed; o_(-j) the output without j
-//     slot    || o' - o ||^2, k_j and v_j zeroed, j kept     OBCache's eq. 1 without approximation; for recall only
+//     value   A_j^2 || v_j ||^2                     the exact change if v_j is zeroed and A does not change
+//     key     A_j^2 z_j^2 || v_j - o ||^2           E(t)/t^2 as t -> 0, k_j shrunk to (1 - t) k_j
+//     joint   A_j^2 || v_j + z_j (v_j - o) ||^2     the same with k_j and v_j shrunk together
+//     exact   A_j^2 || v_j - o_(-j) ||^2            the change if j is removed; o_(-j) the output without j
+//     slot    || o' - o ||^2, k_j = v_j = 0         OBCache's eq. 1 without approximation; for recall only
 //
 // exact equals (A_j / (1 - A_j))^2 || v_j - o ||^2, which cancels as A_j -> 1. This form is used only where A_j <= 1/2.
 // At most one entry, the dominant one, holds more: for it o_(-j), 1 - A_j and the others' weights are computed from the

@@ -10,7 +10,9 @@ namespace kvbound::reference {
 
 /// The positions of a prompt that one KV head keeps.
 ///
-///     0..sinks - 1,   n - newest..n - 1,   and of the others the budget - sinks - newest with the smallest draws
+///     0..sinks - 1,   n - newest..n - 1
+///
+/// and of the others the budget - sinks - newest with the smallest draws.
 ///
 /// With one seed, what a budget keeps is among what any larger budget keeps.
 ///

@@ -28,8 +28,9 @@ using WindowAttentionSums = std::function<const Matrix&(int64_t window)>;
 
 /// SnapKV's compression of a prompt.
 ///
-///     a^h_j = max_{|j' - j| <= (pool - 1) / 2} (1 / window) sum_{i in window} A^h_ij',   A = causal softmax over the
-///     prompt kept_g = the k largest of mean_{h in g} a^h_j, and the window
+///     A      = causal softmax over the prompt
+///     a^h_j  = max_{|j' - j| <= (pool - 1) / 2} (1 / window) sum_{i in window} A^h_ij'
+///     kept_g = the k largest of mean_{h in g} a^h_j, and the window
 ///
 /// pool      width of the max-pool, odd; 1: no pooling
 /// budgets   [kv_heads]: number of entries kept, the window's included

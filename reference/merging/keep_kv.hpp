@@ -3,7 +3,7 @@
 // For one query head, with p the members' votes and s^ their predicted scores (unnormalised, in the log domain):
 //
 //     w_j = p_j s^_j,  W = sum w,  P = sum p,  k- = sum w k / W,  v- = sum w v / W
-//     z*  = ln(W / P)                            the logit of the merged entry that preserves the cluster's weight
+//     z*  = ln(W / P): the logit of the merged entry that preserves the cluster's weight
 //     KL  = sum (w/W) ln s^ - z*  =  KL(w/W || p/P)  >= 0
 //
 // A merged entry with votes P, logit z* and value v- does not change the output of any query that gives the members the

@@ -33,7 +33,8 @@ MergeTargets evict_first(MatrixView keys, std::vector<int64_t> kept, const Simil
 /// Candidates merge with higher-scored candidates before the selection.
 ///
 ///     parent(i) = the candidate of strictly higher score whose key is most similar, if it is similar enough
-///     root(i)   = the end of i's chain of parents;   score(root) = sum of the scores of all candidates with this root
+///     root(i)   = the end of i's chain of parents
+///     score(root) = sum of the scores of all candidates with this root
 ///
 /// The k roots of largest score are kept, all of them if there are fewer; the clusters of the other roots are dropped.
 ///

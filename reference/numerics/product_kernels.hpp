@@ -32,13 +32,14 @@ ProcessorFeatures processor_features();
 /// on x86-64, slowest first. Within a level, all cores have the same kernels for these
 /// products, or kernels written for a processor on which no other core is faster.
 ///
-///     level    required instructions                   cores of OpenBLAS
-///     sse      what every x86-64 processor has         Prescott, Core2, Penryn, Dunnington, Nehalem, Atom, Nano,
-///                                                      Opteron, Opteron_SSE3, Barcelona, Bobcat
-///     avx      AVX                                     Sandybridge
-///     avx2     AVX2 and FMA; the four last: FMA4       Haswell, Zen, Bulldozer, Piledriver, Steamroller, Excavator
-///     avx512   AVX-512 F, DQ, BW, VL and CD; AVX2,     SkylakeX, Cooperlake, SapphireRapids (these add products of
-///              FMA, BMI1 and BMI2                      BF16 only)
+///     level    required instructions              cores of OpenBLAS
+///     sse      what every x86-64 processor has    Prescott, Core2, Penryn, Dunnington, Nehalem, Atom, Nano,
+///                                                 Opteron, Opteron_SSE3, Barcelona, Bobcat
+///     avx      AVX                                Sandybridge
+///     avx2     AVX2 and FMA; the four last: FMA4  Haswell, Zen, Bulldozer, Piledriver, Steamroller,
+///                                                 Excavator
+///     avx512   AVX-512 F, DQ, BW, VL and CD;      SkylakeX, Cooperlake, SapphireRapids (these add products
+///              AVX2, FMA, BMI1 and BMI2           of BF16 only)
 enum class KernelLevel { sse, avx, avx2, avx512 };
 
 /// The level of a core, whose name is compared without regard to case; nullopt for a core that is not in the table.

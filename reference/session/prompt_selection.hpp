@@ -22,7 +22,7 @@ namespace kvbound::reference {
 PromptRecord select_prompt(const LayerView& layer, const Policy& policy, const Ranking& ranking,
                            std::span<const int64_t> budgets, LayerScores& known, OperationTimes* times);
 
-/// The number of candidates that each KV head keeps: its budget minus the always-kept entries.   returns [kv_heads]
+/// The number of candidates that each KV head keeps, [kv_heads]: its budget minus the always-kept entries.
 std::vector<int64_t> candidates_kept(const Ranking& ranking, std::span<const int64_t> budgets);
 
 }  // namespace kvbound::reference

@@ -1,6 +1,6 @@
 // A GGUF file, read strictly: metadata, and weights that are decoded where they are read.
 //
-//     "GGUF", version 2 or 3, number of tensors, number of metadata entries        4 + 4 + 8 + 8 bytes, little-endian
+//     "GGUF", version 2 or 3, number of tensors, number of metadata entries: 4, 4, 8, 8 bytes, little-endian
 //     for each metadata entry: key, type, value
 //     for each tensor: name, number of dimensions, dimensions (of a row first), type, offset of its data
 //     the tensors' data, each at a multiple of the alignment, in this order, without holes

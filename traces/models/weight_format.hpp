@@ -14,7 +14,7 @@ namespace kvbound::traces {
 ///     q8_0, q4_0, q5_0  d q            d: FP16; q: signed, of 8, 4 or 5 bits
 ///     q4_1, q5_1        d q + m        d, m: FP16; q: unsigned
 ///     q4_k, q5_k        d s q - e t    d, e: FP16 of the block; s, t: 6 bits, of 32 numbers; q: unsigned
-///     q6_k              d s q          d: FP16 of the block; s: 8 bits, signed, of 16 numbers; q: signed, of 6 bits
+///     q6_k              d s q          d: FP16 of the block; s: signed, 8 bits, of 16 numbers; q: 6 bits
 enum class WeightFormat { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k };
 
 struct WeightFormatTraits {

@@ -31,7 +31,8 @@ struct DeclaredArithmetic {
   /// What determines the error bounds.
   ///
   ///     accumulate F64: double precision; F32: tensor cores, whose bounds also hold for single precision
-  ///     TF32: 10 bits behind the point, the exponents of F32; truncation errs by 2^-10 of a number, or loses one below 2^-126
+  ///     TF32: 10 bits behind the point, the exponents of F32; truncation errs by 2^-10 of a number, or loses
+  ///           one below 2^-126
   reference::Arithmetic arithmetic() const;
   /// The type that inputs were rounded to: the coarser of storage and accumulate.
   Dtype input_storage() const;
