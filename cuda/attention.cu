@@ -34,13 +34,13 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
 
 // The accumulation depth of a sum over at most so many entries, whatever the other KV heads have.
 template <Storage T>
-int64_t accumulation_depth(const Deal& deal, int64_t entries) {
+int64_t accumulation_depth(const Partition& partition, int64_t entries) {
   int64_t longest = 0;
-  for (int64_t tokens = kTileTokens; tokens <= deal.most_split_tokens; tokens += kTileTokens) {
+  for (int64_t tokens = kTileTokens; tokens <= partition.most_split_tokens; tokens += kTileTokens) {
     const int64_t in_split = split_arithmetic<T>(std::min(entries, tokens), 1).accumulation_depth;
     // A KV head has no more than blocks_wanted splits of fewer than most_split_tokens tokens.
     const int64_t splits = std::min(ceil_division(entries, tokens),
-                                    tokens < deal.most_split_tokens ? deal.blocks_wanted : entries);
+                                    tokens < partition.most_split_tokens ? partition.blocks_wanted : entries);
     const int64_t in_slice = ceil_division(splits, kJoinSlices);
     const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
     longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
@@ -48,39 +48,39 @@ int64_t accumulation_depth(const Deal& deal, int64_t entries) {
   return entries > 0 ? longest : 0;
 }
 
-// The deal for queries that take several blocks for each split: fewer and longer splits, so that there are about as many
+// The partition for queries that take several blocks for each split: fewer and longer splits, so that there are about as many
 // blocks as for a query of each head, unless a split would be longer than a block's shared memory holds. Its accumulation
-// depths are at most those of the deal for a query of each head.
-Deal deal_for(int64_t queries, int64_t kv_heads) {
+// depths are at most those of the partition for a query of each head.
+Partition partition_for(int64_t queries, int64_t kv_heads) {
   constexpr int64_t kBlockQueries = 16;  // at most, of both kernels
-  Deal deal = kDeals[0];
+  Partition partition = kPartitions[0];
   if (kv_heads > 0) {
     const int64_t blocks = ceil_division(queries / kv_heads, kBlockQueries);
-    deal.blocks_wanted = ceil_division(deal.blocks_wanted, std::max(blocks, int64_t{1}));
+    partition.blocks_wanted = ceil_division(partition.blocks_wanted, std::max(blocks, int64_t{1}));
   }
-  return deal;
+  return partition;
 }
 
-int64_t workspace_bytes(const Deal& deal, int64_t queries, int64_t kv_heads, int64_t head_dim,
+int64_t workspace_bytes(const Partition& partition, int64_t queries, int64_t kv_heads, int64_t head_dim,
                         int64_t capacity) {
   if (kv_heads == 0) return 0;
-  return Partials::bytes(queries / kv_heads, head_dim, most_splits(deal, kv_heads, capacity));
+  return Partials::bytes(queries / kv_heads, head_dim, most_splits(partition, kv_heads, capacity));
 }
 
 // Queues the attention of queries [query_heads, window, head_dim]. The attention to the entries that are not dominant
 // repeats the splits that have a dominant entry, and joins them with the other splits' partial results.
 template <Storage T>
-void attend(const Deal& deal, DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
-            const AttentionResult& result, const DominantEntries& dominants, Workspace workspace,
-            Stream stream) {
+void attend(const Partition& partition, DeviceTensor<const T> queries, const CacheView<T>& cache,
+            double scale, const AttentionResult& result, const DominantEntries& dominants,
+            Workspace workspace, Stream stream) {
   require_valid(queries, cache);
   const int64_t kv_heads = cache.keys.slices, capacity = cache.keys.rows,
                 count = queries.slices * queries.rows;
-  require_workspace(workspace, workspace_bytes(deal, count, kv_heads, queries.cols, capacity));
+  require_workspace(workspace, workspace_bytes(partition, count, kv_heads, queries.cols, capacity));
   const Partials partials(workspace.data, count / kv_heads, queries.cols,
-                          most_splits(deal, kv_heads, capacity));
-  SplitArguments<T> splits{deal, queries, cache, static_cast<float>(scale), result, partials};
-  JoinArguments join{.deal = deal,
+                          most_splits(partition, kv_heads, capacity));
+  SplitArguments<T> splits{partition, queries, cache, static_cast<float>(scale), result, partials};
+  JoinArguments join{.partition = partition,
                      .entries = cache.entries,
                      .kv_heads = kv_heads,
                      .partials = partials,
@@ -104,48 +104,48 @@ void attend(const Deal& deal, DeviceTensor<const T> queries, const CacheView<T>&
 
 namespace attention_splits {
 
-int64_t attention_workspace_by(const Deal& deal, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
-                               int64_t capacity) {
-  return workspace_bytes(deal, query_heads, kv_heads, head_dim, capacity);
+int64_t attention_workspace_by(const Partition& partition, int64_t query_heads, int64_t kv_heads,
+                               int64_t head_dim, int64_t capacity) {
+  return workspace_bytes(partition, query_heads, kv_heads, head_dim, capacity);
 }
 
 template <Storage T>
-void attention_by(const Deal& deal, DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
-                  const AttentionResult& result, Workspace workspace, Stream stream) {
+void attention_by(const Partition& partition, DeviceTensor<const T> queries, const CacheView<T>& cache,
+                  double scale, const AttentionResult& result, Workspace workspace, Stream stream) {
   require_equal("slices of queries", queries.slices, "queries of a head", 1);
   const DeviceTensor<const T> of_heads{queries.data, queries.rows,       1,
                                        queries.cols, queries.row_stride, queries.row_stride};
-  attend(deal, of_heads, cache, scale, result, {}, workspace, stream);
+  attend(partition, of_heads, cache, scale, result, {}, workspace, stream);
 }
 
 template <Storage T>
-KernelArithmetic attention_arithmetic_by(const Deal& deal, int64_t entries, int64_t head_dim) {
+KernelArithmetic attention_arithmetic_by(const Partition& partition, int64_t entries, int64_t head_dim) {
   KernelArithmetic arithmetic = split_arithmetic<T>(kTileTokens, head_dim);
-  arithmetic.accumulation_depth = accumulation_depth<T>(deal, entries);
+  arithmetic.accumulation_depth = accumulation_depth<T>(partition, entries);
   arithmetic.rescalings = entries <= kTileTokens ? 0 : 1;
   return arithmetic;
 }
 
-template void attention_by(const Deal&, DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
+template void attention_by(const Partition&, DeviceTensor<const Bfloat16>, const CacheView<Bfloat16>&, double,
                            const AttentionResult&, Workspace, Stream);
-template KernelArithmetic attention_arithmetic_by<Bfloat16>(const Deal&, int64_t, int64_t);
+template KernelArithmetic attention_arithmetic_by<Bfloat16>(const Partition&, int64_t, int64_t);
 
 }  // namespace attention_splits
 
 int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity) {
-  return attention_workspace_by(kDeals[0], query_heads, kv_heads, head_dim, capacity);
+  return attention_workspace_by(kPartitions[0], query_heads, kv_heads, head_dim, capacity);
 }
 
 template <Storage T>
 void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
                const AttentionResult& result, Workspace workspace, Stream stream) {
-  attention_by(kDeals[0], queries, cache, scale, result, workspace, stream);
+  attention_by(kPartitions[0], queries, cache, scale, result, workspace, stream);
 }
 
 int64_t causal_attention_workspace(int64_t query_heads, int64_t window, int64_t kv_heads, int64_t head_dim,
                                    int64_t capacity) {
   const int64_t queries = query_heads * window;
-  return workspace_bytes(deal_for(queries, kv_heads), queries, kv_heads, head_dim, capacity);
+  return workspace_bytes(partition_for(queries, kv_heads), queries, kv_heads, head_dim, capacity);
 }
 
 template <Storage T>
@@ -156,13 +156,13 @@ void causal_attention(DeviceTensor<const T> queries, const CacheView<T>& cache, 
     throw ShapeMismatch(
         "result.logits is null, but the dominant entries' logits of a cache with votes are taken from it");
   }
-  const Deal deal = deal_for(queries.slices * queries.rows, cache.keys.slices);
-  attend(deal, queries, cache, scale, result, dominants, workspace, stream);
+  const Partition partition = partition_for(queries.slices * queries.rows, cache.keys.slices);
+  attend(partition, queries, cache, scale, result, dominants, workspace, stream);
 }
 
 template <Storage T>
 KernelArithmetic attention_arithmetic(int64_t entries, int64_t head_dim) {
-  return attention_arithmetic_by<T>(kDeals[0], entries, head_dim);
+  return attention_arithmetic_by<T>(kPartitions[0], entries, head_dim);
 }
 
 template void attention(DeviceTensor<const float>, const CacheView<float>&, double, const AttentionResult&,

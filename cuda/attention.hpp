@@ -40,7 +40,7 @@ int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_
 /// precision  attention_arithmetic(); error: reference/bounds/error_bounds.hpp
 /// equal keys get equal logits to the last bit, wherever they stand
 /// the same entries give the same bits, whatever the device and the capacity; a head's bits also depend on how many
-/// entries the other KV heads have, because all of them are dealt to the same blocks
+/// entries the other KV heads have, because all of them are distributed to the same blocks
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
 void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,

@@ -47,7 +47,7 @@ struct HeadSplits {
   __device__ explicit HeadSplits(const JoinArguments& p) {
     const int64_t group = p.partials.group_queries;
     const int64_t g = blockIdx.x / group, n = blockIdx.x % group;
-    const Splits::OfHead own = Splits(p.deal, p.entries, p.kv_heads).of_head(g);
+    const Splits::OfHead own = Splits(p.partition, p.entries, p.kv_heads).of_head(g);
     count = own.count;
     weights = &p.partials.weights_of(n, own.before);
     step = group * p.partials.row;

@@ -79,7 +79,7 @@ struct Shape {
 
 template <Storage16 T, int kSteps>
 struct Shared {
-  using Sight = typename SplitArguments<T>::Sight;
+  using VisibleTokens = typename SplitArguments<T>::VisibleTokens;
 
   uint4* tiles;    // [stages, tile] of rows of kVectors; later kHeads heads' sums: [kWarps, kHeads, kSumRow]
   uint4* queries;  // [heads] of rows like those of a tile
@@ -87,7 +87,7 @@ struct Shared {
   float* largest;  // [kWarps, kMostHeadTiles * kHeads]: the largest z of a warp's tokens
   float* sums;     // likewise: the sum of their weights
   int* rows;       // likewise: the row of the first token with the largest z of the split
-  Sight* sights;   // [kMostHeadTiles * kHeads]
+  VisibleTokens* visible;  // [kMostHeadTiles * kHeads]
 
   __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
       : tiles(memory.array<uint4>(shape.stages * tile_vectors(kVectors<kSteps>))),
@@ -96,7 +96,7 @@ struct Shared {
         largest(memory.array<float>(kWarps * kMostHeadTiles * kHeads)),
         sums(memory.array<float>(kWarps * kMostHeadTiles * kHeads)),
         rows(memory.array<int>(kWarps * kMostHeadTiles * kHeads)),
-        sights(memory.array<Sight>(kMostHeadTiles * kHeads)) {
+        visible(memory.array<VisibleTokens>(kMostHeadTiles * kHeads)) {
     static_assert(kWarps * kHeads * kSumRow<kSteps> * sizeof(float) <=
                   tile_vectors(kVectors<kSteps>) * sizeof(uint4));
   }
@@ -163,7 +163,7 @@ struct Work {
   // Writes what the heads see of the split. A barrier follows before it is read: that of the first tile.
   __device__ void write_sights() const {
     const auto own = static_cast<int>(threadIdx.x);
-    if (own < heads) shared.sights[own] = p.sight({g, first, count}, first_head + own);
+    if (own < heads) shared.visible[own] = p.visible_tokens({g, first, count}, first_head + own);
   }
 
   // Starts to copy the n-th tile: tiles of keys come first, then tiles of values. Zeros behind the last token, as far as
@@ -278,9 +278,9 @@ struct Logits {
     for (int i = 0; i < 2 * kHeadTiles; ++i) {
       if (head(i) >= work.heads) continue;
       const float number = p.scale * products[i / 2][part + i % 2];
-      const auto sight = work.shared.sights[head(i)];
-      const bool sees = token < sight.tokens;
-      const float z = sees && token != sight.hidden ? number + votes : kNothing;
+      const auto visible = work.shared.visible[head(i)];
+      const bool sees = token < visible.tokens;
+      const float z = sees && token != visible.hidden ? number + votes : kNothing;
       if (p.result.logits && sees) {
         p.result.logits[(work.first_head + head(i)) * p.capacity() + position] = number;
       }
@@ -484,7 +484,7 @@ template <Storage16 T, int kSteps, int kHeadTiles>
 __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<T> p, Shape shape) {
   SharedMemory memory;
   const Shared<T, kSteps> shared(memory, shape);
-  const Split split = Splits(p.deal, p.cache.entries, p.kv_heads()).at(blockIdx.x);
+  const Split split = Splits(p.partition, p.cache.entries, p.kv_heads()).at(blockIdx.x);
   if (split.tokens == 0) return;
   const Work<T, kSteps, kHeadTiles> work(p, shared, shape, split);
   if (p.has_work(split, work.first_head, work.heads)) attend(work);

@@ -85,14 +85,14 @@ struct Work {
   const Shared& shared;
   TokenRows keys, values;
   const Shape& shape;
-  int64_t g;                       // KV head
-  int64_t first;                   // token
-  int count;                       // tokens, at least 1
-  int tiles;                       // of keys
-  int first_head;                  // of this thread's team, among the queries of all heads
-  int heads;                       // of the team that exist; below kHeads in a group's last block
-  int team, thread;                // the thread's number within its team
-  Arguments::Sight sights[kMine];  // of the thread's heads
+  int64_t g;                                // KV head
+  int64_t first;                            // token
+  int count;                                // tokens, at least 1
+  int tiles;                                // of keys
+  int first_head;                           // of this thread's team, among the queries of all heads
+  int heads;                                // of the team that exist; below kHeads in a group's last block
+  int team, thread;                         // the thread's number within its team
+  Arguments::VisibleTokens visible[kMine];  // of the thread's heads
 
   __device__ Work(const Arguments& arguments, const Shared& memory, const Shape& of_block, const Split& split)
       : p(arguments),
@@ -112,8 +112,8 @@ struct Work {
     heads = max(0, min(kHeads, p.group_queries() - head));
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
-      sights[h] = {0, -1};
-      if (my_head() + h < heads) sights[h] = p.sight(split, first_head + my_head() + h);
+      visible[h] = {0, -1};
+      if (my_head() + h < heads) visible[h] = p.visible_tokens(split, first_head + my_head() + h);
     }
   }
 
@@ -213,8 +213,8 @@ struct Work {
       const int head = my_head() + h;
       if (head >= kHeads) break;
       const float logit = p.scale * products[h];
-      const bool sees = token < sights[h].tokens;
-      const float z = sees && token != sights[h].hidden ? logit + votes : kNothing;
+      const bool sees = token < visible[h].tokens;
+      const float z = sees && token != visible[h].hidden ? logit + votes : kNothing;
       if (p.result.logits && sees) {
         p.result.logits[(first_head + head) * p.capacity() + position] = logit;
       }
@@ -412,7 +412,7 @@ template <int kHeads>
 __global__ void __launch_bounds__(kMostTeams* kTeam) attention_portable_kernel(Arguments p, Shape shape) {
   SharedMemory memory;
   const Shared shared(memory, shape);
-  const Split split = Splits(p.deal, p.cache.entries, p.kv_heads()).at(blockIdx.x);
+  const Split split = Splits(p.partition, p.cache.entries, p.kv_heads()).at(blockIdx.x);
   if (split.tokens == 0) return;
   const int of_block = shape.teams * kHeads, first_head = static_cast<int>(blockIdx.y) * of_block;
   const int heads = min(of_block, p.group_queries() - first_head);

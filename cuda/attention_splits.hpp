@@ -19,7 +19,7 @@ inline constexpr int64_t kRowUnit = 8;
 /// Splits whose weights fill a sector.
 inline constexpr int64_t kSectorWeights = 2;
 
-/// A query head's splits are dealt to so many slices; a thread sums each slice, and a tree adds the slices' sums.
+/// A query head's splits are distributed to so many slices; a thread sums each slice, and a tree adds the slices' sums.
 inline constexpr int kJoinSlices = 16;
 /// Within its slice a thread sums so many splits to a part before it adds the part to the slice's sum.
 inline constexpr int kJoinPart = 4;
@@ -31,14 +31,15 @@ struct Split {
 };
 
 /// The length of a split, if all KV heads together have so many entries.
-__host__ __device__ inline int64_t split_tokens(const Deal& deal, int64_t total) {
-  const int64_t balanced = round_up(ceil_division(total, deal.blocks_wanted), kTileTokens);
-  return max(int64_t{kTileTokens}, min(balanced, deal.most_split_tokens));
+__host__ __device__ inline int64_t split_tokens(const Partition& partition, int64_t total) {
+  const int64_t balanced = round_up(ceil_division(total, partition.blocks_wanted), kTileTokens);
+  return max(int64_t{kTileTokens}, min(balanced, partition.most_split_tokens));
 }
 
 /// So many splits a cache of this capacity has at most: those of a full one, and one for the last entries of each head.
-inline int64_t most_splits(const Deal& deal, int64_t kv_heads, int64_t capacity) {
-  const int64_t of_full_cache = std::max(deal.blocks_wanted, kv_heads * capacity / deal.most_split_tokens);
+inline int64_t most_splits(const Partition& partition, int64_t kv_heads, int64_t capacity) {
+  const int64_t of_full_cache =
+      std::max(partition.blocks_wanted, kv_heads * capacity / partition.most_split_tokens);
   return std::min(kv_heads * ceil_division(capacity, kTileTokens), of_full_cache + kv_heads);
 }
 
@@ -51,13 +52,13 @@ struct Splits {
   int64_t first_entries;  // of KV head lane(), which are all that a layer of up to 32 KV heads needs
   int64_t tokens;         // of one split
 
-  __device__ Splits(const Deal& deal, const int64_t* entries_of_heads, int64_t heads)
+  __device__ Splits(const Partition& partition, const int64_t* entries_of_heads, int64_t heads)
       : entries(entries_of_heads),
         kv_heads(heads),
         first_entries(lane() < heads ? entries_of_heads[lane()] : 0) {
     int64_t total = first_entries;
     for (int64_t g = 32 + lane(); g < kv_heads; g += 32) total += entries[g];
-    tokens = split_tokens(deal, warp_sum(total));
+    tokens = split_tokens(partition, warp_sum(total));
   }
 
   /// The entries and the splits of KV head begin + lane(), none if there is no such head; begin: a multiple of 32.
@@ -140,7 +141,7 @@ struct Partials {
 /// The arguments of the kernels that attend to one split each.
 template <Storage T>
 struct SplitArguments {
-  Deal deal;
+  Partition partition;
   DeviceTensor<const T> queries;  ///< [query_heads, window, head_dim]
   CacheView<T> cache;
   float scale;
@@ -155,11 +156,11 @@ struct SplitArguments {
     return queries.data + n / window() * queries.slice_stride + n % window() * queries.row_stride;
   }
   /// What a query sees of a split: its first `tokens` tokens, but for the one that is hidden, -1 for none.
-  struct alignas(8) Sight {
+  struct alignas(8) VisibleTokens {
     int tokens, hidden;
   };
   /// What the n-th query of all sees of a split of its KV head. The last query of a window sees all rows of the head.
-  __device__ Sight sight(const Split& split, int n) const {
+  __device__ VisibleTokens visible_tokens(const Split& split, int n) const {
     const int64_t later = window() - 1 - n % window();
     const int64_t visible = min(split.tokens, cache.entries[split.kv_head] - later - split.first);
     return {static_cast<int>(max(int64_t{0}, visible)), dominants ? dominant_token(split, n) : -1};
@@ -183,9 +184,9 @@ struct SplitArguments {
   /// Queries of all heads that share a KV head.
   __host__ __device__ int group_queries() const { return partials.group_queries; }
   /// Blocks for the splits of a full cache; those behind the last split end at once.
-  int64_t blocks() const { return most_splits(deal, kv_heads(), capacity()); }
+  int64_t blocks() const { return most_splits(partition, kv_heads(), capacity()); }
   /// The most tokens of a split, for any entries that fit the cache.
-  int most_tokens() const { return static_cast<int>(split_tokens(deal, kv_heads() * capacity())); }
+  int most_tokens() const { return static_cast<int>(split_tokens(partition, kv_heads() * capacity())); }
 };
 
 /// Queues the kernel of the splits: attention_portable_kernel for fp32, attention_mma_kernel for 16-bit types. The cache
@@ -203,7 +204,7 @@ KernelArithmetic split_arithmetic<float>(int64_t tokens, int64_t head_dim);
 
 /// The arguments of attention_join_kernel.
 struct JoinArguments {
-  Deal deal;
+  Partition partition;
   const int64_t* entries;
   int64_t kv_heads;
   Partials partials;

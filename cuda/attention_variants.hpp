@@ -1,4 +1,4 @@
-// The ways to deal attention's entries to blocks, to be compared on a GPU (primitives/tile_variants.hpp).
+// The ways to distribute attention's entries to blocks, to be compared on a GPU (primitives/tile_variants.hpp).
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,22 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace attention_splits {
 
-/// How entries are dealt to blocks. Constants, because results must not depend on the device.
-struct Deal {
+/// How entries are distributed to blocks. Constants, because results must not depend on the device.
+struct Partition {
   int64_t blocks_wanted;
   int64_t most_split_tokens;
 };
 /// The first is `attention`'s: four blocks for each multiprocessor of an H200.
-inline constexpr Deal kDeals[] = {{528, 512}, {264, 1024}, {396, 768}, {792, 384}, {1056, 256}};
+inline constexpr Partition kPartitions[] = {{528, 512}, {264, 1024}, {396, 768}, {792, 384}, {1056, 256}};
 
-/// attention, attention_workspace and attention_arithmetic with any deal; compiled for the type of the comparison.
+/// attention, attention_workspace and attention_arithmetic with any partition; compiled for the type of the comparison.
 template <Storage T>
-void attention_by(const Deal& deal, DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
-                  const AttentionResult& result, Workspace workspace, Stream stream);
-int64_t attention_workspace_by(const Deal& deal, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
-                               int64_t capacity);
+void attention_by(const Partition& partition, DeviceTensor<const T> queries, const CacheView<T>& cache,
+                  double scale, const AttentionResult& result, Workspace workspace, Stream stream);
+int64_t attention_workspace_by(const Partition& partition, int64_t query_heads, int64_t kv_heads,
+                               int64_t head_dim, int64_t capacity);
 template <Storage T>
-KernelArithmetic attention_arithmetic_by(const Deal& deal, int64_t entries, int64_t head_dim);
+KernelArithmetic attention_arithmetic_by(const Partition& partition, int64_t entries, int64_t head_dim);
 
 }  // namespace attention_splits
 }  // namespace KVBOUND_CUDA_BUILD

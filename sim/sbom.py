@@ -5,7 +5,7 @@ usage: sbom.py KVBOUND      KVBOUND: the program in its build folder, on the Deb
 
 It lists the packages of sim/packages.sh that are built with, those of the libraries that the program loads, with their files' SHA-256,
 D3, which pages of `kvbound report` carry with them, and the CUDA runtime, if that is linked. The same program on the same packages
-gives the same bytes; a time is told only if SOURCE_DATE_EPOCH is set.
+gives the same bytes; a time is written only if SOURCE_DATE_EPOCH is set.
 """
 import hashlib
 import json

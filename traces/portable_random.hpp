@@ -84,7 +84,7 @@ class Stream {
   uint64_t key_;
 };
 
-/// A random order of 0, 1, ..., count - 1; each element is computed on its own.
+/// A random order of 0, 1, ..., count - 1; each element is computed separately.
 ///
 /// Rounds of invertible steps on the smallest b bits that hold count - 1: multiply by a random odd number and
 /// add another, modulo 2^b; then x ^= x >> ceil(b/2). Results of count or more go through the rounds again.

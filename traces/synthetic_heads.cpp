@@ -11,7 +11,7 @@ constexpr int64_t kLandmarks = 4;   // sinks or needles per head
 constexpr int64_t kTieBlock = 64;   // tied tokens lie in one block of this many,
 constexpr int64_t kTieStride = 16;  // this many apart
 
-/// The random quantities; each has streams of its own. Changing a number changes every generated file.
+/// The random quantities; each has separate streams. Changing a number changes every generated file.
 enum class Draw : uint64_t {
   direction = 1,
   exponent = 2,

@@ -13,7 +13,7 @@
 
 namespace kvbound::traces {
 
-/// A token with a logit and value size of its own: a sink or a needle.
+/// A token whose logit and value size are set separately: a sink or a needle.
 struct Landmark {
   int64_t token = 0;
   double logit = 0;       ///< z_j

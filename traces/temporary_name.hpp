@@ -35,7 +35,7 @@ class TemporaryName {
 ///
 /// A process number means something only among processes that see each other. MACHINE, 12 hexadecimal digits, stands for them: a
 /// digest of the kernel's boot_id and of the namespace of process numbers. What another machine or container wrote to a shared
-/// file system is left alone, and so is what was left before this machine was started again: it cannot be told from the former.
+/// file system is left alone, and so is what was left before this machine was started again: it looks the same.
 /// A process number that was given to another process meanwhile delays the removal. Errors are ignored.
 void remove_leftovers(const std::string& folder) noexcept;
 

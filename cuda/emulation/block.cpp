@@ -8,7 +8,7 @@
 
 namespace kvbound::cuda::emulation {
 
-// What the runner says of its threads.
+// Faults of the block's threads, and what each thread waits for, in words.
 
 void Runner::record(const std::string& problem, CallSite where) {
   fault_ = Fault{"block " + emulation::text(blockIdx) + ", " + thread_name(current_) + " " + problem, where};

@@ -21,7 +21,7 @@ struct Matrix {
   int64_t leading;  // byte offsets
   int64_t stride;
 
-  // Of a row, or of one k of an N-major matrix, whose units are of eight columns.
+  // The n-th unit of a row; of an N-major matrix that of one k, whose units are eight columns.
   int64_t unit(int row, int number) const {
     constexpr int64_t kUnitsOfSpan = kSwizzleSpan / kUnitBytes;
     const int64_t along_row = number / kUnitsOfSpan * leading + number % kUnitsOfSpan * kUnitBytes;

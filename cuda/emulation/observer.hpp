@@ -45,9 +45,9 @@ class Observer {
 
   // Called while a kernel's thread runs.
 
-  /// The thread's own part of an instruction; `site` tells instructions of the program apart.
+  /// One thread's part of an instruction; `site` identifies the instruction in the program.
   virtual void lane(Instruction what, uintptr_t site) = 0;
-  /// The thread's own part of an access to memory.
+  /// One thread's part of an access to memory.
   virtual void access(Instruction what, uintptr_t address, int bytes, uintptr_t site) = 0;
   /// An instruction of the thread's warp, which one lane executes for all. flop: of the whole warp.
   virtual void warp(Instruction what, double flop) = 0;

@@ -19,7 +19,7 @@ struct Schedule {
 /// The schedule of launches from now on, in all threads.
 Schedule schedule();
 
-/// Sets the schedule for its own lifetime, then restores the previous one.
+/// Sets the schedule for this object's lifetime, then restores the previous one.
 class ScopedSchedule {
  public:
   explicit ScopedSchedule(Schedule schedule);

@@ -49,7 +49,7 @@ class SharedArena {
   /// Where a GPU's dynamic shared memory begins: the system keeps the first 1024 bytes.
   static constexpr int64_t kBegin = 1024;
 
-  /// What the asynchronous proxy sees of a byte.
+  /// The asynchronous proxy's view of a byte: the value that was last published.
   std::byte* view(const std::byte* place);
   /// Makes all that has been written visible to the asynchronous proxy.
   void publish();

@@ -16,7 +16,7 @@ int64_t shared_memory_limit();
 /// The compute capability that the emulated device claims: the highest one whose limit that may be, times ten.
 int compute_capability();
 
-/// Sets the limit, at most kMostSharedMemory, for its own lifetime, then restores the previous one.
+/// Sets the limit, at most kMostSharedMemory, for this object's lifetime, then restores the previous one.
 class ScopedSharedMemoryLimit {
  public:
   explicit ScopedSharedMemoryLimit(int64_t bytes);

@@ -13,7 +13,7 @@ namespace gram_rows {
 inline constexpr int kMostHeadDim = 256;
 inline constexpr int kLaneColumns = kMostHeadDim / 32;
 
-/// The products of a sum of their own: parts keep the accumulation depth small.
+/// Products that are summed separately: partial sums keep the accumulation depth small.
 inline constexpr int kPart = 16;
 
 /// Row r of x times G: lane l has the columns l, l + 32, ... The whole warp calls it, after a barrier behind the last

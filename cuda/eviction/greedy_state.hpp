@@ -152,7 +152,7 @@ __device__ void gather(const State& s, int64_t i, const Member& member, const Me
   }
   mass = block_sum<kWarps>(mass, shared.by_warp);
   if (threadIdx.x == 0) to.log_sum_exp[i] = log_sum, to.mass[i] = mass;
-  // A column's tokens are dealt to the threads that have it; the first of them adds their sums.
+  // A column's tokens are distributed to the threads that have it; the first of them adds their sums.
   const auto lanes = static_cast<int>(kThreads / s.sizes.head_dim);
   const auto column = static_cast<int64_t>(threadIdx.x) % s.sizes.head_dim;
   const auto first = static_cast<int64_t>(threadIdx.x) / s.sizes.head_dim;

@@ -9,7 +9,7 @@
 
 namespace kvbound::cuda {
 
-/// What the sweep is made from; device memory.
+/// The sweep's inputs, in device memory.
 struct ThetaSweepInput {
   const float* weights = nullptr;  ///< A [query_heads, tokens]: window mean per query head, not pooled
   const float* norms = nullptr;    ///< N [query_heads, tokens]: projected value norms

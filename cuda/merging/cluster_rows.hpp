@@ -277,7 +277,7 @@ struct HeadWeights {
     members += before * p.clusters.stride;
   }
 
-  /// Of the member at this place.
+  /// The weights of the member at this place.
   template <int kHeads>
   __device__ EntryWeights<kHeads> of_member(int place) const {
     return load_weights<kHeads>(members + place * together, together);

@@ -53,7 +53,7 @@ struct MergedVotes {
   int64_t stride = 0;
 };
 
-/// The rows of weights of each KV head: one for each query head of the group that weights the members on its own.
+/// The rows of weights of each KV head: one for each query head of the group that weights the members separately.
 inline int64_t merging_rows(MergeGqa gqa, int64_t group_size) {
   return gqa == MergeGqa::joint ? group_size : 1;
 }

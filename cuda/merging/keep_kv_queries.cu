@@ -223,7 +223,7 @@ __device__ void store(const Arguments<T>& p, int64_t g, const Rotated& q) {
 
 // The pseudo-inverse of one group's queries, by Jacobi's rotations of Q Q^T: a thread finds the rotation of a pair of rows, and
 // the threads of a warp turn it. Rotations of the rows themselves would be exact for singular values far below the largest as
-// well, but each has products of rows to wait for; sqrt(head_dim 2^-52) is as little as is told from zero here.
+// well, but each has products of rows to wait for; sqrt(head_dim 2^-52) is the smallest that is distinguished from zero here.
 //
 //     round 0  rows 3 and 0    1 and 2         a group of 4: three rounds are a sweep
 //     round 1  rows 3 and 1    2 and 0

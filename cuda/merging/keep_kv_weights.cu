@@ -302,7 +302,7 @@ __device__ void put_shares(const Cluster<Team>& cluster, const float* log_shares
   }
 }
 
-// The predicted scores of the merged entry by query heads that are not weighted by rows of their own.
+// The predicted scores of the merged entry by query heads without separate rows of weights.
 template <class Team>
 __device__ void put_log_scores(const Cluster<Team>& cluster, float all_votes) {
   const auto heads = static_cast<int>(cluster.p.group_size);

@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kThreads, kSteps <= 8 ? 3 : 2)
   uint4* const memory_of_warp = shared.own + warp() * shape.own;
   auto* const logits = reinterpret_cast<float*>(memory_of_warp);
   const int64_t to = part.head * p.averages.capacity + first;
-  // Of the split's tokens, those before all queries of the window.
+  // The number of the split's tokens that every query of the window sees.
   const auto seen_by_all = static_cast<int>(min(window.visible(0) - 1 - first, static_cast<int64_t>(count)));
   for (int n = 0; n < parts; ++n, part.first += kQueries) {
     RowFragments<kSteps, kTiles> queries;

@@ -47,7 +47,7 @@ void ClusterMerging<T>::merge(const MergeInput<T>& input, LayerCache<T>& cache, 
     }
     void operator()(const D2o&) const { self.by_keys(false, given, into, on); }
     void operator()(const KvMerger&) const { self.by_keys(true, given, into, on); }
-    // These form no clusters.
+    // Without merging and with CaM there are no clusters.
     void operator()(const NoMerge&) const { assert(false); }
     void operator()(const Cam&) const { assert(false); }
   };

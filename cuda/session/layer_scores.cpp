@@ -14,7 +14,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
 TensorView as_slices(MatrixView matrix, int64_t rows) {
-  assert(matrix.row_stride == matrix.cols);  // a slice's rows have no stride of their own
+  assert(matrix.row_stride == matrix.cols);  // a slice's rows have no separate stride
   return {matrix.data, matrix.rows / rows, rows, matrix.cols, rows * matrix.row_stride};
 }
 

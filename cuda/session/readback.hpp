@@ -90,7 +90,7 @@ class Readback {
   void pack(Buffer<std::byte>& packed, Stream stream);
   /// Queues the transfer of what was packed.
   void transfer(const Buffer<std::byte>& packed, MemoryPool& pool);
-  /// Both, by way of a buffer of its own.
+  /// Packs and transfers, through a temporary buffer.
   void fetch(MemoryPool& pool);
 
   void arrive() const;

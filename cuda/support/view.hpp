@@ -22,7 +22,7 @@ struct DeviceTensor {
   int64_t row_stride = 0;    ///< numbers from one row to the next
   int64_t slice_stride = 0;  ///< numbers from one slice to the next
 
-  /// A view for writing converts to one for reading. A template, because nvcc warns of a conversion to the own type (554-D).
+  /// A view for writing converts to one for reading. A template, because nvcc warns of a conversion to the same type (554-D).
   template <class U>
   requires(!std::is_const_v<T> && std::is_same_v<U, const T>) operator DeviceTensor<U>() const {
     return {data, slices, rows, cols, row_stride, slice_stride};

@@ -39,8 +39,8 @@ template <int kSteps>
 constexpr int kOwnQueries = kFragmentRows* kOwnTiles<kSteps>;
 constexpr int kMostQueries = 2 * kFragmentRows;
 
-// How the queries of a KV head are dealt to blocks and their warps.
-struct Deal {
+// How the queries of a KV head are distributed to blocks and their warps.
+struct Partition {
   int group;   // query heads
   int heads;   // of a block
   int all;     // parts of a head; a warp has one
@@ -64,7 +64,7 @@ struct Shape {
   int tile;     // vectors
   int queries;  // vectors in which a warp's queries are loaded
 };
-// What is known of a query.
+// One query's numbers that its scores need.
 struct alignas(16) Known {
   float offset;       // minus its log-sum-exp, to base 2; -infinity for one that does not exist
   float output_norm;  // o G o
@@ -245,17 +245,17 @@ struct Scorer {
 //
 // partials  [kWarps, kTileTokens]
 template <Storage16 T>
-__device__ void store_scores(const Arguments<T>& p, const Deal& deal, int64_t first, int count,
+__device__ void store_scores(const Arguments<T>& p, const Partition& partition, int64_t first, int count,
                              const float* partials) {
-  const int parts = min(deal.parts, deal.all - deal.pass * deal.parts);
-  for (int n = static_cast<int>(threadIdx.x); n < deal.heads * kTileTokens; n += kThreads) {
-    const int h = static_cast<int>(blockIdx.x) * deal.heads + n / kTileTokens, token = n % kTileTokens;
-    if (h >= deal.group || token >= count) continue;
-    const float* own = partials + n / kTileTokens * deal.parts * kTileTokens + token;
+  const int parts = min(partition.parts, partition.all - partition.pass * partition.parts);
+  for (int n = static_cast<int>(threadIdx.x); n < partition.heads * kTileTokens; n += kThreads) {
+    const int h = static_cast<int>(blockIdx.x) * partition.heads + n / kTileTokens, token = n % kTileTokens;
+    if (h >= partition.group || token >= count) continue;
+    const float* own = partials + n / kTileTokens * partition.parts * kTileTokens + token;
     float sum = own[0];
     for (int part = 1; part < parts; ++part) sum += own[part * kTileTokens];
-    float& score = p.scores[(int64_t{blockIdx.z} * deal.group + h) * p.window.tokens() + first + token];
-    score = deal.pass == 0 ? sum : score + sum;
+    float& score = p.scores[(int64_t{blockIdx.z} * partition.group + h) * p.window.tokens() + first + token];
+    score = partition.pass == 0 ? sum : score + sum;
   }
 }
 
@@ -303,26 +303,27 @@ __device__ Ring<change, kSteps> ring_of(const Arguments<T>& p, int64_t first, in
 //            cores; 14 and an exponential for each query and token
 template <Change change, Storage16 T, int kSteps>
 __global__ void __launch_bounds__(kThreads)
-    window_change_scores_mma_kernel(Arguments<T> p, float binary, Deal deal, Shape shape) {
+    window_change_scores_mma_kernel(Arguments<T> p, float binary, Partition partition, Shape shape) {
   SharedMemory memory;
   const Shared shared(memory, shape);
-  const int64_t first = blockIdx.y * deal.split_tokens;
-  const auto count = static_cast<int>(min(deal.split_tokens, p.window.tokens() - first));
+  const int64_t first = blockIdx.y * partition.split_tokens;
+  const auto count = static_cast<int>(min(partition.split_tokens, p.window.tokens() - first));
   auto tiles = ring_of<change, kSteps>(p, first, count, shared, shape.stages);
-  const Scorer<change, T, kSteps> scorer(p, deal.part<kOwnQueries<kSteps>>(), first, count, shared, shape);
+  const Scorer<change, T, kSteps> scorer(p, partition.part<kOwnQueries<kSteps>>(), first, count, shared,
+                                         shape);
   const auto store = [&](int tile) {
-    store_scores(p, deal, first + tile, min(kTileTokens, count - tile), shared.partials_of(tile));
+    store_scores(p, partition, first + tile, min(kTileTokens, count - tile), shared.partials_of(tile));
   };
-  const int own = deal.share() * kRowsAtOnce;  // the first token of a tile that the warp scores
+  const int own = partition.share() * kRowsAtOnce;  // the first token of a tile that the warp scores
   TileNorms norms(p.norms + scorer.part.head * p.window.tokens() + first, scorer.part.exists ? count : 0);
   for (int tile = 0; tile < count; tile += kTileTokens) {
     const uint4* rows = tiles.next();
     if (tile > 0) store(tile - kTileTokens);
     if (!scorer.part.exists) continue;
     norms.next(tile);
-    float* const scores = shared.partials_of(tile) + deal.unit() * kTileTokens;
+    float* const scores = shared.partials_of(tile) + partition.unit() * kTileTokens;
 #pragma unroll 1
-    for (int n = own; n < min(kTileTokens, count - tile); n += deal.shares * kRowsAtOnce) {
+    for (int n = own; n < min(kTileTokens, count - tile); n += partition.shares * kRowsAtOnce) {
       scorer.score(rows + n * PaddedRows<kSteps>::kStride, Ring<change, kSteps>::kSlice, binary, norms, tile,
                    n, scores + n);
     }
@@ -333,7 +334,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Blocks have heads as equally as can be, and multiprocessors a block each.
 template <int kSteps, Storage16 T>
-Deal dealt(const Window<T>& window) {
+Partition partition_of(const Window<T>& window) {
   const int64_t all = ceil_division(window.size(), int64_t{kOwnQueries<kSteps>}), group = window.group_size();
   const int64_t passes = ceil_division(all, int64_t{kWarps}), parts = ceil_division(all, passes);
   const int64_t heads = ceil_division(group, ceil_division(group, std::min(group, kWarps / parts)));
@@ -366,14 +367,14 @@ void launch_mma(Change change, const Arguments<T>& arguments, Stream stream) {
   const Window<T>& window = arguments.window;
   for_change(change, [&]<Change of>() {
     with_few_row_steps(window.keys.cols, [&](auto steps) {
-      Deal deal = dealt<steps>(window);
+      Partition partition = partition_of<steps>(window);
       const Shape shape = shape_that_fits<of, steps>();
-      for (; deal.pass * deal.parts < deal.all; ++deal.pass) {
+      for (; partition.pass * partition.parts < partition.all; ++partition.pass) {
         launch<window_change_scores_mma_kernel<of, T, steps>>(
-            {extent(ceil_division(window.group_size(), int64_t{deal.heads}),
-                    ceil_division(window.tokens(), deal.split_tokens), window.keys.slices),
+            {extent(ceil_division(window.group_size(), int64_t{partition.heads}),
+                    ceil_division(window.tokens(), partition.split_tokens), window.keys.slices),
              dim3(kThreads), shared_bytes<Shared>(shape), stream},
-            arguments, binary_scale(window), deal, shape);
+            arguments, binary_scale(window), partition, shape);
       }
     });
   });

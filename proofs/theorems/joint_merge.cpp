@@ -206,7 +206,7 @@ Outcome best_of_free_logits(const Instance& instance) {
   return outcome;
 }
 
-// All clusters merge at once, each with its own best value, and every
+// All clusters merge at once, each with its best value, and every
 // head has its target logits: o'_h - o_h = sum_g (W_g / D) (v_g - v-_g).
 Outcome best_of_many_clusters(const Instance& instance) {
   Outcome outcome;

@@ -27,7 +27,7 @@ double single_depth(const Arithmetic& arithmetic, int64_t tokens);
 double most_rescalings_in_order(VectorView logits);
 double most_rescalings(VectorView logits);
 
-/// The most parts of the cache with an output of their own: those declared, or what kernels make at most.
+/// The most parts of the cache with separate outputs: as declared, or the most that kernels make.
 int64_t most_parts(const Arithmetic& arithmetic, int64_t tokens);
 
 /// An upper bound of the largest sum of |sums of runs|, over all ways to divide each column into at most `runs` runs of
@@ -43,9 +43,9 @@ class LongSums {
   /// rescalings  of the partial sums of one part
   LongSums(int64_t tokens, double rescalings, const Arithmetic& arithmetic);
 
-  /// Of the sum of the weights, relative to it.
+  /// The rounding error of the sum of the weights, relative to the sum.
   double of_weights() const { return of_weights_; }
-  /// Of the sums of weighted values, [head_dim].
+  /// The rounding errors of the sums of weighted values, [head_dim].
   ///
   /// ranges  largest difference between two sums of the first few terms, in the order of positions
   /// sizes   sums of the terms' absolute values

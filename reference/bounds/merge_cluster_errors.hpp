@@ -41,7 +41,7 @@ struct MergedEntryErrors {
   /// Of the queries, for `joint` keys: the largest over the smallest singular value that is kept; else 0.
   double condition_number = 0;
   /// [directions]: by how much a bound on |<w, error>| stays below sum_c |w_c| times component c's; 0 where no such bound is known.
-  /// It does so, too, if errors of their own are added to the components.
+  /// The bound stays as far below if separate errors are added to the components.
   std::vector<double> key_savings = {}, value_savings = {};
 };
 

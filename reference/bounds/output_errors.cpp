@@ -114,7 +114,7 @@ struct RunningSums {
   std::vector<double> ranges;  // of the sums of the first few of them
 };
 
-// What the additions take, [head_dim].
+// The rounding errors of the output's additions, [head_dim].
 std::vector<double> addition_errors(const QuerySoftmax& softmax, const RunningSums& running,
                                     const Arithmetic& arithmetic) {
   const auto tokens = std::ssize(softmax.logits);

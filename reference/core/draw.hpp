@@ -55,7 +55,7 @@ inline std::vector<int64_t> smallest_draws(std::span<const uint64_t> draws, int6
   return indices;
 }
 
-/// Of the positions first..last - 1, those with the smallest draws.
+/// The `count` of the positions first..last - 1 that have the smallest draws.
 ///
 /// count    0..last - first
 /// returns  [count], ascending; the positions of a smaller count are among those of a larger one

@@ -23,7 +23,7 @@ namespace kvbound::reference {
 inline std::atomic<double> least_for_threads = 75e-6;
 
 /// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread. Each thread that gets
-/// work has its own state, made by make_state(), such as working memory. When all calls are done, the exception of the first
+/// work has a separate state, made by make_state(), such as working memory. When all calls are done, the exception of the first
 /// piece that threw one, by its number, is thrown again. A loop that will take less than least_for_threads, by the time of a
 /// piece in its latest run, or half of that in the run before, and so on, stays on the caller's thread.
 ///

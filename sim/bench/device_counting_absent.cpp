@@ -1,4 +1,4 @@
-// Of a program without kernels that count what they do.
+// Replaces device_counting.cpp in a program without kernels that count what they do.
 #include <stdexcept>
 
 #include <kvbound/reference/core/error.hpp>

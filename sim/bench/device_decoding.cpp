@@ -262,7 +262,7 @@ BenchResult bench_predicted_scores(const BenchOptions& options) {
       });
 }
 
-// Of the one merged entry of every KV head.
+// Replaces the predicted score of the one merged entry of every KV head.
 BenchResult bench_replace_scores(const BenchOptions& options) {
   StepCache cache(options);
   StepTarget target(cache);

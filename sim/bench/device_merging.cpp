@@ -91,7 +91,7 @@ struct MergingEntries : Entries {
   Buffer<int> status;
 };
 
-// The numbers of KeepKV's merge, for every query head on its own.
+// The numbers of KeepKV's merge, for every query head separately.
 struct Weights {
   explicit Weights(const MergingEntries& entries)
       : shape(entries.shape),

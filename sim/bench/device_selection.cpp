@@ -191,7 +191,7 @@ BenchResult bench_theta_sweep_step(const BenchOptions& options) {
       });
 }
 
-// Of a short prompt: a removal follows from all before it, in double precision.
+// Greedy removal, of a short prompt: each removal depends on all before it, in double precision.
 BenchResult bench_greedy(const BenchOptions& options) {
   constexpr int64_t kMostTokens = kNative ? 1024 : 96;
   const LayerShape& shape = options.shape.layer;

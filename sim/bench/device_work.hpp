@@ -88,7 +88,7 @@ constexpr DeviceWork select_top_work(int64_t rows, int64_t cols, int64_t k) {
   return {detail::work_bytes(0, rows * cols, rows * (k + 1)), 0};
 }
 
-/// cuda::select_critical: k of m scores, s of them in stage one, which is a list of its own.
+/// cuda::select_critical: k of m scores, s of them in stage one, which is a separate list.
 ///
 ///     bytes = 8 r m + 8 r (k + s + 2)
 constexpr DeviceWork select_critical_work(int64_t rows, int64_t cols, int64_t k, int64_t stage_one) {

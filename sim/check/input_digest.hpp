@@ -12,7 +12,7 @@ namespace kvbound::sim {
 
 class InputDigest {
  public:
-  /// What is not a tensor, as text: lengths, settings.
+  /// Adds inputs that are not tensors, as text: lengths, settings.
   InputDigest& add(const std::string& settings);
   /// A tensor's numbers in double precision, to the last bit: the type that they are stored in does not count.
   InputDigest& add(std::initializer_list<int64_t> shape, VectorView numbers);

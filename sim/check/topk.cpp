@@ -18,7 +18,7 @@ namespace {
 
 using traces::TensorEntry;
 
-// What is found out about one row.
+// The verdict on one row's selection.
 struct SelectedRow {
   int64_t selected = 0;  // entries in it
   int64_t wrong = 0;     // of them, or missing

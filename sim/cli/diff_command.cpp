@@ -123,7 +123,7 @@ JudgedClaims judge(const traces::Layer& layer, const DumpFile& dump, DiffReport&
   for (const TensorAgreement& found : result.judged.tensors) {
     TensorAgreement& kept = report.tensors.emplace_back(JudgedTensor{layer.index, found}).agreement;
     kept.outside_at = kept.undecided_at = {};  // of all layers these may be many
-    kept.told = {};
+    kept.decidable = {};
     for (FunctionalAgreement& functional : kept.functionals)
       functional.outside_at = functional.judged_at = {};
   }

@@ -137,7 +137,7 @@ std::vector<int64_t> chosen_calls(const CommandLine& line, const traces::Recorde
     if (traces::attention_function_named(function)) found.push_back(number);
     if (function == "?") unreadable.push_back(number);
   }
-  if (found.empty() && !unreadable.empty()) return {unreadable.back()};  // whose error is told
+  if (found.empty() && !unreadable.empty()) return {unreadable.back()};  // whose error is printed
   if (found.empty()) {
     throw TraceError(session.folder(), -1, "",
                      "has no call that can be imported; expected one of " + traces::attention_functions());

@@ -22,8 +22,8 @@ bool says_nothing(const TensorAgreement& found) {
 
 // Whether zeros in place of a row of numbers would not be found.
 bool is_blind(const TensorAgreement& found, const RowLayout& layout, int64_t row) {
-  if (found.told.empty()) return false;
-  const auto begin = found.told.begin();
+  if (found.decidable.empty()) return false;
+  const auto begin = found.decidable.begin();
   if (std::find(begin + layout.begins[row], begin + layout.begins[row + 1], true) !=
       begin + layout.begins[row + 1])
     return false;

@@ -128,7 +128,7 @@ struct TensorRows {
   int64_t rows() const;
 };
 
-/// What is compared with what.
+/// The rows of two dumps that are compared with each other.
 struct RowPairs {
   std::vector<std::pair<int64_t, int64_t>> rows;        ///< one of A and one of B
   std::function<bool(int64_t)> is_of_other_cache = {};  ///< whether a row of A is; empty: none is

@@ -29,7 +29,7 @@ constexpr int64_t kLogits = int64_t{1} << 20, kLogitTokens = 64;
 // Keeps all entries, and thus is the full cache: no host has less to compute.
 const Policy kFullCache{SnapKv{.window = 1, .pool = 1}, {}, {}, {}, {}};
 
-// Whether what a policy has in its cache depends on decode steps' numbers.
+// Whether the entries of a policy's cache depend on what is computed in decode steps: it then evicts or merges there.
 bool depends_on_steps(const Policy& policy) { return evicts(policy.host) || rules_of(policy.merge).merges; }
 
 // The means of a run's open-loop figures over all layers.

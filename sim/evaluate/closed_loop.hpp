@@ -37,7 +37,7 @@ inline int64_t steps_of(const Task& task) {
 int64_t work_of(const Task& task, const EvaluateOptions& options, int64_t layers);
 
 /// The first `compress_at` tokens are read with the full cache. Every layer's cache is then compressed by each run's policy,
-/// and the tokens behind are decoded (their choice is given) by a sequence per run, each through its own caches, and by one
+/// and the tokens behind are decoded (their choice is given) by a sequence per run, each through separate caches, and by one
 /// with the full cache. Policies that evict or merge while decoding do so in the keys and values of their own sequence.
 ///
 /// L and its bounds are open loop: measured as `kvbound replay` does on the trace of the sequence with the full cache, on

@@ -1,4 +1,4 @@
-// Several sequences that decode the same tokens side by side through a model, each through a cache of its own.
+// Several sequences that decode the same tokens side by side through a model, each through a separate cache.
 #pragma once
 
 #include <cstdint>

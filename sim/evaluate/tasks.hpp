@@ -56,7 +56,7 @@ std::string task_text(const std::string& path);
 /// throws      TraceError, naming line, byte and member, for anything else: a byte order mark, unknown or repeated
 ///             members, more than 2^22 tokens in a member
 std::vector<Task> tasks_of(const std::string& path, std::string_view text, int64_t vocabulary);
-/// Those of a file.
+/// The tasks of a file.
 inline std::vector<Task> read_tasks(const std::string& path, int64_t vocabulary) {
   return tasks_of(path, task_text(path), vocabulary);
 }

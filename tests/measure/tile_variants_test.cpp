@@ -18,7 +18,7 @@
 namespace kvbound::measure {
 namespace {
 
-using cuda::attention_splits::Deal;
+using cuda::attention_splits::Partition;
 using parity::Comparator;
 using parity::Output;
 using parity::WorkingMemory;
@@ -81,7 +81,7 @@ class Table {
   std::vector<Row> rows_;
 };
 
-// K1's inputs, float64's outputs for them, and calls of a deal.
+// K1's inputs, float64's outputs for them, and calls of a partition.
 class AttentionCase {
  public:
   AttentionCase() : entries_(std::vector<int64_t>(shape_.layer.kv_heads, shape_.tokens)) {
@@ -93,13 +93,13 @@ class AttentionCase {
     }
   }
 
-  testing::AssertionResult is_right(const Deal& deal) {
+  testing::AssertionResult is_right(const Partition& partition) {
     const LayerShape& layer = shape_.layer;
     Output output(layer.query_heads * layer.head_dim), log_sum_exp(layer.query_heads);
-    WorkingMemory memory(workspace(deal));
-    queue(deal, {output.data(), log_sum_exp.data(), nullptr}, memory.view());
+    WorkingMemory memory(workspace(partition));
+    queue(partition, {output.data(), log_sum_exp.data(), nullptr}, memory.view());
     const reference::Arithmetic arithmetic = reference::arithmetic_of(
-        cuda::attention_splits::attention_arithmetic_by<Stored>(deal, shape_.tokens, layer.head_dim));
+        cuda::attention_splits::attention_arithmetic_by<Stored>(partition, shape_.tokens, layer.head_dim));
     std::vector<double> bounds;
     for (int64_t g = 0; g < layer.kv_heads; ++g) {
       const Matrix of_head =
@@ -111,12 +111,12 @@ class AttentionCase {
     return Comparator("attention").hold(output.numbers(), expected_, bounds);
   }
 
-  int64_t workspace(const Deal& deal) const {
+  int64_t workspace(const Partition& partition) const {
     return cuda::attention_splits::attention_workspace_by(
-        deal, shape_.layer.query_heads, shape_.layer.kv_heads, shape_.layer.head_dim, shape_.tokens);
+        partition, shape_.layer.query_heads, shape_.layer.kv_heads, shape_.layer.head_dim, shape_.tokens);
   }
-  void queue(const Deal& deal, const cuda::AttentionResult& result, cuda::Workspace memory) const {
-    cuda::attention_splits::attention_by(deal, queries_.device(),
+  void queue(const Partition& partition, const cuda::AttentionResult& result, cuda::Workspace memory) const {
+    cuda::attention_splits::attention_by(partition, queries_.device(),
                                          {keys_.device(), values_.device(), entries_.data(), nullptr},
                                          shape_.scale(), result, memory, nullptr);
   }
@@ -138,17 +138,17 @@ TEST_F(TileVariants, OfAttentionAreRight) {
   const LayerShape& layer = split_shape().layer;
   AttentionCase attention;
   Table table("K1");
-  for (const Deal& deal : kDeals) {
-    const auto [blocks, tokens] = deal;
+  for (const Partition& partition : kPartitions) {
+    const auto [blocks, tokens] = partition;
     const std::string shape =
         std::to_string(blocks) + " blocks, at most " + std::to_string(tokens) + " entries";
-    const testing::AssertionResult right = attention.is_right(deal);
+    const testing::AssertionResult right = attention.is_right(partition);
     EXPECT_TRUE(right) << shape;
     Output output(layer.query_heads * layer.head_dim), log_sum_exp(layer.query_heads),
         logits(layer.query_heads * split_shape().tokens);
-    WorkingMemory memory(attention.workspace(deal));
+    WorkingMemory memory(attention.workspace(partition));
     table.add(shape, bool{right}, [&] {
-      attention.queue(deal, {output.data(), log_sum_exp.data(), logits.data()}, memory.view());
+      attention.queue(partition, {output.data(), log_sum_exp.data(), logits.data()}, memory.view());
     });
   }
   table.print();

@@ -19,7 +19,7 @@
 
 namespace kvbound::traces {
 
-/// What the records may lack.
+/// Arguments of a call that its record may lack.
 struct AttentionCallOptions {
   std::optional<int64_t> plan;  ///< the number of the call of plan; otherwise the last one on the same object
   std::optional<KvLayout> layout;  ///< if the constructor was not recorded and the shapes do not tell

@@ -122,7 +122,7 @@ class Checkpoint::Finder {
   std::string name_of(const WeightName& name) const {
     return std::string(gguf_ ? name.gguf : name.hugging_face);
   }
-  // Of the embedding and the last norm.
+  // The name of a weight outside the layers: of the embedding and the last norm.
   std::string body_name(const WeightName& name) const { return body_ + name_of(name); }
   std::string name_of(int64_t layer, const WeightName& name) const {
     return (gguf_ ? "blk." : body_ + "layers.") + std::to_string(layer) + "." + name_of(name);

@@ -129,7 +129,7 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
     // If all expected numbers are 0, any bound counts as informative here; the verdict reports all_zero instead.
     const bool says_something = largest > 0 ? element.bound < largest : element.bound < kUnboundedElement;
     result.judged += !inside || says_something;
-    result.told.push_back(element.bound < (expected[i] == 0 ? largest : std::abs(expected[i])));
+    result.decidable.push_back(element.bound < (expected[i] == 0 ? largest : std::abs(expected[i])));
     tells_from_zero = tells_from_zero || element.bound < std::abs(element.expected);
     zero = zero && expected[i] == 0;
     const double error = element.error;

@@ -1,4 +1,4 @@
-// Compares claimed numbers with the reference's, element by element, each within its own bound.
+// Compares claimed numbers with the reference's, element by element, each within its bound.
 #pragma once
 
 #include <cstdint>
@@ -96,7 +96,7 @@ struct TensorAgreement {
   int64_t elements = 0;
   int64_t judged = 0;   ///< elements on which the bound is informative: see compare
   int64_t outside = 0;  ///< elements beyond their bound
-  /// Elements or choices that cannot be told to be right or wrong. If there are any, the tensor is no evidence.
+  /// Elements or choices of which rounding hides whether they are right. If there are any, the tensor is no evidence.
   int64_t undecided = 0;
   /// All expected numbers are 0 and all claimed numbers agree: right, but no evidence.
   bool all_zero = false;
@@ -112,13 +112,13 @@ struct TensorAgreement {
   /// Where something is outside or undecided: elements, counted in C order of the claimed tensor. Of a KV head's kept set
   /// one element stands for all; an empty set has none.
   std::vector<int64_t> outside_at = {}, undecided_at = {};
-  /// Of numbers, [elements]: whether the bound tells the element from zero, or from the largest if it should be zero.
-  std::vector<bool> told = {};
+  /// For tensors of numbers, [elements]: whether the bound distinguishes an element from zero, or an expected zero from the largest element.
+  std::vector<bool> decidable = {};
   std::optional<ExplainedRows> diagnosis =
       {};  ///< of a tensor that differs and has functionals; none if no one fault explains it
 
   bool agrees() const;
-  /// Whether some row as a whole can be told from zeros.
+  /// Whether the bounds distinguish some row, as a whole, from zeros.
   bool is_judged_as_a_whole() const;
 };
 

@@ -67,7 +67,7 @@ class MergedNumbers {
            std::ranges::any_of(rows_,
                                [&](const EntryRow& row) { return row.always_finds_factor(factor, storage); });
   }
-  // By the element or by the entry that shows it best.
+  // The smallest factor that is found, by the element or the entry that shows it best.
   std::optional<double> factor(Dtype storage) const {
     const std::optional<double> by_element = factor_floor(numbers_, bounds_, storage);
     const auto best =

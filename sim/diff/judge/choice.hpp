@@ -19,7 +19,7 @@ struct Choice {
   int64_t teacher_forced = kNoPosition;
   bool judged = true;                    ///< whether the judgement could have found some other choice faulty
   bool near_tie = false;                 ///< differs from the reference's choice, but rounding explains it
-  bool undecided = false;                ///< cannot be told to be right or wrong
+  bool undecided = false;                ///< rounding hides whether it is right
   std::optional<Offender> offence = {};  ///< what is wrong with the choice
 };
 
@@ -35,7 +35,7 @@ inline Choice same_choice(int64_t own) { return {own}; }
 inline Choice unjudged_choice(int64_t own) { return {own, false}; }
 /// A choice other than the reference's that rounding explains; judged: whether yet another could have been found faulty.
 inline Choice near_tie_choice(int64_t claimed, bool judged = true) { return {claimed, judged, true}; }
-/// A choice other than the reference's that cannot be told to be right or wrong.
+/// A choice other than the reference's, of which rounding hides whether it is right.
 inline Choice undecided_choice(int64_t teacher_forced) { return {teacher_forced, false, false, true}; }
 /// A wrong choice.
 ///

@@ -274,8 +274,8 @@ Choice Evictions::judge(const EvictionPlace& place, const std::optional<int64_t>
   const int64_t own = place.own();
   if (!claimed) return unjudged_choice(own);
   if (*claimed == own) {
-    const bool told = own == kNoPosition || !rules_.ranks() || (certain && can_tell(place));
-    return told ? same_choice(own) : unjudged_choice(own);
+    const bool decided = own == kNoPosition || !rules_.ranks() || (certain && can_tell(place));
+    return decided ? same_choice(own) : unjudged_choice(own);
   }
   if (const std::optional<Choice> unscored = judge_unscored(place, *claimed)) return *unscored;
   const Scored all = scored(place);

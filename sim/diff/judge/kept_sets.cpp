@@ -334,7 +334,7 @@ class KeptJudgement {
     count(kept, fault || can_tell);
   }
 
-  // A kept set other than the reference's that cannot be told to be right or wrong.
+  // A kept set other than the reference's, of which rounding hides whether it is right.
   void add_undecided(const Positions& kept, const Positions& own) {
     result_.undecided += static_cast<int64_t>(difference(kept, own).size());
     result_.undecided_at.push_back(elements());

@@ -70,18 +70,19 @@ TargetJudgement judge_target(const LeavingEntry& leaving, const SimilarTarget& t
   const int64_t possible = possible_outcomes(rule, others.positions.size());
   if (!claimed) return {unjudged_choice(own), leaving.certain && possible == 1};
   // Whether some other choice could have been found wrong. All outcomes: each other entry, and being dropped.
-  const bool told = leaving.certain && possible <= std::ssize(others.positions);
+  const bool decided = leaving.certain && possible <= std::ssize(others.positions);
   const auto judged = [&](const Choice& choice) { return TargetJudgement{choice, leaving.certain}; };
   const auto wrong = [&](int64_t teacher_forced, const std::string& note) {
     return judged(wrong_choice(leaving.at, teacher_forced, *claimed, own, note));
   };
-  if (*claimed == own) return judged(told ? same_choice(own) : unjudged_choice(own));
+  if (*claimed == own) return judged(decided ? same_choice(own) : unjudged_choice(own));
   const std::optional<size_t> at = others.index_of(*claimed);
   if (*claimed != kNoPosition && !at) {
     return wrong(own, fmt::format("position {} merged with {}, which is not in the cache", leaving.position(),
                                   *claimed));
   }
-  if (at ? rule.may_merge_with(*at) : rule.may_be_dropped()) return judged(near_tie_choice(*claimed, told));
+  if (at ? rule.may_merge_with(*at) : rule.may_be_dropped())
+    return judged(near_tie_choice(*claimed, decided));
   if (!leaving.certain) return judged(undecided_choice(*claimed));
   return wrong(*claimed, fault_text(leaving.position(), *claimed, own, nearest.cosine,
                                     at ? others.cosines[*at] : std::nan("")));

@@ -80,13 +80,13 @@ bool fits(const Row& row, double factor) {
 // The factor that explains all of these rows; nullopt if none does, or a single number could be explained by any.
 std::optional<double> factor_of(const std::vector<Row>& rows) {
   double along = 0, size = 0;
-  int64_t told = 0;  // elements that differ from 0
+  int64_t nonzero = 0;  // elements that differ from 0
   for (const Row& row : rows) {
     along += row.gain.by + row.gain.size;
     size += row.gain.size;
-    for (size_t c = 0; c < row.bounds.size(); ++c) told += row.bounds[c] < std::abs(row.expected[c]);
+    for (size_t c = 0; c < row.bounds.size(); ++c) nonzero += row.bounds[c] < std::abs(row.expected[c]);
   }
-  if (told < 2 || !(size > 0)) return std::nullopt;
+  if (nonzero < 2 || !(size > 0)) return std::nullopt;
   const double factor = along / size;
   const bool explains = std::ranges::all_of(rows, [&](const Row& row) { return fits(row, factor); });
   return explains ? std::optional(factor) : std::nullopt;

@@ -194,7 +194,7 @@ FollowedChoices LayerReplay::followed() const {
 void LayerReplay::add_choices(const char* tensor, const std::vector<Choice>& (HeadReplay::*choices)() const,
                               int64_t tokens, const TensorAgreement& kept,
                               std::vector<TensorAgreement>& all) const {
-  // Of a choice without offence the element does not count.
+  // The element of a choice's offence; of a choice without one the element is not used.
   const auto element_of = [&](const Choice& choice) {
     const Positions index = choice.offence ? choice.offence->index : Positions{0, 0};
     const int64_t rebuild = index.size() > 2 ? index.front() : 0;

@@ -28,11 +28,11 @@ struct ReplayedOutputs {
 
   /// Takes in the outputs of one KV head at one step.
   void add(const AttendedCache& attended);
-  /// How claimed outputs compare.
+  /// How the claimed outputs agree with the replay's.
   ///
-  /// merges  whether the policy does, so that some of the outputs may be uncertain
+  /// merges  whether the policy merges, so that some of the outputs may be uncertain
   TensorAgreement agreement(const RealClaim& claim, bool merges) const;
-  /// Those of all steps, [steps, query_heads, head_dim].
+  /// The replay's outputs of all steps, [steps, query_heads, head_dim].
   std::vector<double> expected() const;
 
   std::vector<Matrix> output,

@@ -108,7 +108,7 @@ TEST(Rows, AreUndecidedWhereNoBoundOfTheTensorTellsAnything) {
 
 TEST(Rows, AreUndecidedWhereNoBoundOfTheRowTellsAnything) {
   JudgedClaims a = with_output({1, 2, 3, 4}), b = with_output({5, 5, 5, 5});
-  found(b).told = {false, true, false, false, true, true, false, false};
+  found(b).decidable = {false, true, false, false, true, true, false, false};
   EXPECT_EQ(verdicts(a, b), (Verdicts{reordered, undecided, reordered, undecided}));
   found(b).functionals = {FunctionalAgreement{"gain"}};
   found(b).functionals[0].judged_at = {6};
