@@ -18,6 +18,7 @@
 #include <kvbound/sim/report/diff_report.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/floor_report.hpp>
+#include <kvbound/sim/study/inspect_cubes.hpp>
 #include <kvbound/sim/study/predict_cubes.hpp>
 #include <kvbound/sim/study/recall_cubes.hpp>
 #include <kvbound/traces/messages.hpp>
@@ -45,6 +46,7 @@ struct Written {
 };
 
 constexpr std::array kWritten{
+    Written{"inspect", [] { return inspect_part({}); }},
     Written{"replay", [] { return replay_part({}, {}, ReplayDetail::rows); }},
     Written{"recall", [] { return recall_part({}); }},
     Written{"predict", [] { return predict_part({}); }},

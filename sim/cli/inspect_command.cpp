@@ -1,21 +1,18 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
-#include <optional>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
-#include <kvbound/sim/figures/json.hpp>
-#include <kvbound/sim/figures/table.hpp>
-#include <kvbound/sim/measure/verify.hpp>
+
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/outputs.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/budget.hpp>
 #include <kvbound/sim/options/command_line.hpp>
-#include <kvbound/sim/options/number.hpp>
-#include <kvbound/sim/replay/replay_cubes.hpp>
 #include <kvbound/sim/report/environment.hpp>
-#include <kvbound/sim/report/head_report.hpp>
-#include <kvbound/sim/study/head_profile.hpp>
-#include <kvbound/traces/layer_list.hpp>
-#include <kvbound/traces/messages.hpp>
+#include <kvbound/sim/report/inspect_report.hpp>
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -40,7 +37,8 @@ attention output.
       head has as well; tie-break: share of the entries that the budget selects among them which only their position
       distinguishes from evicted ones of equal score
 
-The table has a row per layer, by the model's own numbers; JSON and CSV have every head, and ties without rounding.
+The table has a row per layer, by the model's own numbers, with means over its heads; --columns all has their extremes, too.
+JSON and CSV have every head, and ties without rounding.
 )";
 
 const std::vector<Example> kInspectExamples{
@@ -50,7 +48,7 @@ const std::vector<Example> kInspectExamples{
 };
 
 // The options that only --heads uses.
-constexpr std::array kHeadOptions{"sinks", "window", "pool", "budget", "layers", "csv"};
+constexpr std::array kHeadOptions{"sinks", "window", "pool", "budget", "layers", "csv", "columns"};
 
 CommandLine inspect_command_line() {
   CommandLine line(
@@ -67,8 +65,9 @@ CommandLine inspect_command_line() {
       "budget", "B",
       "with --heads: entries kept per KV head, the window's included, such as 256 or 20% (default: 20%)");
   line.add("layers", "L[,L]", "with --heads: layers measured, such as 0,3-5 (default: all)");
-  line.add("json", "FILE", "also write the results as JSON (schema: sim/schemas/inspect.schema.json)");
-  line.add("csv", "FILE", "with --heads: write a row per layer and query head");
+  add_columns_option(line, inspect_columns());
+  add_output_options(line, "layer and head, with --heads");
+  add_text_options(line);
   add_common_options(line);
   return line;
 }
@@ -92,117 +91,48 @@ HeadProfileOptions head_options(const CommandLine& line, const traces::TraceInfo
   return options;
 }
 
-// "3", or "3, of the model 0,11,20".
-std::string layers_of(const traces::TraceInfo& info) {
-  if (info.model_layers.empty()) return std::to_string(info.layers);
-  return fmt::format("{}, of the model {}", info.layers,
-                     without_middle(traces::layer_list(info.model_layers)));
+std::string hash_of(const traces::Trace& trace, bool quiet) {
+  Progress progress("hashing", !quiet);
+  return trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
 
-std::string describe(const traces::TraceInfo& info) {
-  return fmt::format(
-      "{}\n  model              {}\n  source             {}\n  layers             {}\n"
-      "  query heads        {}\n  KV heads           {}\n  head_dim           {}\n  model_dim          {}\n"
-      "  prompt tokens      {}\n  decode tokens      {}\n  window queries     {}\n  scale              {}\n"
-      "  storage            {}\n  attention output   {}\n  tokens             {}\n",
-      one_line(info.path), traces::printable(info.model, traces::kMostQuoted),
-      traces::printable(info.source, traces::kMostQuoted), layers_of(info), info.shape.query_heads,
-      info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim, info.prompt_tokens, info.decode_tokens,
-      info.window_queries, shortest(info.scale), name(info.storage),
-      info.has_attention_output ? "recorded" : "not recorded", info.has_tokens ? "recorded" : "not recorded");
-}
-
-Json inspection_json(const traces::TraceInfo& info, const std::string& sha256) {
-  Json document{{"schema", "kvbound-inspect-1"}};
-  document.update(fields_of(environment()));
-  document["trace"] = trace_facts(info, sha256);
-  document["trace"]["model_layers"] = traces::layer_numbers(info);
-  document["trace"]["attention_output"] = info.has_attention_output;
-  document["trace"]["tokens"] = info.has_tokens;
-  return document;
-}
-
-Json agreement_json(int64_t layer, const OutputAgreement& agreement) {
-  return {{"layer", layer},
-          {"agrees", agreement.agrees()},
-          {"worst_error", agreement.worst_error},
-          {"bound", agreement.worst_bound},
-          {"query_head", agreement.query_head},
-          {"row", agreement.row},
-          {"column", agreement.column}};
-}
-
-// Reads every layer and prints, per layer, how the recorded attention output compares. Returns the compared layers;
-// sets `code` if one differs, or if one cannot be compared.
-Json verify(const traces::Trace& trace, bool quiet, int& code) {
-  Json layers = Json::array();
+// Reads every layer and compares the attention outputs that were recorded.
+std::vector<VerifiedLayer> verify(const traces::Trace& trace, bool quiet) {
+  std::vector<VerifiedLayer> layers;
   Progress progress("verifying", !quiet);
   for (int64_t l = 0; l < trace.info().layers; ++l) try {
       const traces::Layer layer = trace.read_layer(l, true);
       progress.update(l + 1, trace.info().layers);
-      if (!layer.attention_output) continue;
-      const OutputAgreement agreement = verify_attention_output(layer);
-      if (!agreement.agrees()) code = kMismatch;
-      const int64_t number = trace.info().layer_number(l);
-      layers.push_back(agreement_json(number, agreement));
-      std::cout << fmt::format(
-          "  layer {:<12} {}: largest error {:.3g}, {:.3g} of its bound (query head {}, row {}, column {})\n",
-          number, agreement.agrees() ? "agrees" : "DIFFERS", agreement.worst_error, agreement.worst_share,
-          agreement.query_head, agreement.row, agreement.column);
+      if (layer.attention_output)
+        layers.push_back({trace.info().layer_number(l), verify_attention_output(layer)});
     } catch (const NonFinite& error) {
       throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
                        fmt::format("its numbers are too large for double precision: {}", error.what()));
     }
-  const auto compared = std::ssize(layers);
-  if (code == kPass && compared < trace.info().layers) {
-    code = kInconclusive;
-    if (!quiet) {
-      std::cerr << fmt::format(
-          "kvbound: all numbers are finite, but {} of {} layers have an attention output to compare with\n",
-          compared, trace.info().layers);
-    }
-  }
   return layers;
 }
 
-// Prints the table of heads, and returns their profiles.
+// Exit code, and on standard error why it is inconclusive.
+int verdict(const Inspection& inspection, bool quiet) {
+  if (!std::ranges::all_of(inspection.verified,
+                           [](const VerifiedLayer& one) { return one.agreement.agrees(); }))
+    return kMismatch;
+  const auto compared = std::ssize(inspection.verified);
+  if (compared == inspection.trace.layers) return kPass;
+  if (!quiet) {
+    std::cerr << fmt::format(
+        "kvbound: all numbers are finite, but {} of {} layers have an attention output to compare with\n",
+        compared, inspection.trace.layers);
+  }
+  return kInconclusive;
+}
+
 HeadProfiles profile_heads(const traces::Trace& trace, const std::vector<int64_t>& layers,
                            const HeadProfileOptions& options, bool quiet) {
   Progress progress("measuring heads", !quiet);
-  HeadProfiles profiles = head_profiles(trace, layers, options,
-                                        [&](int64_t done, int64_t whole) { progress.update(done, whole); });
-  std::cout << "\n" << text_report(profiles, terminal_style());
-  return profiles;
+  return head_profiles(trace, layers, options,
+                       [&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
-
-// The files that are written, if they are asked for.
-struct InspectFiles {
-  std::optional<traces::OutputFile> json, csv;
-
-  InspectFiles(const CommandLine& line, const traces::Trace& trace) {
-    OutputPaths outputs;
-    for (const std::string& input : trace.paths()) outputs.add_input(input);
-    const auto json_path = line.text("json"), csv_path = line.text("csv");
-    if (json_path) outputs.add("json", *json_path);
-    if (csv_path) outputs.add("csv", *csv_path);
-    if (json_path) json.emplace(*json_path);
-    if (csv_path) csv.emplace(*csv_path);
-  }
-
-  void write(const Json& document, const std::optional<HeadProfiles>& profiles) {
-    if (json) {
-      json->write(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
-      json->prepare();
-    }
-    if (csv) {
-      csv->write(csv_report(*profiles));
-      csv->prepare();
-    }
-    flush_standard_output();
-    if (json) json->commit();
-    if (csv) csv->commit();
-  }
-};
 
 }  // namespace
 
@@ -214,22 +144,20 @@ int inspect_command(const Arguments& arguments) {
   const traces::Trace trace(line.positionals("TRACE", 1, 1).front(), header_options(line));
   const HeadProfileOptions options = head_options(line, trace.info());
   const std::vector<int64_t> layers = chosen_layers(line, trace.info());
-  InspectFiles files(line, trace);
+  const std::vector<std::string> columns = chosen_columns(line, inspect_columns());
+  OutputPaths taken;
+  for (const std::string& input : trace.paths()) taken.add_input(input);
+  Outputs outputs(line, taken, "inspect");
+  outputs.open();
 
-  std::string sha256;
-  {
-    Progress progress("hashing", !quiet);
-    sha256 = trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
-  }
-  std::cout << describe(trace.info()) << "  sha256             " << sha256 << "\n";
-  Json document = inspection_json(trace.info(), sha256);
-  int code = kPass;
-  document["verified_layers"] = line.has("verify") ? verify(trace, quiet, code) : Json();
-  std::optional<HeadProfiles> profiles;
-  if (line.has("heads")) profiles = profile_heads(trace, layers, options, quiet);
-  document["heads"] = profiles ? heads_json(*profiles) : Json();
-  files.write(document, profiles);
-  return code;
+  Inspection inspection{trace.info(), hash_of(trace, quiet), {}, {}};
+  std::cout << trace_text(trace.info(), inspection.sha256);
+  if (line.has("verify")) inspection.verified = verify(trace, quiet);
+  if (line.has("heads")) inspection.heads = profile_heads(trace, layers, options, quiet);
+  const Part part = inspect_part(inspection);
+  std::cout << text_report(inspection, part, text_style(line), columns);
+  outputs.write(part, provenance());
+  return line.has("verify") ? verdict(inspection, quiet) : kPass;
 }
 
 }  // namespace kvbound::sim

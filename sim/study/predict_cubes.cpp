@@ -8,17 +8,12 @@
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/replay_cubes.hpp>
 
+#include "mean.hpp"
+
 namespace kvbound::sim {
 namespace {
 
 using Numbers = std::vector<double>;
-
-// NaN for no number.
-double mean(const Numbers& numbers) {
-  double sum = 0;
-  for (const double number : numbers) sum += number;
-  return sum / static_cast<double>(numbers.size());
-}
 
 double finite_mean(const Numbers& ratios) {
   Numbers finite;

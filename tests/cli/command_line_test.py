@@ -18,7 +18,7 @@ import numpy as np
 
 import independent.replay
 from support import kvbound_cli
-from support.documents import parts, read, replayed
+from support.documents import inspected, parts, read, replayed
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest, TraceFile
 from support.tiny_model import TinyModel
 
@@ -30,8 +30,8 @@ OPTIONS = {"policies": ("help",), "help": ("help",),
                       "help"),
            "predict": ("ema", "window", "policy", "budget", "top", "shares", "layers", "steps", "columns", "json", "csv", "plot", "markdown", "threads",
                        "header-limit", "quiet", "help"),
-           "inspect": ("verify", "heads", "sinks", "window", "pool", "budget", "layers", "json", "csv", "threads",
-                       "header-limit", "quiet", "help"),
+           "inspect": ("verify", "heads", "sinks", "window", "pool", "budget", "layers", "columns", "json", "csv", "plot",
+                       "markdown", "threads", "header-limit", "quiet", "help"),
            "record": ("tokens", "bytes", "prompt", "steps", "window", "layers", "dtype", "threads", "quiet", "help"),
            "import": ("list", "call", "request", "steps", "dump", "plan", "kv-layout", "sm-scale", "causal", "quiet", "help"),
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
@@ -343,9 +343,9 @@ class Reports(CommandLineTest):
         data[begin + 400:begin + 404] = np.float32(element + 1e-3).tobytes()
         (self.folder / "changed.safetensors").write_bytes(data)
         stdout = self.passes("inspect", "changed.safetensors", "--verify", "--json", "out.json", code=MISMATCH)
-        self.assertRegex(stdout, r"layer 2 +DIFFERS: largest error 0\.001.*query head 0, row 1, column 36\)")
-        verified = json.loads((self.folder / "out.json").read_text())["verified_layers"]
-        self.assertEqual([layer["agrees"] for layer in verified], [True, True, False, True])
+        self.assertRegex(stdout, r"\n2 +DIFFERS +0\.001000 .* 0 +1 +36\n")
+        verified = inspected(read(self.folder / "out.json"))["verified"]
+        self.assertEqual([layer["verdict"] for layer in verified], ["agrees", "agrees", "DIFFERS", "agrees"])
 
 
 class Terminals(CommandLineTest):

@@ -249,6 +249,15 @@ class Documents(DocumentTest):
         dump.only(set()).write(self.folder / "b.safetensors")
         self.require_valid_document(self.document(*against, code=INCONCLUSIVE))
 
+    def test_inspections(self):
+        for sample in (GQA, MHA):
+            self.require_valid_document(self.document("inspect", sample, "--verify", "--heads", "--layers", "0,2"))
+        trace = TraceFile(prompt_tokens=2, window_queries=2, decode_tokens=0, dtype="F16")
+        trace.tensors["layers.0.value"][1][...] = 0
+        trace.write(self.folder / "trace.safetensors")
+        self.require_valid_document(self.document("inspect", "trace.safetensors", "--heads", "--pool", "1"))
+        self.require_valid_document(self.document("inspect", "trace.safetensors", "--verify", code=INCONCLUSIVE))
+
     def test_recalls_and_predictions(self):
         TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
         self.require_valid_document(self.document("recall", "trace.safetensors", "--k", "5", "--recent", "0", "--windows", "1"))

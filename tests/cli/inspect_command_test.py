@@ -11,13 +11,12 @@ import re
 import numpy as np
 
 import independent.replay
-from support import kvbound_cli
+from support import documents, kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, INVALID, SAMPLES, USAGE, CommandLineTest, TraceFile
 
 TRACE = "trace.safetensors"  # 2 layers, 24 prompt tokens, 8 recorded queries, 3 decode steps
 ATTENTION = ("sink_mass", "top_position", "top_mass", "entropy", "effective_entries", "relative_entropy")
 TIES = ("share", "cut_tied", "cut_selected", "tie_break")
-COLUMNS = ("ties", "cut_tied", "cut_selected", "tie_break")  # the same in CSV
 RELATIVE = 1e-11  # sums of up to 2,000 terms and logits below 100, in double precision on both sides, differ by less
 
 
@@ -91,12 +90,12 @@ class Layers(CommandLineTest):
     def test_have_the_model_s_own_numbers(self):
         text = self.passes("inspect", self.TRACE, "--verify", "--heads", "--layers", "11-20", "--json", "out.json", "--csv", "out.csv")
         self.assertRegex(text, r"(?m)^  layers +3, of the model 0,11,20$")
-        self.assertEqual(re.findall(r"(?m)^  layer (\d+) +agrees", text), ["0", "11", "20"])
+        self.assertEqual(re.findall(r"(?m)^(\d+) +agrees", text), ["0", "11", "20"])
         self.assertEqual(re.findall(r"(?m)^(\d+) +0\.", text), ["11", "20"])
-        document = json.loads((self.folder / "out.json").read_text("utf-8"))
-        self.assertEqual(document["trace"]["model_layers"], [0, 11, 20])
-        self.assertEqual([layer["layer"] for layer in document["verified_layers"]], [0, 11, 20])
-        self.assertEqual([layer["layer"] for layer in document["heads"]["layers"]], [11, 20])
+        said = documents.inspected(documents.read(self.folder / "out.json"))
+        self.assertEqual(said["model_layers"], [0, 11, 20])
+        self.assertEqual([layer["layer"] for layer in said["verified"]], [0, 11, 20])
+        self.assertEqual([layer["layer"] for layer in said["layers"]], [11, 20])
         rows = list(csv.DictReader(io.StringIO((self.folder / "out.csv").read_text("utf-8"))))
         self.assertEqual({row["layer"] for row in rows}, {"11", "20"})
 
@@ -111,7 +110,7 @@ class Layers(CommandLineTest):
     def test_of_a_trace_that_does_not_say_which_they_are_are_numbered_from_0(self):
         TraceFile().write(self.folder / "trace")
         self.passes("inspect", "trace", "--json", "out.json")
-        self.assertEqual(json.loads((self.folder / "out.json").read_text("utf-8"))["trace"]["model_layers"], [0, 1])
+        self.assertEqual(documents.inspected(documents.read(self.folder / "out.json"))["model_layers"], [0, 1])
 
     def test_that_are_not_as_many_as_it_has_are_refused(self):
         for numbers in ("3", "0-2", "0,0", "1,0", "all", "0-2147483646"):
@@ -124,11 +123,11 @@ class Layers(CommandLineTest):
 
 class Heads(CommandLineTest):
     def inspect(self, *arguments, code=0):
-        """The member `heads` of the document, the CSV's rows, and the printed text."""
+        """What the document says, the CSV's rows, and the printed text."""
         text = self.passes("inspect", *arguments, "--heads", "--json", "out.json", "--csv", "out.csv", code=code)
-        document = json.loads((self.folder / "out.json").read_text())
+        said = documents.inspected(documents.read(self.folder / "out.json"))
         rows = list(csv.DictReader(io.StringIO((self.folder / "out.csv").read_text()), strict=True))
-        return document["heads"], rows, text
+        return said, rows, text
 
     def require_near(self, ours, theirs, names):
         for name in names:
@@ -137,19 +136,17 @@ class Heads(CommandLineTest):
             else:
                 self.assertLessEqual(abs(ours[name] - theirs[name]), RELATIVE * (1 + abs(theirs[name])), name)
 
-    def require_csv(self, row, said, layer, head, group):
-        """The CSV's row of a query head has the numbers of the JSON."""
-        self.assertEqual([row[name] for name in ("layer", "head", "kv_head", "sinks", "window", "budget", "selected")],
-                         [str(value) for value in (layer, head, head // group, said["sinks"], said["window"],
-                                                   said["budget"], said["selected"])])
-        kv_head = said["layers"][0]["kv_heads"][head // group]
-        expected = {**said["layers"][0]["query_heads"][head], "effective_rank": kv_head["effective_rank"],
-                    "stable_rank": kv_head["stable_rank"],
-                    **{f"{column}_pool_{ties['pool']}_{ties['storage']}": ties[name]
-                       for ties in kv_head["ties"] for column, name in zip(COLUMNS, TIES)}}
-        for name, value in expected.items():
-            self.assertEqual(float(row[name]) if row[name] else None, value, name)
-        self.assertEqual(set(row) - set(expected), {"trace", "layer", "head", "kv_head", "sinks", "window", "budget", "selected"})
+    def require_csv(self, rows, said):
+        """The CSV's rows have the numbers of the JSON: of query heads, then KV heads, then their ties."""
+        expected = [{"layer": layer["layer"]} | head for layer in said["layers"] for head in layer["query_heads"]]
+        kv_heads = [{"layer": layer["layer"]} | head for layer in said["layers"] for head in layer["kv_heads"]]
+        expected += [{name: value for name, value in head.items() if name != "ties"} for head in kv_heads]
+        expected += [{"layer": head["layer"]} | ties for head in kv_heads for ties in head["ties"]]
+        self.assertEqual(len(rows), len(expected))
+        for row, of_json in zip(rows, expected):
+            written = {name: value if name == "storage" else float(value) for name, value in row.items()
+                       if value not in ("", "all") and name != "trace"}
+            self.assertEqual(written, {name: value for name, value in of_json.items() if value is not None})
 
     def require_definition(self, path, *arguments, sinks=4, window=8, pool=7, budget="20%", layers=None):
         trace = independent.replay.Trace(path)
@@ -161,15 +158,13 @@ class Heads(CommandLineTest):
                           "selected": k})
         layers = range(trace.layers) if layers is None else layers
         self.assertEqual([item["layer"] for item in said["layers"]], list(layers))
-        self.assertEqual(len(rows), len(layers) * trace.query_heads)
+        self.require_csv(rows, said)
         for item in said["layers"]:
             layer = trace.layer(item["layer"])
             weights = [weights_of(trace, layer, head) for head in range(trace.query_heads)]
             for head, ours in enumerate(item["query_heads"]):
-                self.assertEqual(list(ours), list(ATTENTION))
+                self.assertEqual(list(ours), ["head", *ATTENTION])
                 self.require_near(ours, attention_figures(trace, weights[head], sinks), ATTENTION)
-                row = rows[list(layers).index(item["layer"]) * trace.query_heads + head]
-                self.require_csv(row, {**said, "layers": [item]}, item["layer"], head, trace.group)
             for g, ours in enumerate(item["kv_heads"]):
                 effective, stable = rank_figures(layer.value[g])
                 self.require_near(ours, {"effective_rank": effective, "stable_rank": stable},
@@ -205,7 +200,7 @@ class Heads(CommandLineTest):
         zero = TraceFile(layers=1)
         zero.tensors["layers.0.value"][1][0] = 0
         said, text = self.require_definition(zero.write(self.folder / "zero"))
-        self.assertRegex(text, r"\nall .* %  +-  .* %  +-\n", "no entry is selected, so none by a tie-break")
+        self.assertNotIn("tie-break\n", text, "no entry is selected, so none by a tie-break")
         self.assertEqual([said["layers"][0]["kv_heads"][0][name] for name in ("effective_rank", "stable_rank")], [0, 0])
         self.assertEqual([item["cut_tied"] for item in said["layers"][0]["kv_heads"][0]["ties"]], [None] * 4,
                          "the budget is spent on the window")
@@ -233,33 +228,33 @@ class Heads(CommandLineTest):
     def test_the_table_has_the_means_and_extremes_of_its_heads(self):
         TraceFile(query_heads=6, prompt_tokens=60).write(self.folder / TRACE)
         said, _, text = self.inspect(TRACE, "--budget", "50%")
-        lines = [re.split(r"  +", line.strip()) for line in text.splitlines()]
-        at = next(i for i, line in enumerate(lines) if line[0] == "layer" and "sink mass" in line)
-        self.assertEqual(lines[at], ["layer", "sink mass", "top position", "top mass", "entropy", "eff. entries",
-                                     "eff. rank of V", "stable rank", "ties", "tie-break", "pool 7 ties", "pool 7 tie-break"])
-        self.assertEqual([line[0] for line in lines[at + 1:]], ["0", "1", "all"])
-        for line, layers in zip(lines[at + 1:], ([said["layers"][0]], [said["layers"][1]], said["layers"])):
+        for line, layers in zip(said["means"], ([said["layers"][0]], [said["layers"][1]], said["layers"])):
             query_heads, kv_heads = ([head for layer in layers for head in layer[kind]] for kind in ("query_heads", "kv_heads"))
-            numbers = lambda heads, name: [head[name] for head in heads]
-            spread = lambda heads, name, places: "{:.{p}f} ({:.{p}f}-{:.{p}f})".format(
-                np.mean(numbers(heads, name)), min(numbers(heads, name)), max(numbers(heads, name)), p=places)
-            tops = numbers(query_heads, "top_position")
-            top = max(sorted(set(tops)), key=tops.count)
-            shares = [f"{100 * np.mean([head['ties'][kind][name] for head in kv_heads]):.1f} %" for kind in (1, 3)
-                      for name in ("share", "tie_break")]
-            self.assertEqual(line[1:], [
-                spread(query_heads, "sink_mass", 3), f"{top} ({tops.count(top)} of {len(tops)})",
-                spread(query_heads, "top_mass", 3), spread(query_heads, "entropy", 2),
-                f"{np.mean(numbers(query_heads, 'effective_entries')):.1f}", spread(kv_heads, "effective_rank", 1),
-                f"{np.mean(numbers(kv_heads, 'stable_rank')):.1f}", *shares])
+            for names, heads in ((ATTENTION, query_heads), (("effective_rank", "stable_rank"), kv_heads)):
+                for name in set(names) - {"top_position"}:
+                    numbers = [head[name] for head in heads]
+                    self.assertAlmostEqual(line[name], np.mean(numbers), delta=1e-12)
+                    self.assertEqual((line[f"{name}_least"], line[f"{name}_most"]), (min(numbers), max(numbers)))
+            tops = [head["top_position"] for head in query_heads]
+            self.assertEqual(line["top_position"], max(sorted(set(tops)), key=tops.count))
+            self.assertEqual(line["top_heads"], tops.count(line["top_position"]))
+            for kind, before in ((1, ""), (3, "pooled_")):
+                for name, of_ties in (("ties", "share"), ("tie_break", "tie_break")):
+                    self.assertAlmostEqual(line[before + name], np.mean([head["ties"][kind][of_ties] for head in kv_heads]), delta=1e-12)
+        headings = ["sink mass", "top position", "of heads", "top mass", "entropy", "eff. entries", "eff. rank of V", "stable rank",
+                    "ties", "tie-break", "pooled ties", "pooled tie-break"]
+        lines = [re.split(r"  +", line.strip()) for line in text.splitlines()]
+        at = lines.index(["layer", *headings])
+        self.assertEqual([line[0] for line in lines[at + 1:at + 3]], ["0", "1"])
+        self.assertIn(headings, lines[at + 3:])
         self.assertIn("the 22 entries that a budget of 50% selects", " ".join(text.split()))
         _, _, alone = self.inspect(TRACE, "--pool", "1")
-        self.assertNotIn("pool", alone)
+        self.assertNotIn("pooled ties", alone)
 
     def test_without_the_option_nothing_is_measured(self):
         TraceFile().write(self.folder / TRACE)
         text = self.passes("inspect", TRACE, "--json", "out.json")
-        self.assertIsNone(json.loads((self.folder / "out.json").read_text())["heads"])
+        self.assertEqual(list(documents.read(self.folder / "out.json")["parts"][0]["cubes"]), [])
         self.assertNotIn("sink", text)
         self.assertTrue(self.passes("inspect", TRACE, "--heads").startswith(text))
 

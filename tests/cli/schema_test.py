@@ -89,32 +89,8 @@ class Schemas(SchemaTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("document", "inspect", "prove", "bench", "bench_peer"):
+        for name in ("document", "prove", "bench", "bench_peer"):
             self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
-
-    def test_the_inspect_schema_describes_both_samples_and_traces_without_attention_output(self):
-        schema = validator("sim/schemas/inspect.schema.json")
-        for sample in (GQA, MHA):
-            for verify in ((), ("--verify",)):
-                self.require_valid(schema, self.document("inspect", sample, *verify))
-        TraceFile(decode_tokens=0, dtype="F16").write(self.folder / "trace.safetensors")
-        self.require_valid(schema, self.document("inspect", "trace.safetensors"))
-        self.require_valid(schema, self.document("inspect", "trace.safetensors", "--verify", code=INCONCLUSIVE))
-
-    def test_the_inspect_schema_describes_heads_of_samples_and_of_degenerate_traces(self):
-        schema = validator("sim/schemas/inspect.schema.json")
-        for sample in (GQA, MHA):
-            self.require_valid(schema, self.document("inspect", sample, "--heads", "--layers", "0,2"))
-        trace = TraceFile(prompt_tokens=2, window_queries=2, decode_tokens=0)
-        trace.tensors["layers.0.value"][1][...] = 0
-        trace.write(self.folder / "trace.safetensors")
-        self.require_valid(schema, self.document("inspect", "trace.safetensors", "--heads", "--pool", "1"))
-
-    def test_the_inspect_schema_describes_nothing_else(self):
-        schema = validator("sim/schemas/inspect.schema.json")
-        self.require_tight(schema, self.document("inspect", MHA, "--verify"))
-        TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
-        self.require_tight(schema, self.document("inspect", "trace.safetensors", "--heads", "--budget", "12"))
 
     def test_the_prove_schema_describes_nothing_else(self):
         schema = validator("sim/schemas/prove.schema.json")

@@ -133,6 +133,23 @@ def predicted(document):
                          "reentering": {name: reentering[f"reentered_{name}"] for name in ("ever", "at_a_step")}}
 
 
+def inspected(document):
+    """An inspection: facts; `verified` layers; `layers`, each with its `query_heads` and its `kv_heads` with their `ties`; and the
+    `means` of each layer and of all."""
+    part, = parts(document)
+
+    def of_layer(cube, number):
+        return [{key: value for key, value in row.items() if key != "layer"} for row in part.rows(cube) if row["layer"] == number]
+
+    layers = []
+    for number in part.axes.get("layer", {"layer": []})["layer"]:
+        kv_heads, ties = of_layer("kv_heads", number), of_layer("ties", number)
+        for head in kv_heads:
+            head["ties"] = [Row(one) for one in ties if one["kv_head"] == head["kv_head"]]
+        layers.append({"layer": number, "query_heads": of_layer("heads", number), "kv_heads": kv_heads})
+    return part.facts | {"verified": part.rows("verified"), "layers": layers, "means": part.rows("layers") + part.rows("all")}
+
+
 def index_of(text):
     """[5, 3] of "layers.2.output[5, 3]"."""
     return [int(number) for number in re.findall(r"\d+", text[text.find("["):])] if text else None
