@@ -86,6 +86,12 @@ class PageTest(CommandLineTest):
             return [texts(table.tHead.rows[0]), [...table.tBodies[0].rows].map(texts)];
         """)
 
+    def sentences(self):
+        """What the page says first of the first trace, [lead, more] of each budget."""
+        return self.browser.run("""
+            return [...document.querySelector('.sentences').children].map(item => [...item.children].map(part => part.textContent.trim().replaceAll('\u00a0', ' ')));
+        """)
+
     def filter(self, name, value):
         """Ticks a value of a filter, or types it into its field."""
         self.browser.run("""

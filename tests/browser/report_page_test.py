@@ -5,6 +5,7 @@ What the page contains: cli/report_test.py. What its controls do and how it look
 usage: report_page_test.py KVBOUND      KVBOUND: the program's path
 """
 import json
+import re
 
 import numpy as np
 
@@ -12,13 +13,25 @@ from browser.page_case import PageTest
 from support import kvbound_cli
 from support.documents import evaluated, parts, read, replayed
 from support.report_documents import BASE
-from support.report_page import column, keys
+from support.report_page import Page, column, keys
+
+
+def numbers_in(text):
+    """The numbers of a cell, such as -1.4 % [-1.9, -0.9] 12 heads."""
+    return [float(number) for number in re.findall(r"-?[\d.]+(?:e[-+]\d+)?", text)]
+
+
+def change_of(own, base):
+    """The change of the mean, in %, and its interval by Student's t over 12 pairs."""
+    ratio = own.mean() / base.mean()
+    reach = 2.201 * ((own - ratio * base).ravel() / base.mean()).std(ddof=1) / np.sqrt(12)
+    return [100 * (share - 1) for share in (ratio, ratio - reach, ratio + reach)]
 
 
 class Figures(PageTest):
     def test_are_all_drawn_with_labelled_axes(self):
         figures = self.drawn()
-        self.assertEqual(list(figures), [figure["id"] for figure in self.page.figures()])
+        self.assertEqual(set(figures), {figure["id"] for figure in self.page.figures()})
         for figure in self.page.figures():
             with self.subTest(figure["title"]):
                 drawn = figures[figure["id"]]
@@ -43,7 +56,7 @@ class Figures(PageTest):
 
     def test_of_one_budget_have_more_than_one_tick(self):
         texts = self.browser.run("return [...document.querySelectorAll(`#${arguments[0]} .axis`)][0].textContent",
-                                 self.page.data["sections"][1]["figures"][0]["id"])
+                                 self.page.data["sections"][1]["figures"][1]["id"])
         self.assertGreater(len(texts), 3, "only 0 is labelled")
 
     def test_of_lines_go_from_left_to_right(self):
@@ -126,14 +139,17 @@ class Figures(PageTest):
         np.testing.assert_allclose(sorted(float(row[2]) for row in self.rows("Tightness of the bound")), tightness, rtol=1e-4)
 
     def test_show_the_change_of_the_mean_that_the_first_table_has(self):
-        answers = {(row[0], row[1]): row[3] for row in self.answer()[1]}
-        entries = dict(zip(map(str, keys(self.page.cube_of("Change"), "entries")), keys(self.page.cube_of("Change"), "budget")))
+        headings, lines = self.answer()
+        answers = {(row[0], row[1]): numbers_in(row[headings.index(f"against {BASE}")]) for row in lines}
         rows = self.rows("Change against snapkv:window=4")
         self.assertEqual(len(rows), len(answers))
-        for run, kept, change, low, high, _ in rows:
-            relative = [float(number) for number in answers[run, entries[kept]].translate(str.maketrans("", "", "[],")).split()]
-            np.testing.assert_allclose([1 + float(number) for number in (change, low, high)],
-                                       relative if len(relative) == 3 else 3 * relative, rtol=1e-3)
+        for run, budget, change, low, high, heads in rows:
+            expected = answers[run, budget] if run != BASE else [0, 0, 0, 12]
+            np.testing.assert_allclose([float(number) for number in (change, low, high, heads)], expected, rtol=1e-2, atol=1e-12)
+
+    def test_have_whiskers_where_the_table_has_an_interval(self):
+        whiskers = self.browser.run("return document.querySelectorAll(`#${arguments[0]} .interval`).length", self.page.figure("Change")["id"])
+        self.assertEqual(whiskers, 6)  # of three policies beside the base at two budgets
 
     def test_say_how_many_places_have_no_number(self):
         self.assertEqual(self.drawn("L against its bound")["note"], "Places without a number: 24.")
@@ -143,48 +159,53 @@ class Figures(PageTest):
         self.assertRegex(titles[0], r"\Arun: .*\nbudget: .*\nlayer: \d+\nhead: \d+\nbound θ, hidden-state units: .*\nL, hidden-state units: ")
 
 
-class Answers(PageTest):
+class SpreadPage(PageTest):
+    def open_spread(self, factors, other=lambda policy, layer: 1):
+        """Opens a page of the replay with L that is about so many times a head's own number: of the base, +critical, +adakv, +keepkv."""
+        document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
+        part, = parts(document)
+        numbers = part.column("heads", "perturbation")
+        for r, policy in enumerate(part.axes["run"]["policy"]):
+            which = ("critical" in policy) + 2 * ("adakv" in policy) + 3 * ("keepkv" in policy)
+            random = np.random.default_rng(int(1000 * factors[which]))  # runs of the same scale are the same
+            for layer, head in np.ndindex(numbers.shape[1:]):
+                numbers[r, layer, head] = factors[which] * other(which, layer) * (1 + 0.01 * random.random()) * 10 ** (head + layer)
+        for name in ("perturbation", "relative"):
+            part.cubes["heads"]["columns"][name] = numbers.ravel().tolist()
+        (self.maker.folder / "spread.json").write_text(json.dumps(document), "utf-8")
+        self.browser.open(self.make_page("spread.html", "spread.json"))
+
+
+class Answers(SpreadPage):
     def test_begin_the_page_and_are_what_the_figures_say(self):
         headings, rows = self.answer()
-        self.assertEqual(headings, ["policy", "budget", "L", "L / base", "improved heads", "violations", "MB at the prompt's end"])
-        cube = self.page.cube_of("Perturbation against budget")
-        numbers, places = column(cube, "perturbation"), list(zip(keys(cube, "policy"), keys(cube, "budget")))
+        self.assertEqual(headings, ["policy", "budget", "relative L", f"against {BASE}", "layer-relative L", "improved heads", "L",
+                                    "violations", "MB"])
+        cube, layers = self.page.cube_of("Perturbation against budget"), self.page.cubes[self.page.data["answer"][0]["layers"]]
+        relative, numbers, of_layers = column(cube, "relative"), column(cube, "perturbation"), column(layers, "layer_relative")
+        places = list(zip(keys(cube, "policy"), keys(cube, "budget")))
         self.assertEqual(len(rows), len(places))
         for row in rows:
-            L, base = numbers[places.index((row[0], row[1]))], numbers[places.index((BASE, row[1]))]
-            self.assertEqual(float(row[2]), float(f"{L.mean():.4g}"))
+            own, base = places.index((row[0], row[1])), places.index((BASE, row[1]))
+            self.assertEqual([float(row[2]), float(row[4]), float(row[6])],
+                             [float(f"{mean:.4g}") for mean in (relative[own].mean(), of_layers[own].mean(), numbers[own].mean())])
             if row[0] == BASE:
-                self.assertEqual(row[3:5], ["1", "–"])
+                self.assertEqual((row[3], row[5]), ("–", "–"))
                 continue
-            ratio = L.mean() / base.mean()
-            off = (L - ratio * base).ravel() / base.mean()
-            reach = 2.201 * off.std(ddof=1) / np.sqrt(off.size)  # Student's t of 12 pairs
-            found = [float(number) for number in row[3].translate(str.maketrans("", "", "[],")).split()]
-            np.testing.assert_allclose(found, [ratio, ratio - reach, ratio + reach], rtol=2e-3)
-            self.assertEqual(row[4], f"{100 * (L < base).mean():.1f} %")
+            np.testing.assert_allclose(numbers_in(row[3]), [*change_of(relative[own], relative[base]), 12], rtol=1e-2)
+            self.assertTrue(row[3].endswith("] 12 heads"))
+            self.assertEqual(row[5], f"{100 * (numbers[own] < numbers[base]).mean():.1f} %")
 
     def test_are_sorted_within_each_budget(self):
         _, rows = self.answer()
         for budget in ("20%", "40%"):
-            relative = [float(row[3].split()[0]) for row in rows if row[1] == budget]
+            relative = [float(row[2]) for row in rows if row[1] == budget]
             self.assertEqual(relative, sorted(relative))
 
     def test_mark_the_best_only_where_its_interval_is_below_all_others(self):
-        def spread(document, factors):
-            part, = parts(document)
-            numbers = part.column("heads", "perturbation")
-            for r, policy in enumerate(part.axes["run"]["policy"]):
-                scale = factors[("critical" in policy) + 2 * ("adakv" in policy) + 3 * ("keepkv" in policy)]
-                random = np.random.default_rng(int(1000 * scale))  # runs of the same scale are the same
-                for l, head in np.ndindex(numbers.shape[1:]):
-                    numbers[r, l, head] = scale * (1 + 0.01 * random.random()) * 10 ** (head + l)
-            part.cubes["heads"]["columns"]["perturbation"] = numbers.ravel().tolist()
         for factors, best in (((1, 0.5, 0.9, 0.8), 2), ((1, 1.5, 1.2, 1.1), 2), ((1, 0.5, 0.5, 0.8), 0)):
             with self.subTest(factors):
-                document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
-                spread(document, factors)
-                (self.maker.folder / "spread.json").write_text(json.dumps(document), "utf-8")
-                self.browser.open(self.make_page("spread.html", "spread.json"))
+                self.open_spread(factors)
                 self.assertEqual(self.browser.run("return document.querySelectorAll('#answer .best').length"), best)
 
     def test_have_no_mean_where_a_head_has_no_number(self):
@@ -197,18 +218,18 @@ class Answers(PageTest):
                 part.cubes["runs"]["columns"]["violations"][r] = 7
         (self.maker.folder / "hole.json").write_text(json.dumps(document), "utf-8")
         self.browser.open(self.make_page("hole.html", "hole.json"))
-        headings, rows = self.answer()
+        _, rows = self.answer()
         self.assertEqual(len(rows), 8)
         for row in rows:
             if "critical" in row[0]:
-                self.assertEqual(row[2:5] + [row[headings.index("violations")]], ["–", "–", "–", "7"])
+                self.assertEqual(row[2:4] + row[5:8], ["–", "–", "–", "–", "7"])
             else:
                 self.assertNotEqual(row[2], "–")
 
     def test_have_no_interval_of_few_heads(self):
         self.filter("layer", "0-1")
         headings, rows = self.answer()
-        self.assertEqual(headings[-2:], ["violations, whole run", "MB at the prompt's end, whole run"])
+        self.assertEqual(headings[-2:], ["violations, whole run", "MB, whole run"])
         self.assertTrue(all("[" not in row[3] for row in rows))
         self.assertEqual(self.browser.run("return document.querySelector('#answer table').querySelectorAll('.best').length"), 0)
 
@@ -223,7 +244,7 @@ class Answers(PageTest):
                             keys(self.page.cube_of("Perturbation"), "bytes")))
         self.assertEqual(len(rows), len(replayed))
         for row in rows:
-            self.assertEqual(float(row[headings.index("MB at the prompt's end")]), float(f"{replayed[row[0], row[1]] / 1e6:.4g}"))
+            self.assertEqual(float(row[headings.index("MB")]), float(f"{replayed[row[0], row[1]] / 1e6:.4g}"))
         kinds = ("needle, answers", "prose")
         summaries = {(one["kind"], "critical" in one["policy"], one["budget"]): one for one in said["summaries"]}
         for row in rows:
@@ -234,6 +255,66 @@ class Answers(PageTest):
             own = [summaries[kind.split(",")[0], "critical" in row[0], row[1]] for kind in kinds]
             self.assertEqual([float(text.split()[0]) for text in outcomes[:2]], [float(f"{one['kl']:.4g}") for one in own])
             self.assertEqual(float(outcomes[2]), float(f"{np.mean([one['bytes'] for one in own]) / 1e6:.4g}"))
+
+
+class Sentences(SpreadPage):
+    """What the page says before its tables. Of known numbers: L of each head, times a factor of its policy."""
+
+    def said(self, factors, *of):
+        self.open_spread(factors, *of)
+        return dict(zip(("20 %", "40 %"), self.sentences()))
+
+    def test_say_which_policy_is_best_by_how_much_and_how_surely(self):
+        lead, more = self.said((1, 0.8, 0.9, 0.7))["20 %"]
+        found = re.fullmatch(rf"At 20 % {BASE}\+keepkv moves the output ([\d.]+) % less than {BASE}, ([\d.]+) to ([\d.]+) %\.", lead)
+        cube = Page(self.maker.folder / "spread.html").cube_of("Perturbation against budget")
+        runs = dict(zip(zip(keys(cube, "policy"), keys(cube, "budget")), column(cube, "relative")))
+        mean, low, high = change_of(runs[f"{BASE}+keepkv", "20%"], runs[BASE, "20%"])
+        np.testing.assert_allclose([float(number) for number in found.groups()], [-mean, -high, -low], rtol=5e-2)
+        self.assertAlmostEqual(float(found[1]), 30, delta=1)
+        self.assertEqual(more, f"It is lower than every other policy. In each of 3 layers its mean is lower than that of {BASE}.")
+
+    def test_say_so_where_no_difference_is_seen(self):
+        lead, more = self.said((1, 0.98, 1.5, 1.5), lambda which, layer: 1.1 if which == 1 and layer == 1 else 1)["40 %"]
+        self.assertRegex(lead, rf"\AAt 40 % no difference between {BASE}\+critical, the lowest, and {BASE} is seen: "
+                               r"[\d.]+ % less, from [\d.]+ % more to [\d.]+ % less\.\Z")
+        self.assertEqual(more, f"In 1 of 3 layers (1) the mean of {BASE}+critical is higher.")
+
+    def test_name_the_policies_that_are_not_seen_to_be_worse_than_the_best(self):
+        lead, more = self.said((1, 0.5, 0.5, 0.9))["20 %"]
+        self.assertRegex(lead, rf"At 20 % {BASE}\+(critical|adakv) moves the output 50 % less than {BASE}, ")
+        self.assertRegex(more, rf"\AFrom {BASE}\+(critical|adakv) no difference is seen\. ")
+
+    def test_compare_the_base_with_the_next_where_it_is_best(self):
+        lead, _ = self.said((1, 1.25, 1.5, 2))["20 %"]
+        self.assertRegex(lead, rf"\AAt 20 % {BASE} moves the output 20 % less than {BASE}\+critical, ")
+
+    def test_name_the_layers_in_which_the_best_is_not(self):
+        lead, more = self.said((1, 1.3, 1.4, 0.5), lambda which, layer: 4 if which == 3 and layer < 2 else 1)["20 %"]
+        self.assertIn(f"{BASE}+keepkv", lead)
+        self.assertTrue(more.endswith(f"In 2 of 3 layers (0-1) the mean of {BASE}+keepkv is higher."), more)
+
+    def test_have_no_interval_of_few_heads(self):
+        self.filter("head", "0-1")
+        self.assertEqual(len(self.sentences()), 2)
+        for lead, _ in self.sentences():
+            self.assertRegex(lead, r"of 6 heads there is no interval\.\Z")
+
+    def test_follow_the_filters(self):
+        self.filter("budget", "40%")
+        self.assertEqual([lead[:7] for lead, _ in self.sentences()], ["At 40 %"])
+
+    def test_of_a_single_policy_compare_nothing(self):
+        self.filter("policy", BASE)
+        mean = float(next(row[2] for row in self.answer()[1]))
+        lead, more = self.sentences()[0]
+        self.assertRegex(lead, rf"\AAt 20 % {BASE} moves the output by [\d.]+ %\.\Z")
+        self.assertAlmostEqual(float(lead.split()[-2]), 100 * mean, delta=5 * mean)
+        self.assertEqual(more, "")
+
+    def test_say_what_intervals_are_over(self):
+        note = self.browser.run("return document.querySelector('#short .note').textContent")
+        self.assertIn("Heads of one prompt are no sample of prompts", " ".join(note.split()))
 
 
 if __name__ == "__main__":

@@ -89,6 +89,24 @@ class Numbers(ReportTest):
             self.assertEqual(trace["runs"][base]["policy"], BASE + ":pool=7")
             self.assertEqual(trace["runs"][base]["budget"], run["budget"])
 
+    def test_of_the_layers_of_a_replay(self):
+        page, part = self.page("replay"), parts(self.document("replay"))[0]
+        cube = page.cubes[page.data["answer"][0]["layers"]]
+        self.assert_same(cube, "layer_relative", np.nanmean(part.column("layer_steps", "layer_relative"), axis=2).tolist())
+
+    def test_of_layers_leave_out_what_is_undefined(self):
+        def without_the_first_step(document):
+            numbers = document["parts"][0]["cubes"]["layer_steps"]["columns"]["layer_relative"]
+            numbers[0] = None
+            numbers[1] = 7
+        part = parts(self.document("replay"))[0]
+        path = self.changed("replay", without_the_first_step)
+        expected = part.column("layer_steps", "layer_relative")[0, 0]
+        expected[1] = 7
+        page = self.report(path)
+        found = column(page.cubes[page.data["answer"][0]["layers"]], "layer_relative")[0, 0]
+        self.assertEqual(found, six_digits([expected[1:].mean()])[0])
+
     def test_of_a_recall(self):
         page, (part,) = self.page("recall"), parts(self.document("recall"))
         for name in ("first_step", "first_step_recent", "mean_step", "mean_step_recent"):
@@ -213,6 +231,12 @@ class Pages(ReportTest):
             self.assertTrue(one["subject"].endswith(origin), one["subject"])
         self.assertNotIn("KL from", apart.data["answer"][0]["subject"])
 
+    def test_have_a_picture_of_each_trace(self):
+        for name, title in (("replay", f"Change against {BASE}"), ("backends", "Relative L by budget")):
+            page = self.page(name)
+            picture, = [figure for figure in page.figures() if figure["id"] == page.data["answer"][0]["picture"]]
+            self.assertEqual((picture["title"], picture["x"]["value"]), (title, "budget"))
+
     def test_are_made_of_texts_that_are_empty(self):
         page = self.report(self.changed("replay", lambda document: document["parts"][0]["facts"].update(model="", source="")))
         self.assertEqual(page.data["sections"][0]["title"], "Replay of a model without a name")
@@ -234,7 +258,7 @@ class Pages(ReportTest):
             with self.subTest(figure["title"]):
                 self.assertRegex(figure["how"], r"\.\Z")
                 self.assertTrue(figure["x"]["label"] and figure["y"]["label"])
-                self.assertIn(figure["kind"], ("lines", "scatter", "heatmap", "dots"))
+                self.assertIn(figure["kind"], ("lines", "whiskers", "scatter", "heatmap", "dots"))
 
     def test_name_tensors_outside_their_bounds(self):
         def spoil(document):

@@ -118,6 +118,14 @@ function bands(frame, figure, columns, lines) {
   return {x, y, plot};
 }
 
+// Names below, of groups, and numbers on the left.
+function groupAxes(frame, figure, names, numbers) {
+  const plot = plotOf(frame, 56, 220), {width, height} = plot.datum();
+  const x = d3.scaleBand(names, [0, width]).padding(0.1), y = scaleOf(figure.y, numbers, [height, 0]);
+  drawAxes(figure, plot, d3.axisBottom(x).tickSize(0).tickPadding(8), ticks(d3.axisLeft(y), 6));
+  return {x, y, plot};
+}
+
 // A number axis below rows that are named on the left.
 function dotAxes(frame, figure, ids, text, numbers) {
   const left = Math.min(frame.width * 0.45, 16 + widest(ids.map(text)));

@@ -4,7 +4,8 @@
 // number or null for every combination of places, the last axis varying fastest.
 //
 // A value is the name of a key or of a column; or {column, against}: the change from the row at the place of `base` on the axis
-// that has this key, as a share of that row's; or {column, beside}: both numbers, [own, the base's].
+// that has this key, as a share of that row's; or {column, beside}: both numbers, [own, the base's], or [own, that of the place
+// `beside`].
 
 const page = JSON.parse(document.getElementById('data').textContent);
 const sections = page.sections;
@@ -27,9 +28,9 @@ function reader(cube, value) {
   const column = cube.columns[value.column];
   const step = cube.axes.slice(axis + 1).reduce((product, other) => product * other.size, 1);
   return (row, places) => {
-    const base = keys.base[places[axis]], other = base === null ? null : column[row + (base - places[axis]) * step];
+    const base = typeof value.beside === 'number' ? value.beside : keys.base[places[axis]], other = base === null ? null : column[row + (base - places[axis]) * step];
     if (column[row] === null || other === null) return null;
-    return value.beside ? [column[row], other] : ratio(column[row] - other, other);
+    return 'beside' in value ? [column[row], other] : ratio(column[row] - other, other);
   };
 }
 
@@ -83,20 +84,23 @@ const student = n => 1.96 + 2.7 / (n - 1);  // Student's t of 95 % for n >= FEWE
 // The ratio of the means of x and y over pairs [x, y], with its 95 % interval: that of the mean of x - ratio y.
 function ratioOfMeans(pairs) {
   const base = d3.mean(pairs, pair => pair[1]), mean = ratio(d3.mean(pairs, pair => pair[0]), base);
-  if (pairs.length < FEWEST_PAIRS || !base) return {mean, low: mean, high: mean, has_interval: false};
-  const reach = student(pairs.length) * d3.deviation(pairs, ([x, y]) => (x - mean * y) / base) / Math.sqrt(pairs.length);
-  return {mean, low: mean - reach, high: mean + reach, has_interval: true};
+  const count = pairs.length;
+  if (count < FEWEST_PAIRS || !base) return {mean, low: mean, high: mean, count, has_interval: false};
+  const reach = student(count) * d3.deviation(pairs, ([x, y]) => (x - mean * y) / base) / Math.sqrt(count);
+  return {mean, low: mean - reach, high: mean + reach, count, has_interval: true};
 }
+
+const inPercent = ratio => ratio === null ? null : 100 * (ratio - 1);  // as a change
 
 const statistics = {
   mean: values => d3.mean(values),
   largest: values => d3.max(values),
-  'change of the mean': pairs => ratioOfMeans(pairs).mean - 1,
+  'change of the mean, %': pairs => inPercent(ratioOfMeans(pairs).mean),
 };
 
 const bandsOf = {
   quartiles: (values, sorted = Float64Array.from(values).sort()) => [0.25, 0.75].map(share => d3.quantile(sorted, share)),
-  'interval of the change': pairs => [ratioOfMeans(pairs).low - 1, ratioOfMeans(pairs).high - 1],
+  'interval of the change': pairs => [ratioOfMeans(pairs).low, ratioOfMeans(pairs).high].map(inPercent),
 };
 
 // A group's statistic, and the ends of its band if the figure has one: by one of bandsOf, or from two columns.
@@ -104,4 +108,7 @@ function summary({statistic, band}, cube, {values, row}) {
   const ends = Array.isArray(band) ? band.map(column => cube.columns[column][row]) : band ? bandsOf[band](values) : [];
   return [statistics[statistic](values), ...ends];
 }
-const bandNames = figure => figure.band ? ['band from', 'band to'] : [];
+// What a figure's band is: "95 % interval over query heads of one prompt"; of columns it is over tasks.
+const bandMeaning = ({band, unit}) => Array.isArray(band) ? '95 % interval over tasks'
+                                      : `${band === 'quartiles' ? 'middle half of' : '95 % interval over'} ${unit ?? 'query heads'}`;
+const bandNames = figure => figure.band ? ['from', 'to'].map(end => `${bandMeaning(figure)}, ${end}`) : [];

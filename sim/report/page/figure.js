@@ -94,12 +94,13 @@ function fillTable(details, {headings, rows}) {
   if (rows.length > MOST_TABLE_ROWS) box.append('p').text(`${MOST_TABLE_ROWS} of ${rows.length} rows; the CSV has all.`);
 }
 
-// A table of cells {text, title, best}.
+// A table of cells {text, unit, title, best}: the unit stands behind the text.
 function tableOf(parent, headings, rows) {
   const table = parent.append('table'), head = table.append('thead').append('tr');
   for (const heading of headings) head.append('th').attr('scope', 'col').text(heading);
-  table.append('tbody').selectAll('tr').data(rows).enter().append('tr').selectAll('td').data(row => row).enter().append('td')
-      .text(cell => cell.text).attr('title', cell => cell.title ?? null).classed('best', cell => Boolean(cell.best));
+  const cells = table.append('tbody').selectAll('tr').data(rows).enter().append('tr').selectAll('td').data(row => row).enter()
+      .append('td').text(cell => cell.text).attr('title', cell => cell.title ?? null).classed('best', cell => Boolean(cell.best));
+  cells.filter(cell => cell.unit).append('small').text(cell => ` ${cell.unit}`);
 }
 
 // A click on a link to the blob saves it.

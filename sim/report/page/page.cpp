@@ -87,12 +87,16 @@ Json answer(const std::vector<Subject>& subjects) {
                                    ? subject.name
                                    : fmt::format("{}; KL from {}", subject.name, outcome->second->name)},
                    {"heads", subject.cube},
+                   {"layers", subject.layers.empty() ? Json() : Json(subject.layers)},
+                   {"picture", subject.picture},
                    {"outcomes", outcome == outcomes.end() ? Json() : Json(outcome->second->cube)}});
   }
   for (const Subject& subject : subjects) {
     if (subject.is_outcome && (!joined[subject.model] || outcomes.at(subject.model) != &subject))
       all.push_back({{"subject", fmt::format("{}; KL from {}", subject.model, subject.name)},
                      {"heads", nullptr},
+                     {"layers", nullptr},
+                     {"picture", nullptr},
                      {"outcomes", subject.cube}});
   }
   return all;

@@ -3,6 +3,7 @@
 const LISTS = ['layer', 'head'];  // filters that are lists such as 0,3-5; the others are sets of boxes
 const form = d3.select('#filters');
 const draws = [];
+const pictures = new Map();  // figures that stand in the first section: where, by their ids
 
 // The values of a key in all cubes, in order of appearance.
 const known = key => [...new Set([...cubes.values()].filter(cube => axisOf(cube, key) >= 0)
@@ -29,7 +30,6 @@ function readForm() {
   view.filters = new Map(fieldsOf().map(({key, value}) => [key, testOf(key, value)]).filter(([, test]) => test));
   for (const input of form.selectAll('input[type=text]').nodes())
     input.setCustomValidity(input.value.trim() && !listed(input.value) ? 'A list such as 0,3-5 is expected.' : '');
-  drawAnswer(d3.select('#answer'));
   for (const draw of draws) draw();
 }
 
@@ -75,7 +75,24 @@ function drawSection(section) {
   add(d3.select('#contents').append('li'), 'a', {href: `#${section.id}`}).text(section.title);
   box.append('h2').text(section.title);
   box.selectAll('p').data(section.lines).enter().append('p').text(line => line);
-  for (const figure of section.figures) draws.push(mount(figure, box));
+  for (const figure of section.figures) draws.push(mount(figure, pictures.get(figure.id) ?? box));
+}
+
+// What is said of a subject, the picture of it, and its table. Returns the function that draws them anew.
+function mountSubject(subject) {
+  const said = d3.select('#said').append('div'), box = d3.select('#answer').append('div');
+  said.append('h3').text(subject.subject);
+  box.append('h3').text(subject.subject);
+  if (subject.picture) pictures.set(subject.picture, box.append('div'));
+  const table = box.append('div');
+  return () => {
+    const lines = linesOf(subject);
+    said.select('ul').remove();
+    drawSentences(said, lines);
+    said.attr('hidden', said.select('li').empty() ? '' : null);
+    table.selectAll('*').remove();
+    drawTable(table, lines, lines.length > 0 ? filtersText(cubes.get(subject.heads ?? subject.outcomes)) : '');
+  };
 }
 
 function drawProvenance({path, facts}) {
@@ -86,6 +103,8 @@ function drawProvenance({path, facts}) {
 
 for (const {figures} of sections) for (const {series: [key]} of figures) if (key) seriesNames.set(key, known(key));
 drawFilters();
+d3.selectAll('#short, #policies').attr('hidden', page.answer.length > 0 ? null : '');
+draws.push(...page.answer.map(mountSubject));
 sections.forEach(drawSection);
 page.provenance.forEach(drawProvenance);
 readView();

@@ -12,13 +12,15 @@
 #include <fmt/format.h>
 
 #include <kvbound/sim/figures/read_part.hpp>
+#include <kvbound/sim/measure/mean.hpp>
 
 #include "agreement_section.hpp"
 
 namespace kvbound::sim {
 namespace {
 
-constexpr int64_t kMostHeads = 250'000;  // (run, layer, query head) of a trace in a page
+constexpr const char* kHeads = "query heads of one prompt";  // what intervals are over
+constexpr int64_t kMostHeads = 250'000;                      // (run, layer, query head) of a trace in a page
 
 int64_t bytes_of(const std::string& storage) { return storage == "F64" ? 8 : storage == "F32" ? 4 : 2; }
 
@@ -31,6 +33,8 @@ class ReplayedTrace {
   const ReadPart& part() const { return part_; }
   std::string base() const;  // canonical; empty: none
   size_t runs() const { return policies_.size(); }
+  // The first run of another policy than the base; none without a base.
+  std::optional<size_t> other() const;
   std::string policy(size_t run) const { return policies_[run]; }
   // What a run is called among the others: its policy, and its backend if there are several.
   std::string label(size_t run) const;
@@ -39,6 +43,8 @@ class ReplayedTrace {
   std::vector<size_t> shown_layers() const;
   // Columns of the runs, of the layers that the page has and of heads.
   PageCube heads_cube() const;
+  // Layer-relative L of the runs and of the layers that the page has; without columns where the document has no steps.
+  PageCube layers_cube() const;
   // Entries that each KV head has, of each run and layer.
   PageCube budgets_cube() const;
   // The first run whose heads or layers have different numbers of entries.
@@ -47,6 +53,8 @@ class ReplayedTrace {
  private:
   Json run_keys() const;
   double bytes(size_t run) const;
+  // A cube over the runs and the layers that the page has.
+  PageCube over_runs_and_layers() const;
   // The cube's axes are runs, layers and heads.
   PageCube of_shown_layers(const Cube& cube, const std::string& head,
                            std::initializer_list<const char*> columns) const;
@@ -92,6 +100,14 @@ ReplayedTrace::ReplayedTrace(const JsonField& part)
 std::string ReplayedTrace::base() const {
   const auto base = facts().optional_member("base");
   return base ? base->text() : "";
+}
+
+std::optional<size_t> ReplayedTrace::other() const {
+  const std::string canonical_base = base();
+  const auto found =
+      std::ranges::find_if(policies_, [&](const std::string& p) { return p != canonical_base; });
+  if (canonical_base.empty() || found == policies_.end()) return std::nullopt;
+  return static_cast<size_t>(found - policies_.begin());
 }
 
 std::string ReplayedTrace::label(size_t run) const {
@@ -142,15 +158,20 @@ std::vector<size_t> ReplayedTrace::shown_layers() const {
   return shown;
 }
 
+PageCube ReplayedTrace::over_runs_and_layers() const {
+  Json layers{{"layer", Json::array()}};
+  for (const size_t l : shown_layers()) layers["layer"].push_back(static_cast<int64_t>(layers_[l]));
+  PageCube page;
+  page.add_axis(run_keys());
+  page.add_axis(std::move(layers));
+  return page;
+}
+
 PageCube ReplayedTrace::of_shown_layers(const Cube& cube, const std::string& head,
                                         std::initializer_list<const char*> columns) const {
   const std::vector<size_t> shown = shown_layers();
   const auto heads = static_cast<size_t>(cube.axes[2]->size());
-  Json layers{{"layer", Json::array()}};
-  for (const size_t l : shown) layers["layer"].push_back(layers_[l]);
-  PageCube page;
-  page.add_axis(run_keys());
-  page.add_axis(std::move(layers));
+  PageCube page = over_runs_and_layers();
   page.add_counted_axis(head, cube.axes[2]->size());
   const std::vector<double> none(heads, kUndefined);
   for (const char* name : columns) {
@@ -168,6 +189,22 @@ PageCube ReplayedTrace::of_shown_layers(const Cube& cube, const std::string& hea
 
 PageCube ReplayedTrace::heads_cube() const {
   return of_shown_layers(heads_, "head", {"perturbation", "relative", "bound", "tightness", "stage_one_low"});
+}
+
+PageCube ReplayedTrace::layers_cube() const {
+  PageCube page = over_runs_and_layers();
+  if (!part_.find("layer_steps")) return page;
+  const Cube& cube = of_runs(part_, "layer_steps", 3);
+  const auto steps = static_cast<size_t>(cube.axes[2]->size());
+  const std::span all = column_of(part_, cube, "layer_relative");
+  for (size_t r = 0; r < runs(); ++r) {
+    for (const size_t l : shown_layers()) {
+      Mean mean;
+      for (const double number : all.subspan((r * layers_.size() + l) * steps, steps)) mean.add(number);
+      page.append("layer_relative", mean.value().value_or(kUndefined));
+    }
+  }
+  return page;
 }
 
 PageCube ReplayedTrace::budgets_cube() const { return of_shown_layers(kv_heads_, "KV head", {"kept"}); }
@@ -205,23 +242,36 @@ void add_perturbations(Section& section, const std::string& cube) {
                      .more = {{"band", nullptr}}});
 }
 
-// Figures of the change against the base, if there is one and another policy.
-void add_change(Section& section, const std::string& cube, const ReplayedTrace& replayed) {
-  size_t other = 0;
-  while (other < replayed.runs() && replayed.policy(other) == replayed.base()) ++other;
-  if (replayed.base().empty() || other == replayed.runs()) return;
-  section.add(
+// The picture of the first table: the change against the base, if there is one and another policy, or else relative L. Returns the
+// figure's id.
+std::string add_picture(Section& section, const std::string& cube, const ReplayedTrace& replayed) {
+  if (!replayed.other()) {
+    return section.add(cube, {.kind = "whiskers",
+                              .title = "Relative L by budget",
+                              .how = "Mean over layers and query heads. Lower is better.",
+                              .x = {"budget", "budget"},
+                              .y = {"relative", "relative L", false, true},
+                              .series = "run",
+                              .more = {{"band", nullptr}}});
+  }
+  return section.add(
       cube,
-      {.kind = "lines",
+      {.kind = "whiskers",
        .title = fmt::format("Change against {}", brief(replayed.base())),
        .how =
-           "By how much the mean L over layers and query heads differs from the base's, as a share of that; the band is "
-           "the 95 % interval of this ratio, from its pairs. Below 0 the policy is better.",
-       .x = kBudget,
-       .y = {{{"column", "perturbation"}, {"beside", true}}, "change of mean L"},
+           "By how much the mean relative L over layers and query heads differs from the base's, as a share of "
+           "that. Below 0 the policy is better; where a whisker crosses 0, no difference is seen.",
+       .x = {"budget", "budget"},
+       .y = {{{"column", "relative"}, {"beside", true}}, "change of relative L, %"},
        .series = "run",
-       .statistic = "change of the mean",
-       .more = {{"band", "interval of the change"}}});
+       .statistic = "change of the mean, %",
+       .more = {{"band", "interval of the change"}, {"unit", kHeads}, {"level", 0}}});
+}
+
+// Where another policy than the base is better, head by head.
+void add_change(Section& section, const std::string& cube, const ReplayedTrace& replayed) {
+  const auto other = replayed.other();
+  if (!other) return;
   section.add(
       cube,
       {.kind = "heatmap",
@@ -231,7 +281,7 @@ void add_change(Section& section, const std::string& cube, const ReplayedTrace& 
            "worse. A head of small L may change by much.",
        .x = {"head", "query head"},
        .y = {"layer", "layer"},
-       .pick = {{"run", replayed.label(other)}, {"budget"}},
+       .pick = {{"run", replayed.label(*other)}, {"budget"}},
        .more = {
            {"value", {{"value", {{"column", "perturbation"}, {"against", true}}}, {"label", "change of L"}}},
            {"scale", "diverging"}}});
@@ -294,7 +344,7 @@ void add_budgets(Section& section, const ReplayedTrace& replayed) {
        .more = {{"value", {{"value", "kept"}, {"label", "entries"}}}, {"scale", "sequential"}}});
 }
 
-Section trace_section(const ReplayedTrace& replayed, const std::string& id) {
+Section described(const ReplayedTrace& replayed, const std::string& id) {
   const JsonField& trace = replayed.facts();
   Section section(id, fmt::format("Replay of {}", model_name(trace.member("model"))));
   section.source = trace.member("path").text();
@@ -311,31 +361,38 @@ Section trace_section(const ReplayedTrace& replayed, const std::string& id) {
                     "and shares are over those.",
                     shown));
   }
-  const PageCube numbers = replayed.heads_cube();
+  return section;
+}
+
+// Adds a trace's section and what the first table says of it.
+void add_trace(Contribution& contribution, const ReplayedTrace& replayed, const std::string& id) {
+  const JsonField& trace = replayed.facts();
+  const std::string model = model_name(trace.member("model"));
+  Section section = described(replayed, id);
+  const PageCube numbers = replayed.heads_cube(), layers = replayed.layers_cube();
   const std::string cube = section.add(numbers);
+  contribution.subjects.push_back(
+      {.name = fmt::format("{} ({})", model, section.source),
+       .model = model,
+       .cube = cube,
+       .layers = layers.says_something("layer_relative") ? section.add(layers) : "",
+       .picture = add_picture(section, cube, replayed)});
   add_perturbations(section, cube);
   add_change(section, cube, replayed);
   add_stage_one(section, cube, numbers);
   add_bounds(section, cube, numbers);
   add_budgets(section, replayed);
   add_agreement(section, replayed.part());
-  return section;
+  contribution.sections.push_back(std::move(section));
+  for (Fact& fact : origin_facts(trace)) contribution.facts.push_back(std::move(fact));
 }
 
 }  // namespace
 
 Contribution replay_contribution(const Document& document, const std::string& id) {
   Contribution contribution;
-  for (const JsonField& part : document.root().member("parts").items()) {
-    const ReplayedTrace replayed(part);
-    const JsonField& trace = replayed.facts();
-    Section section = trace_section(replayed, fmt::format("{}-{}", id, contribution.sections.size() + 1));
-    contribution.subjects.push_back(
-        {fmt::format("{} ({})", model_name(trace.member("model")), trace.member("path").text()),
-         model_name(trace.member("model")), section.cubes[0]["id"]});
-    contribution.sections.push_back(std::move(section));
-    for (Fact& fact : origin_facts(trace)) contribution.facts.push_back(std::move(fact));
-  }
+  for (const JsonField& part : document.root().member("parts").items())
+    add_trace(contribution, ReplayedTrace(part), fmt::format("{}-{}", id, contribution.sections.size() + 1));
   return contribution;
 }
 

@@ -31,7 +31,7 @@ std::string Section::add(const PageCube& cube) {
   return cubes.back()["id"];
 }
 
-void Section::add(const std::string& cube, const Drawing& drawing) {
+std::string Section::add(const std::string& cube, const Drawing& drawing) {
   Json document{{"id", fmt::format("{}-figure-{}", id, figures.size() + 1)},
                 {"cube", cube},
                 {"kind", drawing.kind},
@@ -46,6 +46,7 @@ void Section::add(const std::string& cube, const Drawing& drawing) {
     document["pick"].push_back({{"key", pick.key}, {"preferred", pick.preferred}});
   document.update(drawing.more);
   figures.push_back(std::move(document));
+  return figures.back()["id"];
 }
 
 Json Section::json() const {

@@ -27,9 +27,9 @@ struct Pick {
   std::string preferred = {};  ///< shown at first; the first one if it is empty
 };
 
-/// A figure as the page's script draws it (lines.js, scatter.js, heatmap.js and dots.js say what they need).
+/// A figure as the page's script draws it (lines.js, whiskers.js, scatter.js, heatmap.js and dots.js say what they need).
 struct Drawing {
-  std::string kind;  ///< lines, scatter, heatmap or dots
+  std::string kind;  ///< lines, whiskers, scatter, heatmap or dots
   std::string title;
   std::string how;  ///< a sentence that says how to read it
   FigureAxis x, y = {};
@@ -44,9 +44,9 @@ struct Section {
   Section(std::string section_id, std::string heading)
       : id(std::move(section_id)), title(std::move(heading)) {}
 
-  /// Adds a cube, and figures that are drawn from it; returns the cube's id.
+  /// Adds a cube, or a figure that is drawn from one; returns its id.
   std::string add(const PageCube& cube);
-  void add(const std::string& cube, const Drawing& drawing);
+  std::string add(const std::string& cube, const Drawing& drawing);
   Json json() const;
 
   std::string id, title;
@@ -60,10 +60,12 @@ using Fact = std::pair<std::string, std::string>;
 
 /// What the page's first table joins: a trace's runs, and what a model said by the same policies.
 struct Subject {
-  std::string name;         ///< for people: model and trace; of outcomes their document and backend
-  std::string model;        ///< as the document says; outcomes of the same model are joined
-  std::string cube;         ///< the cube's id
-  bool is_outcome = false;  ///< of `evaluate`
+  std::string name;          ///< for people: model and trace; of outcomes their document and backend
+  std::string model;         ///< as the document says; outcomes of the same model are joined
+  std::string cube;          ///< the cube's id
+  bool is_outcome = false;   ///< of `evaluate`
+  std::string layers = {};   ///< of a trace: the id of the cube of its layers; empty: none
+  std::string picture = {};  ///< likewise: the figure's that stands above the table
 };
 
 /// What a document gives to the page.
