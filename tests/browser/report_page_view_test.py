@@ -128,13 +128,25 @@ class Controls(PageTest):
             self.assertTrue(self.browser.run("return document.querySelector('[name=layer]').matches(':invalid')"))
             self.assertEqual(self.drawn(), before)
 
-    def test_filters_of_the_address_are_unfolded(self):
+    def test_controls_stay_in_sight_and_say_what_is_filtered(self):
+        self.browser.open(self.path, "#layer=0-1&budget=20%25")
+        self.browser.run("scrollTo(0, document.documentElement.scrollHeight)")
+        box = self.browser.run("const {top, bottom} = document.querySelector('#bar').getBoundingClientRect(); return [top, bottom]")
+        self.assertEqual(box[0], 0)
+        self.assertLess(box[1], 80)
+        self.assertEqual(self.browser.run("return document.querySelector('#filtering summary').innerText"),
+                         "Filters: only budget 20%; only layer 0-1")
+
+    def test_filters_that_are_none_are_unfolded(self):
         def is_open():
             return self.browser.run("return document.querySelector('#filtering').open")
-        self.assertFalse(is_open())
-        for view in ("#layer=0-1", "#layer=2-x", "#budget=20%25"):
+        for view, unfolded in (("", False), ("#layer=0-1", False), ("#layer=2-x", True)):
             self.browser.open(self.path, view)
-            self.assertTrue(is_open(), view)
+            self.assertEqual(is_open(), unfolded, view)
+
+    def test_contents_fold_behind_a_link(self):
+        self.browser.run("document.querySelector('#bar summary').click(); document.querySelector('#contents a').click()")
+        self.assertFalse(self.browser.run("return document.querySelector('#bar details').open"))
 
     def test_without_anything_to_filter_there_are_no_filters(self):
         self.browser.open(self.make_page("prove.html", "prove.json"))
@@ -145,10 +157,14 @@ class Controls(PageTest):
         self.assertEqual(self.browser.run("return document.querySelector('#answer .filtered').textContent"), "Nothing passes the filters.")
         self.assertIn("Nothing passes the filters", self.drawn("Perturbation against budget")["note"])
 
-    def test_numbers_and_drawings_are_saved(self):
+    def test_one_menu_saves_numbers_and_drawings(self):
+        self.assertEqual(self.browser.run("return document.querySelectorAll('#answer button, #sections button').length"), 0)
         figure = self.page.figure("Layer profile")["id"]
         for i, ending in enumerate(("csv", "svg", "png")):
-            self.browser.run("document.querySelectorAll(`#${arguments[0]} .files button`)[arguments[1]].click()", figure, i)
+            self.browser.run("""
+                document.querySelector('#saving select').value = arguments[0];
+                document.querySelectorAll('#saving button')[arguments[1]].click();
+            """, figure, i)
             content = self.saved(f"{figure}.{ending}")
             if ending == "csv":
                 rows = list(csv.reader(content.decode().splitlines()))
@@ -164,13 +180,19 @@ class Controls(PageTest):
                 self.assertTrue(content.startswith(b"\x89PNG"))
                 self.assertGreater(len(content), 5000)
 
+    def test_the_menu_offers_the_figure_that_is_in_sight(self):
+        figure = self.page.figure("Rank correlation")["id"]
+        self.browser.run("document.getElementById(arguments[0]).scrollIntoView({block: 'center'})", figure)
+        self.browser.run("document.querySelector('#saving').open = true")
+        self.eventually(lambda: self.browser.run("return document.querySelector('#saving select').value") == figure, "another figure is offered")
+
     def saved(self, name):
         path = self.downloads / name
         self.eventually(lambda: path.exists() and path.stat().st_size > 0, f"{name} was not saved")
         return path.read_bytes()
 
     def test_all_are_reached_by_the_keyboard(self):
-        self.browser.run("for (const box of document.querySelectorAll('nav details, #filtering')) box.open = true")
+        self.browser.run("for (const menu of document.querySelectorAll('#bar details')) { menu.removeAttribute('name'); menu.open = true; }")
         wanted = self.browser.run("return document.querySelectorAll('input, select, button, summary, a[href], .scroll').length")
         self.browser.run("window.reached = new Set(); document.addEventListener('focusin', event => reached.add(event.target))")
         for _ in range(wanted + 5):
@@ -207,7 +229,10 @@ class Looks(PageTest):
         self.assertEqual(len(set(labels)), len(labels))
 
     def test_axes_of_numbers_have_two_labels(self):
+        """But for lines, whose places are labelled where they are few: of one there is one label."""
         numbered = {figure["id"]: {"lines": 2, "scatter": 2, "dots": 1}.get(figure["kind"], 0) for figure in self.page.figures()}
+        one_budget = self.page.data["sections"][1]["figures"]
+        numbered |= {figure["id"]: 0 for figure in one_budget if figure["x"]["value"] == "amount"}
         for name, look in LOOKS.items():
             self.browser.look(**look)
             self.browser.open(self.path)
@@ -222,7 +247,7 @@ class Looks(PageTest):
         self.browser.look(**LOOKS["print"])
         shown = self.browser.run("""
             const texts = [...document.querySelectorAll('.shown')].filter(text => text.checkVisibility()).map(text => text.textContent);
-            return [texts, document.querySelector('#filters').checkVisibility(), document.querySelector('.controls').checkVisibility()];
+            return [texts, document.querySelector('#bar').checkVisibility(), document.querySelector('.controls').checkVisibility()];
         """)
         self.assertEqual(shown[1:], [False, False])
         self.assertIn("budget 40%; only layer 0-1", shown[0])

@@ -79,23 +79,36 @@ function drawAxes(figure, plot, bottomAxis, leftAxis) {
   label(plot, figure.y.label, 4 - left, -12, 'start', 'y-label');
 }
 
+const tickText = number => d3.format(number !== 0 && number < 1e-3 || number >= 1e5 ? '~e' : '.12~g')(number);
+
 // About so many ticks of an axis: of a logarithmic one of less than a decade at round numbers, of less than two at 1, 2 and 5.
 function ticks(axis, count) {
-  const [least, most] = axis.scale().domain(), short = value => d3.format(value < 1e-3 || value >= 1e5 ? '~e' : '.12~g')(value);
+  const [least, most] = axis.scale().domain();
   const enough = from => d3.range(from, from + 9).find(many => d3.ticks(least, most, many).length > 1);  // for two ticks
   if (!axis.scale().base) return axis.ticks(count < 2 ? count : enough(count));
-  if (most / least < 10) return axis.tickValues(d3.ticks(least, most, enough(Math.max(3, count / 2)))).tickFormat(short);
-  const labels = value => '125'.includes(value.toExponential()[0]) ? short(value) : '';
-  return most / least < 100 ? axis.tickFormat(labels) : axis.ticks(count * 0.8, short);
+  if (most / least < 10) return axis.tickValues(d3.ticks(least, most, enough(Math.max(3, count / 2)))).tickFormat(tickText);
+  if (most / least >= 100) return axis.ticks(count * 0.8, tickText);
+  const decades = d3.range(Math.floor(Math.log10(least)), Math.log10(most));
+  return ticksAt(axis, decades.flatMap(decade => ['1', '2', '5'].map(digit => Number(`${digit}e${decade}`)))
+      .filter(number => least <= number && number <= most));
 }
 
 // Two axes of numbers.
 function axes(frame, figure, xs, ys) {
   const plot = plotOf(frame, 56, Math.min(320, Math.max(200, frame.width * 0.5))), {width, height} = plot.datum();
   const x = scaleOf(figure.x, xs, [0, width]), y = scaleOf(figure.y, ys, [height, 0]);
-  const steps = figure.x.from_zero || !xs.every(Number.isInteger) ? Infinity : Math.max(1, d3.max(xs) - d3.min(xs));
-  drawAxes(figure, plot, ticks(d3.axisBottom(x), Math.min(steps, Math.max(2, width / 80))), ticks(d3.axisLeft(y), 6));
+  const places = [...new Set(xs)].sort(d3.ascending), bottom = d3.axisBottom(x);
+  const hasFew = figure.kind === 'lines' && places.length <= MOST_TICKS;
+  drawAxes(figure, plot, hasFew ? ticksAt(bottom, places) : ticks(bottom, Math.max(2, width / 80)), ticks(d3.axisLeft(y), 6));
   return {x, y, plot};
+}
+
+const MOST_TICKS = 12;  // at the numbers themselves
+// Ticks at these numbers, in ascending order; labels where there is room for them.
+function ticksAt(axis, numbers) {
+  const x = axis.scale(), kept = [];
+  for (const number of numbers) if (kept.length === 0 || Math.abs(x(number) - x(kept[kept.length - 1])) > 40) kept.push(number);
+  return axis.tickValues(numbers).tickFormat(number => kept.includes(number) ? tickText(number) : '');
 }
 
 const LETTER = 6.5;  // about how wide one is

@@ -11,8 +11,9 @@ const page = JSON.parse(document.getElementById('data').textContent);
 const sections = page.sections;
 const cubes = new Map(sections.flatMap(section => section.cubes.map(cube => [cube.id, cube])));
 
-// What is shown: for each key a test that its values pass (none: all do), and for each figure's picks the value chosen.
-const view = {filters: new Map(), picks: new Map()};
+// What is shown: for each key a test that its values pass (none: all do), for each figure's picks the value chosen, and the name of
+// the series that is picked in all figures (empty: none).
+const view = {filters: new Map(), picks: new Map(), series: ''};
 
 // Budgets in their order: shares, then counts.
 const byBudget = (a, b) => String(b).endsWith('%') - String(a).endsWith('%') || parseFloat(a) - parseFloat(b);
@@ -108,7 +109,11 @@ function summary({statistic, band}, cube, {values, row}) {
   const ends = Array.isArray(band) ? band.map(column => cube.columns[column][row]) : band ? bandsOf[band](values) : [];
   return [statistics[statistic](values), ...ends];
 }
-// What a figure's band is: "95 % interval over query heads of one prompt"; of columns it is over tasks.
-const bandMeaning = ({band, unit}) => Array.isArray(band) ? '95 % interval over tasks'
-                                      : `${band === 'quartiles' ? 'middle half of' : '95 % interval over'} ${unit ?? 'query heads'}`;
+// What a figure's band is: "middle half of 32 query heads", by the rows that end in their numbers of values. That of columns is over
+// tasks.
+function bandMeaning({band, unit}, rows = []) {
+  if (Array.isArray(band)) return '95 % interval over tasks';
+  const counts = d3.extent(rows, row => row[row.length - 1]), many = [...new Set(counts)].filter(Boolean).join(' to ');
+  return [band === 'quartiles' ? 'middle half of' : '95 % interval over', many, unit ?? 'query heads'].filter(Boolean).join(' ');
+}
 const bandNames = figure => figure.band ? ['from', 'to'].map(end => `${bandMeaning(figure)}, ${end}`) : [];

@@ -1,4 +1,4 @@
-// A figure's frame: its title, how to read it, what is picked, the drawing, and its numbers as a table and as files.
+// A figure's frame: its title, how to read it, what is picked, the drawing, and its numbers as a table.
 
 // Adds the figure to the page; returns the function that draws it anew.
 function mount(figure, parent) {
@@ -10,12 +10,8 @@ function mount(figure, parent) {
   const drawing = box.append('div').attr('class', 'drawing'), note = box.append('p').attr('class', 'note').attr('role', 'status');
   const details = box.append('details').attr('class', 'numbers');
   details.on('toggle', () => fillTable(details, current)).append('summary').text('Numbers');
-  const files = box.append('p').attr('class', 'files');
   let current = {headings: [], rows: []};
-  for (const [name, save] of Object.entries(savers)) {
-    const button = add(files, 'button', {type: 'button'}).text(`Save ${name}`);
-    button.on('click', () => save(figure, current, drawing.select('svg').node()));
-  }
+  savable.set(figure.id, save => save(figure, current, drawing.select('svg').node()));
 
   return function draw() {
     const picked = {};
@@ -36,8 +32,10 @@ function drawOn(drawing, figure, kind, {headings, rows}) {
   const width = Math.max(280, drawing.node().clientWidth);
   const svg = add(drawing, 'svg', {width, role: 'img', 'aria-label': `${figure.title}. ${figure.how}`, 'font-size': 12});
   svg.attr('font-family', 'system-ui, sans-serif').attr('color', 'var(--ink)');
-  const frame = {svg, width, headings, bottom: 0}, {legend = [], scale, note} = kind.draw(frame, figure, rows);
+  const frame = {svg, width, headings, bottom: 0}, {legend = [], meaning, scale, note} = kind.draw(frame, figure, rows);
   drawLegend(frame, legend.filter(series => series.name !== ''));
+  if (meaning) drawMeaning(frame, meaning);
+  showBands(svg);
   if (scale) drawScale(frame, scale);
   svg.attr('height', frame.bottom).attr('viewBox', `0 0 ${width} ${frame.bottom}`);
   return note;
@@ -65,13 +63,31 @@ function drawLegend(frame, series) {
   for (const {name, style} of series) {
     const text = shortened(String(name), frame.width - 40), width = 40 + 7 * text.length;
     if (x > 8 && x + width > frame.width) [x, y] = [8, y + 18];
-    const entry = add(frame.svg, 'g', {transform: `translate(${x},${y})`});
+    const entry = add(frame.svg, 'g', {class: 'entry', transform: `translate(${x},${y})`});
+    entry.on('mouseover', () => showBands(frame.svg, name)).on('mouseout', () => showBands(frame.svg));
+    entry.on('click', () => pickSeries(name === view.series ? '' : name));
     add(entry, 'line', {x2: 20, ...stroke(style)});
     add(entry, 'path', {d: style.symbol, transform: 'translate(10,0)', fill: style.colour});
     label(entry, text, 26, 4, 'start', 'legend').append('title').text(name);
     x += width;
   }
   if (series.length > 0) frame.bottom = y + 16;
+}
+
+// What a band or a whisker is.
+function drawMeaning(frame, meaning) {
+  const y = frame.bottom + 8;
+  add(frame.svg, 'path', {d: `M14,${y - 5}h8m-4,0v10m-4,0h8`, stroke: 'var(--ink)', fill: 'none'});
+  label(frame.svg, shortened(meaning, frame.width - 40), 34, y + 4, 'start', 'legend');
+  frame.bottom = y + 16;
+}
+
+// Draws bands of the picked series, of the one that is pointed at, and of one that is alone.
+function showBands(parent, pointedAt) {
+  parent.selectAll('.series').each(function({name, isAlone}) {
+    const isShown = isAlone || name === view.series || name === pointedAt;
+    d3.select(this).selectAll('.band').attr('display', isShown ? null : 'none');
+  });
 }
 
 // What the colours of cells mean.
@@ -102,38 +118,3 @@ function tableOf(parent, headings, rows) {
       .append('td').text(cell => cell.text).attr('title', cell => cell.title ?? null).classed('best', cell => Boolean(cell.best));
   cells.filter(cell => cell.unit).append('small').text(cell => ` ${cell.unit}`);
 }
-
-// A click on a link to the blob saves it.
-const download = (name, blob) =>
-    Object.assign(document.createElement('a'), {href: URL.createObjectURL(blob), download: name}).click();
-
-// The drawing as a file of its own: with its title and what is shown, on paper, with colours instead of the page's variables.
-function svgText({title}, {shown}, node) {
-  const style = getComputedStyle(document.documentElement), copy = d3.select(node.cloneNode(true)), room = 44;
-  const [width, height] = [node.clientWidth, node.clientHeight + room];
-  copy.attr('xmlns', 'http://www.w3.org/2000/svg').attr('height', height).attr('viewBox', `0 ${-room} ${width} ${height}`);
-  label(copy, title, 8, 18 - room, 'start', 'title');
-  label(copy, shown, 8, 34 - room, 'start', 'title');
-  copy.insert('rect', '*').attr('y', -room).attr('width', width).attr('height', height).attr('fill', 'var(--paper)');
-  const text = new XMLSerializer().serializeToString(copy.node());
-  return {width, height, text: text.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim())};
-}
-
-const savers = {
-  CSV: (figure, {headings, rows, picked}) => {  // what is picked stands in every line
-    const lines = [[...Object.keys(picked), ...headings], ...rows.map(row => [...Object.values(picked), ...row])];
-    download(`${figure.id}.csv`, new Blob([d3.csvFormatRows(lines)], {type: 'text/csv'}));
-  },
-  SVG: (figure, numbers, node) =>
-      node && download(`${figure.id}.svg`, new Blob([svgText(figure, numbers, node).text], {type: 'image/svg+xml'})),
-  PNG: (figure, numbers, node) => {
-    if (!node) return;
-    const {text, width, height} = svgText(figure, numbers, node);
-    const image = new Image(), canvas = Object.assign(document.createElement('canvas'), {width: 2 * width, height: 2 * height});
-    image.onload = () => {
-      canvas.getContext('2d').drawImage(image, 0, 0, canvas.width, canvas.height);
-      canvas.toBlob(blob => download(`${figure.id}.png`, blob));
-    };
-    image.src = 'data:image/svg+xml;charset=utf-8,' + encodeURIComponent(text);
-  },
-};

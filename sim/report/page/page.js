@@ -20,8 +20,8 @@ function listed(text) {
 // The filters, {name: values as the form has them}.
 const fieldsOf = () => d3.nest().key(([name]) => name).rollup(pairs => pairs.map(pair => pair[1]))
     .entries([...new FormData(form.node())].filter(([, value]) => value.trim() !== ''));
-// Those that act on a cube.
-const filtersText = cube => fieldsOf().filter(({key}) => view.filters.has(key) && axisOf(cube, key) >= 0)
+// Those that act, on a cube or at all.
+const filtersText = cube => fieldsOf().filter(({key}) => view.filters.has(key) && (!cube || axisOf(cube, key) >= 0))
     .map(({key, value}) => `only ${key} ${value.join(', ')}`).join('; ');
 
 // Takes the filters from the form, and draws.
@@ -30,6 +30,8 @@ function readForm() {
   view.filters = new Map(fieldsOf().map(({key, value}) => [key, testOf(key, value)]).filter(([, test]) => test));
   for (const input of form.selectAll('input[type=text]').nodes())
     input.setCustomValidity(input.value.trim() && !listed(input.value) ? 'A list such as 0,3-5 is expected.' : '');
+  if (!form.node().checkValidity()) d3.select('#filtering').attr('open', '');
+  d3.select('#filtered').text(view.filters.size > 0 ? `: ${filtersText()}` : '');
   for (const draw of draws) draw();
 }
 
@@ -37,16 +39,17 @@ function readForm() {
 function readView() {
   const fields = new URLSearchParams(location.hash.slice(1));
   view.picks = new Map([...fields].filter(([name]) => name.includes('.')));
+  view.series = fields.get('series') ?? '';
   form.selectAll('input').each(function() {
     if (this.type === 'checkbox') this.checked = fields.getAll(this.name).includes(this.value);
     else this.value = fields.get(this.name) ?? '';
   });
-  if (fieldsOf().length > 0) d3.select('#filtering').attr('open', '');
+  d3.select('#series').property('value', view.series);
   readForm();
 }
 
 function keepView() {
-  const fields = [...new FormData(form.node()), ...view.picks].filter(([, value]) => value !== '');
+  const fields = [...new FormData(form.node()), ...view.picks, ['series', view.series]].filter(([, value]) => value !== '');
   history.replaceState(null, '', `#${new URLSearchParams(fields)}`);
 }
 
@@ -68,6 +71,24 @@ function drawFilters() {
   add(form, 'button', {type: 'button'}).text('Show all').on('click', () => { history.replaceState(null, '', '#'); readView(); });
   form.on('change', () => { readForm(); keepView(); });
   form.on('submit', () => d3.event.preventDefault());
+}
+
+// The control for the series whose bands are drawn: those that share a figure with bands with others.
+function drawPicking() {
+  const keys = new Set(sections.flatMap(({figures}) => figures).filter(({kind, band}) => kind === 'lines' && band)
+      .flatMap(({series}) => series));
+  const names = [...keys].filter(key => known(key).length > 1).flatMap(key => known(key));
+  d3.select('#picking').attr('hidden', names.length > 0 ? null : '');
+  d3.select('#series').on('change', function() { pickSeries(this.value); })
+      .selectAll('option').data(['', ...new Set(names)]).enter().append('option').attr('value', name => name)
+      .text(name => name || 'none');
+}
+
+function pickSeries(name) {
+  view.series = name;
+  d3.select('#series').property('value', name);
+  showBands(d3.select('body'));
+  keepView();
 }
 
 function drawSection(section) {
@@ -103,11 +124,14 @@ function drawProvenance({path, facts}) {
 
 for (const {figures} of sections) for (const {series: [key]} of figures) if (key) seriesNames.set(key, known(key));
 drawFilters();
+drawPicking();
+drawSaving();
 d3.selectAll('#short, #policies').attr('hidden', page.answer.length > 0 ? null : '');
 draws.push(...page.answer.map(mountSubject));
 sections.forEach(drawSection);
 page.provenance.forEach(drawProvenance);
 readView();
+d3.select('#contents').on('click', () => d3.select('#bar details').attr('open', null));
 // A link to a part of the page leaves the view as it is.
 window.addEventListener('hashchange', () => document.getElementById(location.hash.slice(1)) ? keepView() : readView());
 let width = innerWidth;

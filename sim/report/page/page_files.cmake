@@ -6,8 +6,8 @@ if(NOT KVBOUND_D3 OR NOT KVBOUND_D3_LICENSE)
   message(FATAL_ERROR "D3 is missing: install Debian's node-d3, or run sim/quickstart.sh, which fetches that file alone")
 endif()
 set(page_folder ${CMAKE_CURRENT_LIST_DIR})
-set(page_files page.html page.css data.js axes.js figure.js lines.js whiskers.js scatter.js heatmap.js dots.js runs.js sentences.js
-  answer.js page.js)
+set(page_files page.html page.css data.js axes.js figure.js saving.js lines.js whiskers.js scatter.js heatmap.js dots.js runs.js
+  sentences.js answer.js page.js)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${KVBOUND_D3} ${KVBOUND_D3_LICENSE})
 
 function(kvbound_page_text variable)

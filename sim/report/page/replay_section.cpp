@@ -13,6 +13,7 @@
 
 #include <kvbound/sim/figures/read_part.hpp>
 #include <kvbound/sim/measure/mean.hpp>
+#include <kvbound/sim/options/number.hpp>
 
 #include "agreement_section.hpp"
 
@@ -47,6 +48,8 @@ class ReplayedTrace {
   PageCube layers_cube() const;
   // Entries that each KV head has, of each run and layer.
   PageCube budgets_cube() const;
+  // Budgets as they were named: shares of the prompt if all are, or else entries.
+  FigureAxis budget_axis() const;
   // The first run whose heads or layers have different numbers of entries.
   std::optional<size_t> shared_out() const;
 
@@ -64,6 +67,7 @@ class ReplayedTrace {
   std::vector<std::string> policies_, budgets_, backends_;
   std::vector<int64_t> entries_, layers_;
   std::vector<double> kept_;
+  std::optional<std::vector<double>> shares_;  // of the prompt in %, if all budgets are such
   bool many_backends_;
 };
 
@@ -84,6 +88,17 @@ const std::vector<double>& column_of(const ReadPart& part, const Cube& cube, con
   return column->numbers();
 }
 
+// Budgets such as 2.5% in %; nullopt if one is no such share above 0.
+std::optional<std::vector<double>> shares_of(const std::vector<std::string>& budgets) {
+  std::vector<double> shares;
+  for (const std::string& budget : budgets) {
+    const auto share = budget.ends_with('%') ? parse_real(budget.substr(0, budget.size() - 1)) : std::nullopt;
+    if (!share || *share <= 0) return std::nullopt;
+    shares.push_back(*share);
+  }
+  return shares;
+}
+
 ReplayedTrace::ReplayedTrace(const JsonField& part)
     : part_(read_part(part)),
       runs_(of_runs(part_, "runs", 1)),
@@ -95,6 +110,7 @@ ReplayedTrace::ReplayedTrace(const JsonField& part)
       entries_(integers_of(part_, *runs_.axes[0], "entries")),
       layers_(integers_of(part_, *heads_.axes[1], "layer")),
       kept_(column_of(part_, kv_heads_, "kept")),
+      shares_(shares_of(budgets_)),
       many_backends_(std::ranges::adjacent_find(backends_, std::not_equal_to()) != backends_.end()) {}
 
 std::string ReplayedTrace::base() const {
@@ -144,6 +160,7 @@ Json ReplayedTrace::run_keys() const {
     keys["backend"].push_back(backends_[r]);
     keys["budget"].push_back(budgets_[r]);
     keys["entries"].push_back(entries_[r]);
+    keys["amount"].push_back(shares_ ? (*shares_)[r] : static_cast<double>(entries_[r]));
     keys["base"].push_back(of_base.is_null() && policies_[r] == this->base() ? Json(r) : of_base);
     keys["violations"].push_back(place(violations, r));
     keys["bytes"].push_back(bytes(r));
@@ -160,7 +177,7 @@ std::vector<size_t> ReplayedTrace::shown_layers() const {
 
 PageCube ReplayedTrace::over_runs_and_layers() const {
   Json layers{{"layer", Json::array()}};
-  for (const size_t l : shown_layers()) layers["layer"].push_back(static_cast<int64_t>(layers_[l]));
+  for (const size_t l : shown_layers()) layers["layer"].push_back(layers_[l]);
   PageCube page;
   page.add_axis(run_keys());
   page.add_axis(std::move(layers));
@@ -209,6 +226,10 @@ PageCube ReplayedTrace::layers_cube() const {
 
 PageCube ReplayedTrace::budgets_cube() const { return of_shown_layers(kv_heads_, "KV head", {"kept"}); }
 
+FigureAxis ReplayedTrace::budget_axis() const {
+  return {"amount", shares_ ? "budget, % of the prompt" : "budget, entries per KV head", true};
+}
+
 std::optional<size_t> ReplayedTrace::shared_out() const {
   const size_t each = kept_.size() / runs();
   for (size_t r = 0; r < runs(); ++r) {
@@ -218,9 +239,7 @@ std::optional<size_t> ReplayedTrace::shared_out() const {
   return std::nullopt;
 }
 
-const FigureAxis kBudget{"entries", "budget, entries per KV head", false, true};
-
-void add_perturbations(Section& section, const std::string& cube) {
+void add_perturbations(Section& section, const std::string& cube, const ReplayedTrace& replayed) {
   section.add(
       cube,
       {.kind = "lines",
@@ -228,7 +247,7 @@ void add_perturbations(Section& section, const std::string& cube) {
        .how =
            "Relative change of a query head's contribution to the hidden state, ||(aV - a'V') W^O||_1 / ||a V W^O||_1, "
            "mean over layers and query heads; the band holds the middle half of them. Lower is better.",
-       .x = kBudget,
+       .x = replayed.budget_axis(),
        .y = {"relative", "relative L", false, true},
        .series = "run",
        .more = {{"band", "quartiles"}}});
@@ -287,7 +306,8 @@ void add_change(Section& section, const std::string& cube, const ReplayedTrace& 
            {"scale", "diverging"}}});
 }
 
-void add_stage_one(Section& section, const std::string& cube, const PageCube& numbers) {
+void add_stage_one(Section& section, const std::string& cube, const PageCube& numbers,
+                   const ReplayedTrace& replayed) {
   if (!numbers.says_something("stage_one_low")) return;
   section.add(
       cube,
@@ -296,13 +316,14 @@ void add_stage_one(Section& section, const std::string& cube, const PageCube& nu
        .how =
            "Share of decode steps in which stage one's entries have at most 1/2 of the attention, mean over layers and "
            "query heads: there CriticalKV's Assumption 3.4 does not hold.",
-       .x = kBudget,
+       .x = replayed.budget_axis(),
        .y = {"stage_one_low", "share of steps", false, true},
        .series = "run",
        .more = {{"band", nullptr}}});
 }
 
-void add_bounds(Section& section, const std::string& cube, const PageCube& numbers) {
+void add_bounds(Section& section, const std::string& cube, const PageCube& numbers,
+                const ReplayedTrace& replayed) {
   if (!numbers.says_something("bound")) return;
   section.add(
       cube,
@@ -322,7 +343,7 @@ void add_bounds(Section& section, const std::string& cube, const PageCube& numbe
        .how =
            "L / θ: how much of its bound the perturbation uses, mean over decode steps, layers and query heads; the band "
            "holds the middle half of layers and query heads. Policies that merge have no bound.",
-       .x = kBudget,
+       .x = replayed.budget_axis(),
        .y = {"tightness", "L / θ", false, true},
        .series = "run",
        .more = {{"band", "quartiles"}}});
@@ -377,10 +398,10 @@ void add_trace(Contribution& contribution, const ReplayedTrace& replayed, const 
        .cube = cube,
        .layers = layers.says_something("layer_relative") ? section.add(layers) : "",
        .picture = add_picture(section, cube, replayed)});
-  add_perturbations(section, cube);
+  add_perturbations(section, cube, replayed);
   add_change(section, cube, replayed);
-  add_stage_one(section, cube, numbers);
-  add_bounds(section, cube, numbers);
+  add_stage_one(section, cube, numbers, replayed);
+  add_bounds(section, cube, numbers, replayed);
   add_budgets(section, replayed);
   add_agreement(section, replayed.part());
   contribution.sections.push_back(std::move(section));

@@ -12,12 +12,13 @@ kinds.whiskers = {
     const numbers = drawable.flatMap(row => [row[Y], ...ends(row), figure.level ?? row[Y]]);
     const {x, y, plot} = groupAxes(frame, figure, places.sort(byBudget), numbers);
     const within = d3.scalePoint(d3.range(shown.length), [0, x.bandwidth()]).padding(0.5);
-    if (figure.level !== undefined) add(plot, 'line', {x2: plot.datum().width, y1: y(figure.level), y2: y(figure.level), stroke: 'var(--ink)'});
+    const [level] = [figure.level].map(y), across = {x2: plot.datum().width, y1: level, y2: level, stroke: 'var(--ink)'};
+    if (figure.level !== undefined) add(plot, 'line', across);
     for (const [i, {style, rows}] of shown.entries()) for (const row of rows) {
       const at = x(row[X]) + within(i), [low, high] = ends(row).map(y);
       if (low > high) add(plot, 'line', {class: 'interval', x1: at, x2: at, y1: low, y2: high, ...stroke(style)});
       point(plot, at, y(row[Y]), style, frame, row);
     }
-    return {legend: shown, note: [leftOut(lines, shown)]};
+    return {legend: shown, meaning: figure.band && bandMeaning(figure, drawable), note: [leftOut(lines, shown)]};
   },
 };
