@@ -57,10 +57,10 @@ class PageTest(CommandLineTest):
             time.sleep(0.1)
         self.fail(otherwise)
 
-    def drawn(self, title=None):
-        """What the browser says of all figures, or of the one whose title begins so."""
+    def drawn(self, title=None, page=None):
+        """What the browser says of all figures, or of the one of the page whose title begins so."""
         figures = {figure["id"]: figure for figure in self.browser.run(FIGURES)}
-        return figures[self.page.figure(title)["id"]] if title else figures
+        return figures[(page or self.page).figure(title)["id"]] if title else figures
 
     def rows(self, title):
         """The numbers below a figure, as its table has them."""

@@ -28,7 +28,24 @@ def change_of(own, base):
     return [100 * (share - 1) for share in (ratio, ratio - reach, ratio + reach)]
 
 
-class Figures(PageTest):
+class SpreadPage(PageTest):
+    def open_spread(self, factors, other=lambda policy, layer: 1):
+        """Opens a page of the replay with L that is about so many times a head's own number: of the base, +critical, +adakv, +keepkv."""
+        document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
+        part, = parts(document)
+        numbers = part.column("heads", "perturbation")
+        for r, policy in enumerate(part.axes["run"]["policy"]):
+            which = ("critical" in policy) + 2 * ("adakv" in policy) + 3 * ("keepkv" in policy)
+            random = np.random.default_rng(int(1000 * factors[which]))  # runs of the same scale are the same
+            for layer, head in np.ndindex(numbers.shape[1:]):
+                numbers[r, layer, head] = factors[which] * other(which, layer) * (1 + 0.01 * random.random()) * 10 ** (head + layer)
+        for name in ("perturbation", "relative"):
+            part.cubes["heads"]["columns"][name] = numbers.ravel().tolist()
+        (self.maker.folder / "spread.json").write_text(json.dumps(document), "utf-8")
+        self.browser.open(self.make_page("spread.html", "spread.json"))
+
+
+class Figures(SpreadPage):
     def test_are_all_drawn_with_labelled_axes(self):
         figures = self.drawn()
         self.assertEqual(set(figures), {figure["id"] for figure in self.page.figures()})
@@ -83,6 +100,27 @@ class Figures(PageTest):
             return [...document.querySelectorAll(`#${arguments[0]} .axis`)].map(axis => [...axis.querySelectorAll('text')].map(text => text.textContent));
         """, self.page.figure("Retrieval")["id"])
         self.assertEqual(texts, [["40", "60"], ["0.1", "0.5", "0.9"]])
+
+    def test_of_cells_have_colours_up_to_the_95th_percentile_and_say_so(self):
+        title = "Change against snapkv:window=4, by layer and query head"
+        self.open_spread((1, 1, 1, 1), lambda which, layer: 2 ** layer if which == 1 else 1)  # 12 cells: 4 of 0, of 1 and of 2, nearly
+        page = Page(self.maker.folder / "spread.html")
+        def said():
+            drawn = self.drawn(title, page)
+            return drawn["note"], [text for text in drawn["legend"] if text[:1] in "\u2264\u2265" or text[-1:].isdigit()]
+        self.assertEqual(said(), ("", ["-2", "2"]))
+        document = json.loads((self.maker.folder / "spread.json").read_text("utf-8"))
+        part, = parts(document)
+        far = list(part.axes["run"]["policy"]).index(next(policy for policy in part.axes["run"]["policy"] if "critical" in policy))
+        part.cubes["heads"]["columns"]["perturbation"][12 * far + 3] *= 1024
+        (self.maker.folder / "far.json").write_text(json.dumps(document), "utf-8")
+        self.browser.open(self.make_page("far.html", "far.json"))
+        reach = f"{np.quantile([0, 0, 0, 10, 1, 1, 1, 1, 2, 2, 2, 2], 0.95):.4g}"
+        self.assertEqual(said(), (f"Colours end at {reach}, the 95th percentile of the sizes: cells beyond: 1.",
+                                  [f"\u2264 -{reach}", f"\u2265 {reach}"]))
+        colours = self.browser.run("return [...document.querySelectorAll(`#${arguments[0]} rect.mark`)].map(cell => cell.getAttribute('fill'))",
+                                   page.figure(title)["id"])
+        self.assertEqual(len(set(colours)), 4)
 
     def test_of_dots_have_a_mark_for_each_number(self):
         self.assertEqual(self.drawn("Time of operations")["marks"], 2)
@@ -158,16 +196,16 @@ class Figures(PageTest):
             expected = [relative[run].mean(), *np.quantile(relative[run], [0.25, 0.75]), relative[run].size]
             np.testing.assert_allclose([float(cell) for cell in row[2:]], expected, rtol=1e-12)
 
-    def test_show_the_change_against_the_base(self):
+    def test_of_cells_show_the_log_ratio_to_the_base(self):
         title = "Change against snapkv:window=4, by layer and query head"
         cube, policy = self.page.cube_of(title), f"{BASE}+adakv"
         self.pick(title, "run", policy)
         self.pick(title, "budget", "40%")
         places = [(keys(cube, "policy")[r], keys(cube, "budget")[r]) for r in range(8)]
         numbers = column(cube, "perturbation")
-        change = numbers[places.index((policy, "40%"))] / numbers[places.index((BASE, "40%"))] - 1
+        ratios = np.log2(numbers[places.index((policy, "40%"))] / numbers[places.index((BASE, "40%"))])
         rows = self.rows(title)
-        np.testing.assert_allclose([float(row[2]) for row in rows], change.ravel(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose([float(row[2]) for row in rows], ratios.ravel(), rtol=1e-9, atol=1e-12)
         self.assertIn(f"{policy.split('+')[0]}", self.browser.run("return location.hash").replace("%3A", ":").replace("%3D", "="))
 
     def test_show_what_runs_say_of_themselves(self):
@@ -197,23 +235,6 @@ class Figures(PageTest):
     def test_say_in_marks_what_they_show(self):
         titles = self.drawn("L against its bound")["titles"]
         self.assertRegex(titles[0], r"\Arun: .*\nbudget: .*\nlayer: \d+\nhead: \d+\nbound θ, hidden-state units: .*\nL, hidden-state units: ")
-
-
-class SpreadPage(PageTest):
-    def open_spread(self, factors, other=lambda policy, layer: 1):
-        """Opens a page of the replay with L that is about so many times a head's own number: of the base, +critical, +adakv, +keepkv."""
-        document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
-        part, = parts(document)
-        numbers = part.column("heads", "perturbation")
-        for r, policy in enumerate(part.axes["run"]["policy"]):
-            which = ("critical" in policy) + 2 * ("adakv" in policy) + 3 * ("keepkv" in policy)
-            random = np.random.default_rng(int(1000 * factors[which]))  # runs of the same scale are the same
-            for layer, head in np.ndindex(numbers.shape[1:]):
-                numbers[r, layer, head] = factors[which] * other(which, layer) * (1 + 0.01 * random.random()) * 10 ** (head + layer)
-        for name in ("perturbation", "relative"):
-            part.cubes["heads"]["columns"][name] = numbers.ravel().tolist()
-        (self.maker.folder / "spread.json").write_text(json.dumps(document), "utf-8")
-        self.browser.open(self.make_page("spread.html", "spread.json"))
 
 
 class Answers(SpreadPage):

@@ -3,9 +3,8 @@
 // A cube has axes and columns. An axis has `size` places, each named by its keys ({policy: [...], budget: [...]}); a column has a
 // number or null for every combination of places, the last axis varying fastest.
 //
-// A value is the name of a key or of a column; or {column, against}: the change from the row at the place of `base` on the axis
-// that has this key, as a share of that row's; or {column, beside}: both numbers, [own, the base's], or [own, that of the place
-// `beside`].
+// A value is the name of a key or of a column; or {column, log_ratio}: log2 of its ratio to the row at the place of `base` on the
+// axis that has this key; or {column, beside}: both numbers, [own, the base's], or [own, that of the place `beside`].
 
 const page = JSON.parse(document.getElementById('data').textContent);
 const sections = page.sections;
@@ -21,6 +20,8 @@ const axisOf = (cube, key) => cube.axes.findIndex(axis => key in axis.keys);
 // x / y; 0 / 0 is 0, and what is no number remains none.
 const ratio = (x, y) => x === null || y === null || (y === 0 && x !== 0) ? null : x === 0 ? 0 : x / y;
 
+const logRatio = (x, y) => x > 0 && y > 0 ? Math.log2(x / y) : x === 0 && y === 0 ? 0 : null;
+
 // The function (row, places) -> value.
 function reader(cube, value) {
   if (typeof value === 'string' && axisOf(cube, value) < 0) return row => cube.columns[value][row];
@@ -31,7 +32,7 @@ function reader(cube, value) {
   return (row, places) => {
     const base = typeof value.beside === 'number' ? value.beside : keys.base[places[axis]], other = base === null ? null : column[row + (base - places[axis]) * step];
     if (column[row] === null || other === null) return null;
-    return 'beside' in value ? [column[row], other] : ratio(column[row] - other, other);
+    return 'beside' in value ? [column[row], other] : logRatio(column[row], other);
   };
 }
 

@@ -91,13 +91,13 @@ function showBands(parent, pointedAt) {
 }
 
 // What the colours of cells mean.
-function drawScale(frame, {colour, meaning}) {
+function drawScale(frame, {colour, beyond, meaning}) {
   const domain = colour.domain(), steps = 24, width = Math.min(260, frame.width - 140) / steps, y = frame.bottom + 6;
   const value = d3.scaleLinear([0, steps - 1], domain);
   for (const i of d3.range(steps))
     add(frame.svg, 'rect', {x: 66 + i * width, y, width: width + 0.5, height: 10, fill: colour(value(i))});
-  label(frame.svg, shortNumber(domain[0]), 62, y + 9, 'end', 'legend');
-  label(frame.svg, shortNumber(domain[1]), 70 + steps * width, y + 9, 'start', 'legend');
+  label(frame.svg, `${beyond.low ? '\u2264 ' : ''}${shortNumber(domain[0])}`, 62, y + 9, 'end', 'legend');
+  label(frame.svg, `${beyond.high ? '\u2265 ' : ''}${shortNumber(domain[1])}`, 70 + steps * width, y + 9, 'start', 'legend');
   label(frame.svg, meaning, 66, y + 26, 'start', 'legend');
   frame.bottom = y + 34;
 }

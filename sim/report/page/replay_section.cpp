@@ -296,14 +296,15 @@ void add_change(Section& section, const std::string& cube, const ReplayedTrace& 
       {.kind = "heatmap",
        .title = fmt::format("Change against {}, by layer and query head", brief(replayed.base())),
        .how =
-           "(L - L of the base) / L of the base: below 0 (purple) the policy is better in that head, above 0 (orange) "
-           "worse. A head of small L may change by much.",
+           "log2 of L over the base's L: -1 is half of it, 1 is double. Below 0 (purple) the policy is better in that head, "
+           "above 0 (orange) worse. A head of small L may change by much.",
        .x = {"head", "query head"},
        .y = {"layer", "layer"},
        .pick = {{"run", replayed.label(*other)}, {"budget"}},
-       .more = {
-           {"value", {{"value", {{"column", "perturbation"}, {"against", true}}}, {"label", "change of L"}}},
-           {"scale", "diverging"}}});
+       .more = {{"value",
+                 {{"value", {{"column", "perturbation"}, {"log_ratio", true}}},
+                  {"label", "log2(L / L of the base)"}}},
+                {"scale", "diverging"}}});
 }
 
 void add_stage_one(Section& section, const std::string& cube, const PageCube& numbers,

@@ -15,7 +15,7 @@ namespace kvbound::sim {
 
 /// An axis of a figure, or what its colours mean.
 struct FigureAxis {
-  Json value;         ///< a key, a column, {column, against} or {column, beside} (data.js)
+  Json value;         ///< a key, a column, {column, log_ratio} or {column, beside} (data.js)
   std::string label;  ///< with its unit
   bool logarithmic = false;
   bool from_zero = false;
