@@ -378,5 +378,49 @@ class Sentences(SpreadPage):
         self.assertIn("Heads of one prompt are no sample of prompts", " ".join(note.split()))
 
 
+class Headlines(PageTest):
+    def headlines(self):
+        return self.browser.run("""
+            return [...document.querySelectorAll('#headlines li')].map(item => [item.querySelector('a').getAttribute('href'),
+                                                                               item.textContent.replaceAll('\u00a0', ' ')]);
+        """)
+
+    def test_are_those_of_sections_and_lead_to_them(self):
+        found = self.headlines()
+        for section in self.page.data["sections"]:
+            if section["headline"]:
+                self.assertIn([f"#{section['id']}", f"{section['title']}: {section['headline']}"], found)
+        self.assertEqual(sum("Theorems" in text for _, text in found), 1)
+
+    def test_say_whether_L_predicts_KL(self):
+        texts = [text for _, text in self.headlines() if "does L predict KL?" in text]
+        self.assertEqual(len(texts), 2)  # kinds of tasks
+        cube = self.page.cube_of("Rank correlation")
+        columns = [column(cube, name) for name in ("correlation", "correlation from", "correlation to")]
+        expected = 0
+        for kind, of, mean, low, high in zip(keys(cube, "kind"), keys(cube, "of"), *columns):
+            if not of.startswith("KL, ") or np.isnan(mean):
+                continue
+            text = next(text for text in texts if f"Of {kind}, " in text)
+            numbers = [f"{float(f'{number:.2g}'):g}" for number in (mean, low, high)]
+            verdict = "yes" if low > 0 else "the other way round" if high < 0 else "not seen"
+            said = f"{numbers[0]} without an interval" if low == high else f"{verdict} ({numbers[0]}, {numbers[1]} to {numbers[2]})"
+            self.assertIn(f"{re.sub('^budget', 'at', of[4:]).replace('%', ' %')} {said}", text)
+            expected += 1
+        self.assertGreater(expected, 2)
+
+    def test_are_none_of_documents_that_have_none(self):
+        self.browser.open(self.make_page("recall.html", "recall.json"))
+        self.assertFalse(self.browser.run("return document.querySelector('#short').checkVisibility()"))
+        self.browser.open(self.make_page("prove.html", "prove.json"))
+        self.assertEqual(len(self.headlines()), 1)
+        self.assertFalse(self.browser.run("return document.querySelector('#intervals').checkVisibility()"))
+
+    def test_fit_into_one_screen_with_the_sentences_of_a_trace(self):
+        self.browser.open(self.make_page("asked.html", "replay.json", "prove.json", "evaluate.json"))
+        bottom = self.browser.run("return document.querySelector('#headlines').getBoundingClientRect().bottom")
+        self.assertLess(bottom, 900)
+
+
 if __name__ == "__main__":
     kvbound_cli.main()

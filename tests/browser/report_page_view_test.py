@@ -326,7 +326,7 @@ class Sizes(PageTest):
         self.assertLess(path.stat().st_size, 10e6)
         self.assertLess(min(self.browser.open(path) for _ in range(3)), 5)
         figures = self.browser.run(FIGURES)
-        self.assertIn({"marks": 4096, "note": ""}, [{"marks": figure["marks"], "note": figure["note"]} for figure in figures])
+        self.assertIn(4096, [figure["marks"] for figure in figures])
         thinned = [figure for figure in figures if figure["note"].startswith("2000 of 122880 points are drawn")]
         self.assertEqual([figure["marks"] for figure in thinned], [2000])
 

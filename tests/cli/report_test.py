@@ -302,11 +302,31 @@ class Pages(ReportTest):
         prove = self.path("prove")
         self.assertEqual(titles(prove, prove), [f"Theorems ({prove})", f"Theorems ({prove}), 2"])
 
-    def test_name_theorems_that_fail(self):
+    def test_say_first_which_theorems_fail(self):
+        properties = [one for theorem in self.document("prove")["theorems"] for one in theorem["properties"]]
+        def section_with(*verdicts):
+            def spoil(document):
+                for theorem, verdict in zip(document["theorems"], verdicts):
+                    theorem["properties"][0]["verdict"] = verdict
+            return self.report(self.changed("prove", spoil)).data["sections"][0]
+        claims = sum(not one["must_hold"] for one in properties)
+        behind = f"theorems no counterexample was found; {claims} claims without one of their hypotheses are refuted, as they must be."
+        good = section_with("no-counterexample", "no-counterexample")
+        self.assertEqual(good["headline"], f"nothing fails. To 2 {behind}")
+        self.assertEqual(sorted(row[0]["text"] for row in good["table"]["rows"]), sorted(one["id"] for one in properties))
+        bad = section_with("undecided", "violated")
+        self.assertEqual(bad["headline"], f"kkv-8 fails. Inconclusive: ckv-3.3. To 0 {behind}")
+        self.assertEqual([(row[0]["text"], row[1]["text"], row[1]["wrong"]) for row in bad["table"]["rows"][:2]],
+                         [("kkv-8", "fails", True), ("ckv-3.3", "inconclusive: an instance could not be evaluated", False)])
+        self.assertEqual(bad["table"]["rows"][0][4]["text"], next(one["claim"] for one in properties if one["id"] == "kkv-8"))
+
+    def test_say_first_whether_tensors_are_within_their_bounds(self):
         def spoil(document):
-            document["theorems"][0]["properties"][0]["verdict"] = "violated"
-        lines = self.report(self.changed("prove", spoil)).lines()
-        self.assertTrue(any(line.startswith("ckv-3.3: violated, after ") for line in lines))
+            tensors_of(document)["columns"]["outside"][0] = 3
+        count = len(judgement(self.document("diff"))["tensors"])
+        for path, headline in ((self.path("diff"), f"all {count} judged tensors agree with the reference, within their bounds."),
+                               (self.changed("diff", spoil), f"1 of {count} judged tensors have elements outside their bounds.")):
+            self.assertEqual(self.report(path).data["sections"][0]["headline"], headline)
 
     def test_of_a_32_layer_model_have_less_than_3_mb(self):
         write_large_replay(self.path("replay"), self.folder / "large.json", layers=32, heads=32, policies=10, budgets=5)
@@ -449,6 +469,8 @@ class Refusals(ReportTest):
                 (r"parts: expected one part", "evaluate", lambda d: d["parts"].append(d["parts"][0])),
                 (r"parts\[0\]\.facts\.verdict: is missing", "diff", lambda d: facts(d).pop("verdict")),
                 (r"theorems\[0\]\.properties\[0\]\.cases: is missing", "prove", lambda d: d["theorems"][0]["properties"][0].pop("cases")),
+                (r'theorems\[0\]\.properties\[0\]\.verdict: is "x"; expected a verdict', "prove",
+                 lambda d: d["theorems"][0]["properties"][0].update(verdict="x")),
                 (r"operations\[0\]\.times: is an array; expected a list that is not empty", "bench",
                  lambda d: d["operations"][0].update(times=[])),
                 (r"operations\[0\]\.predicted_seconds: is 0; expected a number > 0", "model",

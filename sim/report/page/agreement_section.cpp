@@ -67,6 +67,16 @@ std::vector<std::string> named_outsiders(const JudgedTensors& judged) {
   return lines;
 }
 
+// How many of the judged tensors have elements outside their bounds.
+std::string agreement_headline(const JudgedTensors& judged) {
+  int64_t outside = 0;
+  for (int64_t i = 0; i < judged.size(); ++i) outside += judged.number("outside", i) > 0;
+  return outside == 0 ? fmt::format("all {} judged tensors agree with the reference, within their bounds.",
+                                    judged.size())
+                      : fmt::format("{} of {} judged tensors have elements outside their bounds.", outside,
+                                    judged.size());
+}
+
 PageCube agreement_cube(const JudgedTensors& judged) {
   Json keys = Json::object();
   PageCube cube;
@@ -91,6 +101,7 @@ void add_agreement(Section& section, const ReadPart& part, const std::optional<J
   if (!tensors) return;
   const JudgedTensors judged(part, *tensors, run);
   const PageCube cube = agreement_cube(judged);
+  section.headline = agreement_headline(judged);
   for (std::string& line : named_outsiders(judged)) section.lines.push_back(std::move(line));
   if (!cube.says_something("share")) return;
   const std::string id = section.add(cube);

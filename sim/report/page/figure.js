@@ -92,13 +92,13 @@ function showBands(parent, pointedAt) {
 
 // What the colours of cells mean.
 function drawScale(frame, {colour, beyond, meaning}) {
-  const domain = colour.domain(), steps = 24, width = Math.min(260, frame.width - 140) / steps, y = frame.bottom + 6;
+  const domain = colour.domain(), steps = 24, width = Math.min(260, frame.width - 180) / steps, y = frame.bottom + 6;
   const value = d3.scaleLinear([0, steps - 1], domain);
   for (const i of d3.range(steps))
-    add(frame.svg, 'rect', {x: 66 + i * width, y, width: width + 0.5, height: 10, fill: colour(value(i))});
-  label(frame.svg, `${beyond.low ? '\u2264 ' : ''}${shortNumber(domain[0])}`, 62, y + 9, 'end', 'legend');
-  label(frame.svg, `${beyond.high ? '\u2265 ' : ''}${shortNumber(domain[1])}`, 70 + steps * width, y + 9, 'start', 'legend');
-  label(frame.svg, meaning, 66, y + 26, 'start', 'legend');
+    add(frame.svg, 'rect', {x: 86 + i * width, y, width: width + 0.5, height: 10, fill: colour(value(i))});
+  label(frame.svg, `${beyond.low ? '\u2264 ' : ''}${shortNumber(domain[0])}`, 82, y + 9, 'end', 'legend');
+  label(frame.svg, `${beyond.high ? '\u2265 ' : ''}${shortNumber(domain[1])}`, 90 + steps * width, y + 9, 'start', 'legend');
+  label(frame.svg, meaning, 86, y + 26, 'start', 'legend');
   frame.bottom = y + 34;
 }
 
@@ -110,11 +110,12 @@ function fillTable(details, {headings, rows}) {
   if (rows.length > MOST_TABLE_ROWS) box.append('p').text(`${MOST_TABLE_ROWS} of ${rows.length} rows; the CSV has all.`);
 }
 
-// A table of cells {text, unit, title, best}: the unit stands behind the text.
+// A table of cells {text, unit, title, best, wrong}: the unit stands behind the text.
 function tableOf(parent, headings, rows) {
   const table = parent.append('table'), head = table.append('thead').append('tr');
   for (const heading of headings) head.append('th').attr('scope', 'col').text(heading);
   const cells = table.append('tbody').selectAll('tr').data(rows).enter().append('tr').selectAll('td').data(row => row).enter()
-      .append('td').text(cell => cell.text).attr('title', cell => cell.title ?? null).classed('best', cell => Boolean(cell.best));
+      .append('td').text(cell => cell.text).attr('title', cell => cell.title ?? null).classed('best', cell => Boolean(cell.best))
+      .classed('wrong', cell => Boolean(cell.wrong));
   cells.filter(cell => cell.unit).append('small').text(cell => ` ${cell.unit}`);
 }

@@ -96,6 +96,7 @@ function drawSection(section) {
   add(d3.select('#contents').append('li'), 'a', {href: `#${section.id}`}).text(section.title);
   box.append('h2').text(section.title);
   box.selectAll('p').data(section.lines).enter().append('p').text(line => line);
+  if (section.table) tableOf(add(box, 'div', {class: 'scroll words', tabindex: 0}), section.table.headings, section.table.rows);
   for (const figure of section.figures) draws.push(mount(figure, pictures.get(figure.id) ?? box));
 }
 
@@ -126,7 +127,10 @@ for (const {figures} of sections) for (const {series: [key]} of figures) if (key
 drawFilters();
 drawPicking();
 drawSaving();
-d3.selectAll('#short, #policies').attr('hidden', page.answer.length > 0 ? null : '');
+drawHeadlines(d3.select('#headlines'));
+d3.select('#policies').attr('hidden', page.answer.length > 0 ? null : '');
+d3.select('#intervals').attr('hidden', page.answer.some(({heads}) => heads) ? null : '');
+d3.select('#short').attr('hidden', page.answer.length > 0 || sections.some(section => headlinesOf(section).length > 0) ? null : '');
 draws.push(...page.answer.map(mountSubject));
 sections.forEach(drawSection);
 page.provenance.forEach(drawProvenance);

@@ -7,7 +7,7 @@ if(NOT KVBOUND_D3 OR NOT KVBOUND_D3_LICENSE)
 endif()
 set(page_folder ${CMAKE_CURRENT_LIST_DIR})
 set(page_files page.html page.css data.js axes.js figure.js saving.js lines.js whiskers.js scatter.js heatmap.js dots.js runs.js
-  sentences.js answer.js page.js)
+  sentences.js headlines.js answer.js page.js)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${KVBOUND_D3} ${KVBOUND_D3_LICENSE})
 
 function(kvbound_page_text variable)

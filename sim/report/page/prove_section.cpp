@@ -1,9 +1,14 @@
 #include "prove_section.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <map>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace kvbound::sim {
 namespace {
@@ -16,9 +21,68 @@ std::vector<JsonField> properties(const JsonField& root) {
   return all;
 }
 
-bool passes(const JsonField& property) {
+// What was found of a property.
+struct Finding {
+  const char* verdict;  // as the document says
+  const char* says;
+  enum Kind { failed, inconclusive, holds, refuted } kind;  // in the order in which the page shows them
+};
+
+const Finding& finding(const JsonField& property) {
+  static constexpr Finding kFindings[] = {
+      {"violated", "fails", Finding::failed},
+      {"no-counterexample-found-where-one-must-exist", "fails: no counterexample found, where one must exist",
+       Finding::failed},
+      {"regimes-too-rare", "inconclusive: regimes too rare", Finding::inconclusive},
+      {"undecided", "inconclusive: an instance could not be evaluated", Finding::inconclusive},
+      {"no-counterexample", "no counterexample", Finding::holds},
+      {"counterexample-found", "refuted, as it must be", Finding::refuted}};
   const std::string verdict = property.member("verdict").text();
-  return verdict == "no-counterexample" || verdict == "counterexample-found";
+  const auto found = std::ranges::find(kFindings, verdict, &Finding::verdict);
+  if (found == std::end(kFindings))
+    property.member("verdict").refuse(fmt::format("is \"{}\"; expected a verdict of kvbound prove", verdict));
+  return *found;
+}
+
+std::vector<JsonField> of_kind(const std::vector<JsonField>& properties, Finding::Kind kind) {
+  std::vector<JsonField> some;
+  std::ranges::copy_if(properties, std::back_inserter(some),
+                       [&](const JsonField& property) { return finding(property).kind == kind; });
+  return some;
+}
+
+std::string ids(const std::vector<JsonField>& properties) {
+  std::vector<std::string> all;
+  for (const JsonField& property : properties) all.push_back(property.member("id").text());
+  return fmt::format("{}", fmt::join(all, ", "));
+}
+
+// What fails, by name; what is inconclusive, by name; how many theorems and claims are as they must be.
+std::string verdict_line(const std::vector<JsonField>& all) {
+  const auto failed = of_kind(all, Finding::failed), inconclusive = of_kind(all, Finding::inconclusive);
+  std::string line = failed.empty() ? "nothing fails. " : fmt::format("{} fails. ", ids(failed));
+  if (!inconclusive.empty()) line += fmt::format("Inconclusive: {}. ", ids(inconclusive));
+  return line +
+         fmt::format(
+             "To {} theorems no counterexample was found; {} claims without one of their hypotheses are "
+             "refuted, as they must be.",
+             of_kind(all, Finding::holds).size(), of_kind(all, Finding::refuted).size());
+}
+
+// Every property with its verdict, those that fail first.
+Json verdict_table(const std::vector<JsonField>& all) {
+  Json rows = Json::array();
+  for (const auto kind : {Finding::failed, Finding::inconclusive, Finding::holds, Finding::refuted}) {
+    for (const JsonField& property : of_kind(all, kind)) {
+      const double tightest = property.member("tightest").number_or_nan();
+      rows.push_back({{{"text", property.member("id").text()}},
+                      {{"text", finding(property).says}, {"wrong", kind == Finding::failed}},
+                      {{"text", std::to_string(property.member("cases").integer())}},
+                      {{"text", std::isnan(tightest) ? "-" : fmt::format("{:.4g}", tightest)}},
+                      {{"text", property.member("claim").text()}}});
+    }
+  }
+  return {{"headings", {"property", "verdict", "cases", "largest ratio", "claim"}}, {"rows", rows}};
 }
 
 Json property_keys(const std::vector<JsonField>& properties) {
@@ -103,16 +167,8 @@ Contribution prove_contribution(const Document& document, const std::string& id)
   const JsonField root = document.root();
   const std::vector<JsonField> all = properties(root);
   Section section(id, "Theorems");
-  section.lines.push_back(fmt::format(
-      "{} of {} properties are as they must be: no counterexample to a theorem, and one to every claim "
-      "that drops a hypothesis.",
-      std::ranges::count_if(all, passes), all.size()));
-  for (const JsonField& property : all) {
-    if (passes(property)) continue;
-    section.lines.push_back(fmt::format("{}: {}, after {} cases. {}", property.member("id").text(),
-                                        property.member("verdict").text(), property.member("cases").integer(),
-                                        property.member("claim").text()));
-  }
+  section.headline = verdict_line(all);
+  section.table = verdict_table(all);
   std::vector<Fact> facts;
   if (const auto seed = root.optional_member("seed"))
     facts.emplace_back("seed", std::to_string(seed->integer()));

@@ -50,7 +50,8 @@ std::string Section::add(const std::string& cube, const Drawing& drawing) {
 }
 
 Json Section::json() const {
-  return {{"id", id}, {"title", title}, {"lines", lines}, {"cubes", cubes}, {"figures", figures}};
+  return {{"id", id},       {"title", title}, {"headline", headline}, {"lines", lines},
+          {"table", table}, {"cubes", cubes}, {"figures", figures}};
 }
 
 void require_room(const JsonField& field, std::initializer_list<int64_t> sizes) {

@@ -52,6 +52,8 @@ struct Section {
   std::string id, title;
   std::string source;              ///< what tells it from others of its document: a trace's path
   std::vector<std::string> lines;  ///< sentences below the title
+  std::string headline;            ///< what the page says of it at its beginning; empty: nothing
+  Json table = nullptr;  ///< below the lines: {headings, rows of cells as figure.js has them}; null: none
   Json cubes = Json::array(), figures = Json::array();
 };
 
