@@ -6,6 +6,7 @@ KVBOUND_PICTURES=FOLDER keeps pictures of the page in its looks.
 import csv
 import json
 import os
+import time
 from pathlib import Path
 
 from browser.page_case import FIGURES, LOOKS, PageTest
@@ -274,6 +275,27 @@ class Looks(PageTest):
                 ratios = self.browser.run(CONTRASTS)
                 self.assertGreater(len(ratios), 300)
                 self.assertEqual([one for one in ratios if one["ratio"] < 4.5], [])
+
+    def test_tables_say_that_they_scroll_where_they_do(self):
+        notes = """
+            return [...document.querySelectorAll('.scrolls')].map(note => {
+              const box = note.nextSibling, right = box.getBoundingClientRect().right, columns = [...box.querySelectorAll('th')];
+              const hidden = columns.filter(cell => cell.getBoundingClientRect().right > right + 1).length;
+              return [note.checkVisibility() ? note.textContent : '', hidden, columns.length, box.scrollWidth > box.clientWidth];
+            });
+        """
+        for name, scroll in (("phone", True), ("light", False)):
+            self.browser.look(**LOOKS[name])
+            self.browser.open(self.path)
+            self.eventually(lambda: self.browser.run(notes)[0][3] == scroll, "the first table has another width")
+            time.sleep(0.2)  # observers are told after the layout
+            found = self.browser.run(notes)
+            self.assertGreater(len(found), 3)
+            for text, hidden, columns, scrolls in found:
+                expected = f"Scroll the table sideways: {hidden} of its {columns} columns are further right." if hidden > 0 else ""
+                self.assertEqual((text, hidden > 0), (expected, scrolls))
+        self.browser.look(**LOOKS["print"])
+        self.assertEqual([text for text, *_ in self.browser.run(notes) if text], [])
 
     def test_colours_follow_the_scheme(self):
         papers = []

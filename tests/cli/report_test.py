@@ -226,7 +226,7 @@ class Pages(ReportTest):
         self.assertTrue(page.data["answer"][0]["heads"] and page.data["answer"][0]["outcomes"])
         apart = self.page("replay", "evaluate")
         self.assertEqual([(bool(one["heads"]), bool(one["outcomes"])) for one in apart.data["answer"]], [(True, False), (False, True)])
-        origin = f"; KL from {self.path('evaluate')}, backend reference"
+        origin = "; KL from evaluate.json, backend reference"
         for one in (page.data["answer"][0], apart.data["answer"][1]):
             self.assertTrue(one["subject"].endswith(origin), one["subject"])
         self.assertNotIn("KL from", apart.data["answer"][0]["subject"])
@@ -292,15 +292,26 @@ class Pages(ReportTest):
             return [section["title"] for section in self.report(*documents).data["sections"]]
         model = self.page("replay").data["sections"][0]["title"]
         other = self.changed("replay", lambda document: None)
-        names = {name: str(path) for name, path in (("first", self.path("replay")), ("second", other))}
-        self.assertEqual(titles(*names.values()), [f"{model} ({names['first']})", f"{model} ({names['second']})"])
+        self.assertEqual(titles(self.path("replay"), other), [f"{model} (replay.json)", f"{model} (changed.json)"])
         def again(document):
             part = document["parts"][0]
             document["parts"].append(part | {"facts": part["facts"] | {"path": "again.safetensors"}})
         first = self.trace("replay")["path"]
         self.assertEqual(titles(self.changed("replay", again)), [f"{model}, {first}", f"{model}, again.safetensors"])
         prove = self.path("prove")
-        self.assertEqual(titles(prove, prove), [f"Theorems ({prove})", f"Theorems ({prove}), 2"])
+        self.assertEqual(titles(prove, prove), ["Theorems (prove.json)", "Theorems (prove.json), 2"])
+        (self.folder / "prove.json").write_bytes(prove.read_bytes())
+        self.assertEqual(titles(prove, self.folder / "prove.json"),
+                         [f"Theorems ({path.parent.name}/prove.json)" for path in (prove, self.folder / "prove.json")])
+
+    def test_have_whole_paths_in_their_provenance_alone(self):
+        trace = "/some/where/trace.safetensors"
+        page = self.report(self.changed("replay", lambda document: document["parts"][0]["facts"].update(path=trace)), self.path("diff"))
+        subject, = page.data["answer"]
+        self.assertTrue(subject["subject"].endswith(" (trace.safetensors)"), subject["subject"])
+        self.assertEqual(page.data["sections"][1]["title"], "Another implementation: dump.safetensors")
+        self.assertEqual([one["path"] for one in page.data["provenance"][:2]], ["changed.json", str(self.path("diff"))])
+        self.assertEqual(dict(page.data["provenance"][0]["facts"])["file"], trace)
 
     def test_say_first_which_theorems_fail(self):
         properties = [one for theorem in self.document("prove")["theorems"] for one in theorem["properties"]]

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "short_paths.hpp"
+
 namespace kvbound::sim {
 namespace {
 
@@ -136,7 +138,9 @@ Contribution diff_contribution(const Document& document, const std::string& id) 
     const JsonField dump = part.facts.member("dump");
     const JudgedRun run{brief(dump.member("policy").text()), dump.member("budget").text(),
                         dump.member("backend").text()};
-    Section section(id, fmt::format("Another implementation: {}", dump.member("path").text()));
+    const std::string path = dump.member("path").text();
+    Section section(id, fmt::format("Another implementation: {}", short_paths({path}).front()));
+    section.source = path;
     section.lines.push_back(fmt::format("{} by {} at a budget of {}: {}.", dump.member("policy").text(),
                                         run.backend, run.budget, part.facts.member("verdict").text()));
     add_agreement(section, part, run);

@@ -48,6 +48,5 @@ function drawTable(parent, lines, filters) {
   const budgets = budgetsOf(lines);
   const columns = columnsOf(lines).filter(([, value]) => lines.some(line => (value(line, [], null) ?? null) !== null));
   parent.append('p').attr('class', 'note filtered').text(lines.length > 0 ? filters : 'Nothing passes the filters.');
-  tableOf(add(parent, 'div', {class: 'scroll', tabindex: 0}), columns.map(([name]) => name),
-          budgets.flatMap(({lines: own}) => rowsOf(own, columns)));
+  tableOf(parent, columns.map(([name]) => name), budgets.flatMap(({lines: own}) => rowsOf(own, columns)));
 }

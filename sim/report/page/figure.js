@@ -105,17 +105,30 @@ function drawScale(frame, {colour, beyond, meaning}) {
 function fillTable(details, {headings, rows}) {
   details.selectAll('div').remove();
   if (!details.property('open')) return;
-  const box = details.append('div').attr('class', 'scroll').attr('tabindex', 0);
+  const box = details.append('div');
   tableOf(box, headings, rows.slice(0, MOST_TABLE_ROWS).map(row => row.map(value => ({text: String(value ?? '')}))));
   if (rows.length > MOST_TABLE_ROWS) box.append('p').text(`${MOST_TABLE_ROWS} of ${rows.length} rows; the CSV has all.`);
 }
 
-// A table of cells {text, unit, title, best, wrong}: the unit stands behind the text.
+// Where a table is wider than its box, a note says how many columns are further right.
+const widths = new ResizeObserver(entries => {
+  for (const {target} of entries) {
+    if (!target.isConnected) { widths.unobserve(target); continue; }  // another table was drawn in its place
+    const box = target.parentNode, columns = [...target.tHead.rows[0].cells];
+    const hidden = columns.filter(cell => cell.offsetLeft + cell.offsetWidth > box.clientWidth + 1).length;
+    d3.select(box.previousSibling).attr('hidden', hidden > 0 ? null : '')
+        .text(`Scroll the table sideways: ${hidden} of its ${columns.length} columns are further right.`);
+  }
+});
+
+// A table of cells {text, unit, title, best, wrong}, in a box that scrolls: the unit stands behind the text.
 function tableOf(parent, headings, rows) {
-  const table = parent.append('table'), head = table.append('thead').append('tr');
+  parent.append('p').attr('class', 'note scrolls').attr('hidden', '');
+  const table = add(parent, 'div', {class: 'scroll', tabindex: 0}).append('table'), head = table.append('thead').append('tr');
   for (const heading of headings) head.append('th').attr('scope', 'col').text(heading);
   const cells = table.append('tbody').selectAll('tr').data(rows).enter().append('tr').selectAll('td').data(row => row).enter()
       .append('td').text(cell => cell.text).attr('title', cell => cell.title ?? null).classed('best', cell => Boolean(cell.best))
       .classed('wrong', cell => Boolean(cell.wrong));
   cells.filter(cell => cell.unit).append('small').text(cell => ` ${cell.unit}`);
+  widths.observe(table.node());
 }

@@ -19,6 +19,7 @@
 #include "prove_section.hpp"
 #include "recall_section.hpp"
 #include "replay_section.hpp"
+#include "short_paths.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -163,20 +164,50 @@ void number_the_same(const std::vector<Name>& names) {
   }
 }
 
+std::vector<std::string> document_names(std::span<const std::unique_ptr<const Document>> documents) {
+  std::vector<std::string> paths;
+  for (const auto& document : documents) paths.push_back(document->path);
+  return short_paths(paths);
+}
+
+// Gives the sections' sources their short names, and says them with the subjects' names.
+void shorten_sources(std::vector<Contribution>& parts) {
+  std::vector<std::string*> sources;
+  for (Contribution& part : parts) {
+    for (Section& section : part.sections) sources.push_back(&section.source);
+    for (Subject& subject : part.subjects) sources.push_back(&subject.source);
+  }
+  std::vector<std::string> paths;
+  for (const std::string* source : sources) paths.push_back(*source);
+  const std::vector<std::string> names = short_paths(paths);
+  for (size_t i = 0; i < sources.size(); ++i) *sources[i] = names[i];
+  for (Contribution& part : parts) {
+    for (Subject& subject : part.subjects) {
+      if (!subject.is_outcome) subject.name += fmt::format(" ({})", subject.source);
+    }
+  }
+}
+
 // Of each document, with sections and subjects that have names of their own.
 std::vector<Contribution> contributions(std::span<const std::unique_ptr<const Document>> documents) {
   std::vector<Contribution> parts;
   for (const auto& document : documents)
     parts.push_back(contribution(*document, fmt::format("part-{}", parts.size() + 1)));
+  shorten_sources(parts);
+  const std::vector<std::string> files = document_names(documents);
   std::vector<Name> sections, subjects;
   for (size_t i = 0; i < parts.size(); ++i) {
-    const std::string file = fmt::format(" ({})", documents[i]->path);
+    const std::string file = fmt::format(" ({})", files[i]);
     std::vector<Name> in_file;
     for (Section& section : parts[i].sections) {
       in_file.emplace_back(&section.title, fmt::format(", {}", section.source));
       sections.emplace_back(&section.title, file);
     }
-    for (Subject& subject : parts[i].subjects) subjects.emplace_back(&subject.name, file);
+    for (Subject& subject : parts[i].subjects) {
+      if (subject.name.starts_with(documents[i]->path))
+        subject.name.replace(0, documents[i]->path.size(), files[i]);
+      subjects.emplace_back(&subject.name, file);
+    }
     tell_apart(in_file);
   }
   tell_apart(sections);

@@ -96,7 +96,7 @@ function drawSection(section) {
   add(d3.select('#contents').append('li'), 'a', {href: `#${section.id}`}).text(section.title);
   box.append('h2').text(section.title);
   box.selectAll('p').data(section.lines).enter().append('p').text(line => line);
-  if (section.table) tableOf(add(box, 'div', {class: 'scroll words', tabindex: 0}), section.table.headings, section.table.rows);
+  if (section.table) tableOf(add(box, 'div', {class: 'words'}), section.table.headings, section.table.rows);
   for (const figure of section.figures) draws.push(mount(figure, pictures.get(figure.id) ?? box));
 }
 

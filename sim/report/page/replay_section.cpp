@@ -394,9 +394,10 @@ void add_trace(Contribution& contribution, const ReplayedTrace& replayed, const 
   const PageCube numbers = replayed.heads_cube(), layers = replayed.layers_cube();
   const std::string cube = section.add(numbers);
   contribution.subjects.push_back(
-      {.name = fmt::format("{} ({})", model, section.source),
+      {.name = model,
        .model = model,
        .cube = cube,
+       .source = section.source,
        .layers = layers.says_something("layer_relative") ? section.add(layers) : "",
        .picture = add_picture(section, cube, replayed)});
   add_perturbations(section, cube, replayed);

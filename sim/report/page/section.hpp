@@ -62,11 +62,12 @@ using Fact = std::pair<std::string, std::string>;
 
 /// What the page's first table joins: a trace's runs, and what a model said by the same policies.
 struct Subject {
-  std::string name;          ///< for people: model and trace; of outcomes their document and backend
+  std::string name;          ///< for people: the model; of outcomes their document and backend
   std::string model;         ///< as the document says; outcomes of the same model are joined
   std::string cube;          ///< the cube's id
   bool is_outcome = false;   ///< of `evaluate`
-  std::string layers = {};   ///< of a trace: the id of the cube of its layers; empty: none
+  std::string source = {};   ///< of a trace: its path
+  std::string layers = {};   ///< likewise: the id of the cube of its layers; empty: none
   std::string picture = {};  ///< likewise: the figure's that stands above the table
 };
 
