@@ -310,7 +310,7 @@ class Pages(ReportTest):
         subject, = page.data["answer"]
         self.assertTrue(subject["subject"].endswith(" (trace.safetensors)"), subject["subject"])
         self.assertEqual(page.data["sections"][1]["title"], "Another implementation: dump.safetensors")
-        self.assertEqual([one["path"] for one in page.data["provenance"][:2]], ["changed.json", str(self.path("diff"))])
+        self.assertEqual([one["path"] for one in page.data["provenance"][:2]], [str(self.folder / "changed.json"), str(self.path("diff"))])
         self.assertEqual(dict(page.data["provenance"][0]["facts"])["file"], trace)
 
     def test_say_first_which_theorems_fail(self):
