@@ -36,7 +36,7 @@ OPTIONS = {"policies": ("help",), "help": ("help",),
            "import": ("list", "call", "request", "steps", "dump", "plan", "kv-layout", "sm-scale", "causal", "quiet", "help"),
            "generate": ("kind", "tokens", "decode", "layers", "query-heads", "kv-heads", "head-dim", "model-dim",
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),
-           "prove": ("cases", "seed", "list", "search", "replay", "json", "threads", "quiet", "help"),
+           "prove": ("cases", "seed", "list", "search", "replay", "columns", "json", "csv", "plot", "markdown", "threads", "quiet", "help"),
            "report": ("out", "quiet", "help"),
            "bench": ("backend", "shape", "policy", "repeats", "blas-core", "model", "prompt", "seed", "peer", "json", "threads", "quiet", "help")}
 

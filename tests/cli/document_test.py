@@ -258,6 +258,12 @@ class Documents(DocumentTest):
         self.require_valid_document(self.document("inspect", "trace.safetensors", "--heads", "--pool", "1"))
         self.require_valid_document(self.document("inspect", "trace.safetensors", "--verify", code=INCONCLUSIVE))
 
+    def test_proofs_searches_and_replays(self):
+        self.require_valid_document(self.document("prove", "ckv-3.3", "ckv-3.2", "--cases", "60", "--search", "0.1"))
+        (self.folder / "out.json").rename(self.folder / "found.json")
+        self.require_valid_document(self.document("prove", "--replay", "found.json"))
+        self.require_valid_document(self.document("prove", "kkv-8", "--cases", "1", code=INCONCLUSIVE))
+
     def test_recalls_and_predictions(self):
         TraceFile(layers=1, query_heads=2).write(self.folder / "trace.safetensors")
         self.require_valid_document(self.document("recall", "trace.safetensors", "--k", "5", "--recent", "0", "--windows", "1"))

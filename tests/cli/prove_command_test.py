@@ -5,7 +5,7 @@ usage: prove_command_test.py KVBOUND      KVBOUND: the program's path
 import json
 import re
 
-from support import kvbound_cli
+from support import documents, kvbound_cli
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, REPOSITORY, USAGE, WORLD, CommandLineTest
 
 PROOFS = {page.name: page.read_text("utf-8") for page in sorted((REPOSITORY / "proofs").glob("*.md"))}
@@ -25,20 +25,20 @@ class ProveTest(CommandLineTest):
     def prove(self, *arguments, code=PASS):
         """Runs `kvbound prove`; returns its text output and its JSON report."""
         text = self.passes("prove", *arguments, "--json", "out.json", code=code)
-        return text, json.loads((self.folder / "out.json").read_text())
+        return text, documents.proved(documents.read(self.folder / "out.json"))
 
 
 class Proving(ProveTest):
     def test_the_bound_is_as_tight_as_claimed(self):
         _, document = self.prove("ckv-3.3", "--cases", "300")
-        tightest = document["theorems"][0]["properties"][0]["tightest"]
+        tightest = document["properties"][0]["tightest"]
         self.assertGreaterEqual(tightest, 0.99)
         self.assertLessEqual(tightest, 1)
 
     def test_too_few_cases_are_inconclusive(self):
         text, document = self.prove("ckv-3.3", "--cases", "1", code=INCONCLUSIVE)
-        self.assertEqual(document["theorems"][0]["properties"][0]["verdict"], "regimes-too-rare")
-        self.assertIn("inconclusive", text)
+        self.assertEqual(document["properties"][0]["verdict"], "regimes-too-rare")
+        self.assertIn(" regimes-too-rare ", text)
 
     def test_statements_of_eviction_and_of_merging_are_tried_in_regimes_of_their_own(self):
         text, document = self.prove("obc-special", "kkv-2", "--cases", "200")
@@ -46,7 +46,7 @@ class Proving(ProveTest):
         self.assertEqual(len(tables), 2)
         for theorem, table, own, other in zip(document["theorems"], tables, ("stage 2 empty", "parallel queries"),
                                               ("parallel queries", "stage 2 empty")):
-            shown = [regime["regime"] for regime in theorem["properties"][0]["regimes"]]
+            shown = theorem["properties"][0]["regimes"]
             self.assertTrue(own in shown and other not in shown and "one kept" in shown, shown)
             self.assertTrue(all(regime in table for regime in shown) and other not in table, table)
 
@@ -60,8 +60,7 @@ class Proving(ProveTest):
             for claim in expected:
                 if claim.split(":")[0] not in expected:
                     self.assertRegex(text, rf"(?m)^{re.escape(claim)} ")
-            self.assertEqual([entry["id"] for theorem in document["theorems"] for entry in theorem["properties"]],
-                             expected)
+            self.assertEqual([entry["property"] for entry in document["properties"]], expected)
 
     def test_the_list_names_every_theorem_and_claim_with_its_proof(self):
         listed = self.passes("prove", "--list")
@@ -74,7 +73,7 @@ class Proving(ProveTest):
     def test_results_depend_on_the_seed_but_not_on_threads_or_company(self):
         def findings(*arguments):
             _, document = self.prove(*arguments, "--cases", "200")
-            return [entry for theorem in document["theorems"] for entry in theorem["properties"]]
+            return document["properties"]
 
         alone = findings("ckv-window", "--threads", "1")
         self.assertEqual(alone, findings("ckv-window", "--threads", "3"))
@@ -84,7 +83,7 @@ class Proving(ProveTest):
     def test_a_search_climbs_to_the_bound(self):
         text, document = self.prove("ckv-3.3", "ckv-3.2", "--cases", "200", "--search", "2")
         (search,) = document["searches"]
-        self.assertEqual((search["id"], search["failure"]), ("ckv-3.3", None))
+        self.assertEqual((search["property"], search["failure"]), ("ckv-3.3", None))
         self.assertGreaterEqual(search["ratio"], 0.99)
         self.assertLessEqual(search["ratio"], 1)
         self.assertIn("largest L / theta", text)
@@ -98,12 +97,13 @@ class Replaying(CommandLineTest):
     def test_what_a_run_found_runs_again_from_its_json_and_from_a_printed_line(self):
         text = self.passes("prove", "--cases", "200", "--search", "0.2", "ckv-3.3", "ckv-3.5", "--json", "out.json")
         replayed = self.passes("prove", "--replay", "out.json", "--json", "again.json")
-        document = json.loads((self.folder / "again.json").read_text())
-        self.assertEqual([(entry["id"], entry["as_it_must"]) for entry in document["replayed"]],
-                         [("ckv-3.3:mixed-norms", True), ("ckv-3.5:small-stage-one", True), ("ckv-3.5:strict", True),
-                          ("ckv-3.3", True), ("ckv-3.5", True)])
+        document = documents.proved(documents.read(self.folder / "again.json"))
+        self.assertEqual([(entry["property"], entry["outcome"]) for entry in document["replayed"]],
+                         [(claim, "as it must") for claim in ("ckv-3.3:mixed-norms", "ckv-3.5:small-stage-one", "ckv-3.5:strict", "ckv-3.3", "ckv-3.5")])
         self.assertEqual((document["seed"], document["cases"], document["theorems"]), (None, None, []))
-        found = json.loads((self.folder / "out.json").read_text())["theorems"][1]["properties"][1]["counterexample"]
+        before = documents.proved(documents.read(self.folder / "out.json"))
+        self.assertEqual(document["instances"], before["instances"])
+        found = before["theorems"][1]["properties"][1]
         self.assertEqual(document["replayed"][1]["failure"], found["failure"])
         self.assertIn(f"fails: {found['failure']}", replayed)
         (line,) = (line for line in text.splitlines() if '"ckv-3.5:strict"' in line)
@@ -226,23 +226,21 @@ class WholeCatalogue(ProveTest):
 
     def test_every_theorem_holds_and_every_weakened_claim_fails(self):
         text, document = self.prove("--cases", "300", "--seed", "5")
-        properties = [entry for theorem in document["theorems"] for entry in theorem["properties"]]
-        self.assertEqual({entry["id"] for entry in properties if entry["must_hold"]}, set(THEOREMS))
-        self.assertEqual({entry["id"] for entry in properties if not entry["must_hold"]}, WEAKENED)
+        properties = document["properties"]
+        self.assertEqual({entry["property"] for entry in properties if entry["kind"] == "theorem"}, set(THEOREMS))
+        self.assertEqual({entry["property"] for entry in properties if entry["kind"] == "weakened"}, WEAKENED)
         self.assertEqual((document["cases"], document["seed"]), (300, 5))
         for entry in properties:
-            with self.subTest(entry["id"]):
-                wanted = "no-counterexample" if entry["must_hold"] else "counterexample-found"
+            with self.subTest(entry["property"]):
+                must_hold = entry["kind"] == "theorem"
+                wanted = "no-counterexample" if must_hold else "counterexample-found"
                 self.assertEqual(entry["verdict"], wanted)
-                self.assertEqual(entry["counterexample"] is None, entry["must_hold"])
-                if entry["must_hold"]:
+                self.assertEqual(entry["failure"] is None, must_hold)
+                self.assertRegex(text, rf"(?m)^{re.escape(entry['property'])} +{wanted} +{entry['cases']} ")
+                if must_hold:
                     self.assertEqual(entry["cases"], 300)
                     self.assertGreater(entry["reference_held"], 0.8)
-                    self.assertGreaterEqual(min(regime["share"] for regime in entry["regimes"]), 0.05)
-                    self.assertRegex(text, rf"(?m)^{re.escape(entry['id'])} +no counterexample in 300 cases +300 ")
-                else:
-                    name = re.escape(entry["id"].split(":")[1])
-                    self.assertRegex(text, rf"(?m)^  :{name} +counterexample found, as it must +{entry['cases']}$")
+                    self.assertGreaterEqual(min(entry["regimes"].values()), 0.05)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import shlex
 import numpy as np
 
 from support import kvbound_cli
-from support.documents import evaluated, judgement, parts, predicted, replayed
+from support.documents import evaluated, judgement, parts, predicted, proved, replayed
 from support.kvbound_cli import INVALID, PASS, USAGE, WORLD, CommandLineTest
 from support.report_documents import BASE, write_documents, write_large_replay
 from support.report_page import Page, column, keys, six_digits
@@ -165,13 +165,11 @@ class Numbers(ReportTest):
         self.assertEqual(keys(runs_cube, "backend"), ["reference", "emulated"])
 
     def test_of_theorems(self):
-        page, theorems = self.page("prove"), self.document("prove")["theorems"]
-        properties = [one for theorem in theorems for one in theorem["properties"]]
+        page, properties = self.page("prove"), proved(self.document("prove"))["properties"]
         self.assert_same(page.cube_of("Cases"), "cases", [one["cases"] for one in properties])
         self.assert_same(page.cube_of("Tightness"), "tightest", [one["tightest"] for one in properties])
         regimes = page.cube_of("Regimes")
-        shares = [{regime["regime"]: regime["share"] for regime in one["regimes"]} for one in properties]
-        self.assert_same(regimes, "share", [of.get(name) for of in shares for name in keys(regimes, "regime")])
+        self.assert_same(regimes, "share", [one["regimes"].get(name) for one in properties for name in keys(regimes, "regime")])
 
     def test_of_times(self):
         cube, operations = self.page("bench").cube_of("Time of operations"), self.document("bench")["operations"]
@@ -314,22 +312,24 @@ class Pages(ReportTest):
         self.assertEqual(dict(page.data["provenance"][0]["facts"])["file"], trace)
 
     def test_say_first_which_theorems_fail(self):
-        properties = [one for theorem in self.document("prove")["theorems"] for one in theorem["properties"]]
+        properties = proved(self.document("prove"))["properties"]
         def section_with(*verdicts):
             def spoil(document):
-                for theorem, verdict in zip(document["theorems"], verdicts):
-                    theorem["properties"][0]["verdict"] = verdict
+                part = document["parts"][0]
+                ids, columns = part["axes"]["property"]["property"], part["cubes"]["properties"]["columns"]
+                for theorem, verdict in zip(part["axes"]["theorem"]["theorem"], verdicts):
+                    columns["verdict"][ids.index(theorem)] = verdict
             return self.report(self.changed("prove", spoil)).data["sections"][0]
-        claims = sum(not one["must_hold"] for one in properties)
+        claims = sum(not one["kind"] == "theorem" for one in properties)
         behind = f"theorems no counterexample was found; {claims} claims without one of their hypotheses are refuted, as they must be."
         good = section_with("no-counterexample", "no-counterexample")
         self.assertEqual(good["headline"], f"nothing fails. To 2 {behind}")
-        self.assertEqual(sorted(row[0]["text"] for row in good["table"]["rows"]), sorted(one["id"] for one in properties))
+        self.assertEqual(sorted(row[0]["text"] for row in good["table"]["rows"]), sorted(one["property"] for one in properties))
         bad = section_with("undecided", "violated")
         self.assertEqual(bad["headline"], f"kkv-8 fails. Inconclusive: ckv-3.3. To 0 {behind}")
         self.assertEqual([(row[0]["text"], row[1]["text"], row[1]["wrong"]) for row in bad["table"]["rows"][:2]],
                          [("kkv-8", "fails", True), ("ckv-3.3", "inconclusive: an instance could not be evaluated", False)])
-        self.assertEqual(bad["table"]["rows"][0][4]["text"], next(one["claim"] for one in properties if one["id"] == "kkv-8"))
+        self.assertEqual(bad["table"]["rows"][0][4]["text"], next(one["claim"] for one in properties if one["property"] == "kkv-8"))
 
     def test_say_first_whether_tensors_are_within_their_bounds(self):
         def spoil(document):
@@ -479,9 +479,10 @@ class Refusals(ReportTest):
                 (r"cubes: have an axis run without a key budget", "evaluate", lambda d: d["parts"][0]["axes"]["run"].pop("budget")),
                 (r"parts: expected one part", "evaluate", lambda d: d["parts"].append(d["parts"][0])),
                 (r"parts\[0\]\.facts\.verdict: is missing", "diff", lambda d: facts(d).pop("verdict")),
-                (r"theorems\[0\]\.properties\[0\]\.cases: is missing", "prove", lambda d: d["theorems"][0]["properties"][0].pop("cases")),
-                (r'theorems\[0\]\.properties\[0\]\.verdict: is "x"; expected a verdict', "prove",
-                 lambda d: d["theorems"][0]["properties"][0].update(verdict="x")),
+                (r"cubes: have no texts claim of properties", "prove", lambda d: d["parts"][0]["cubes"]["properties"]["columns"].pop("claim")),
+                (r"cubes: have a verdict 'x' of 'ckv-3.3'; expected one of kvbound prove", "prove",
+                 lambda d: d["parts"][0]["cubes"]["properties"]["columns"]["verdict"].__setitem__(0, "x")),
+                (r"cubes: have no regimes", "prove", lambda d: d["parts"][0]["cubes"].pop("regimes")),
                 (r"operations\[0\]\.times: is an array; expected a list that is not empty", "bench",
                  lambda d: d["operations"][0].update(times=[])),
                 (r"operations\[0\]\.predicted_seconds: is 0; expected a number > 0", "model",

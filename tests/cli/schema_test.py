@@ -89,12 +89,8 @@ class Schemas(SchemaTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("document", "prove", "bench", "bench_peer"):
+        for name in ("document", "bench", "bench_peer"):
             self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
-
-    def test_the_prove_schema_describes_nothing_else(self):
-        schema = validator("sim/schemas/prove.schema.json")
-        self.require_tight(schema, self.document("prove", "ckv-3.5:strict", "ckv-3.3", "--cases", "60", "--search", "0.1"))
 
     def test_the_trace_schema_describes_the_headers_of_samples_and_generated_traces(self):
         schema = validator("traces/trace.schema.json")
@@ -162,15 +158,6 @@ class SchemaOfModels(SchemaTest):
 
 class SchemasOfWholeRuns(SchemaTest):
     suite = "long"
-
-    def test_the_prove_schema_describes_proofs_searches_and_replays(self):
-        schema = validator("sim/schemas/prove.schema.json")
-        # Cases grow in size up to the hundredth: with fewer cases, regimes that need several queries are not reached.
-        self.require_valid(schema, self.document("prove", "--cases", "200", "--search", "0.1"))
-        self.document("prove", "ckv-3.3", "ckv-3.2", "--cases", "60", "--search", "0.1")
-        (self.folder / "out.json").rename(self.folder / "found.json")
-        self.require_valid(schema, self.document("prove", "--replay", "found.json"))
-        self.require_valid(schema, self.document("prove", "ckv-3.2", "--cases", "1", code=INCONCLUSIVE))
 
     def test_the_bench_schema_describes_every_device_operation_and_nothing_else(self):
         schema = validator("sim/schemas/bench.schema.json")

@@ -150,6 +150,17 @@ def inspected(document):
     return part.facts | {"verified": part.rows("verified"), "layers": layers, "means": part.rows("layers") + part.rows("all")}
 
 
+def proved(document):
+    """What `prove` found: facts; `theorems`, each with its `properties` and their `regimes`; `searches`; and `replayed` instances."""
+    part, = parts(document)
+    theorems, regimes = [theorem | {"properties": []} for theorem in part.rows("theorems")], part.rows("regimes")
+    for one in part.rows("properties"):
+        one["regimes"] = {row["regime"]: row["share"] for row in regimes if row["property"] == one["property"] and row["share"] is not None}
+        next(theorem for theorem in theorems if theorem["theorem"] == one["theorem"])["properties"].append(one)
+    return part.facts | {"theorems": theorems, "searches": part.rows("searches"), "replayed": part.rows("replayed"),
+                         "properties": [one for theorem in theorems for one in theorem["properties"]]}
+
+
 def index_of(text):
     """[5, 3] of "layers.2.output[5, 3]"."""
     return [int(number) for number in re.findall(r"\d+", text[text.find("["):])] if text else None

@@ -10,11 +10,13 @@
 #include <kvbound/proofs/theorems/catalogue.hpp>
 #include <kvbound/sim/cli/commands.hpp>
 #include <kvbound/sim/cli/progress.hpp>
-#include <kvbound/sim/figures/table.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/outputs.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/number.hpp>
+#include <kvbound/sim/report/environment.hpp>
 #include <kvbound/traces/messages.hpp>
-#include <kvbound/traces/output_file.hpp>
 
 #include "prove_report.hpp"
 
@@ -59,7 +61,9 @@ CommandLine prove_command_line() {
            "afterwards, for each theorem with a ratio, search this long for its tightest instance");
   line.add("replay", "FILE",
            "run the instances in a file again: an instance that this command printed, or its JSON");
-  line.add("json", "FILE", "write all figures as JSON (schema: sim/schemas/prove.schema.json)");
+  add_columns_option(line, prove_columns());
+  add_output_options(line, "theorem, regime, search and stored instance");
+  add_text_options(line);
   add_work_options(line);
   return line;
 }
@@ -167,7 +171,7 @@ int prove_command(const Arguments& arguments) {
   CommandLine line = prove_command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
-  refuse_together(line, "list", {"cases", "seed", "search", "replay", "json"});
+  refuse_together(line, "list", {"cases", "seed", "search", "replay", "json", "csv"});
   refuse_together(line, "replay", {"cases", "seed", "search"});
   constexpr int64_t kMostCases = 100'000'000;
   ProveReport report;
@@ -186,14 +190,14 @@ int prove_command(const Arguments& arguments) {
     }
     return kPass;
   }
-  const auto replay_path = line.text("replay"), json_path = line.text("json");
-  OutputPaths outputs;
-  if (replay_path) outputs.add_input(*replay_path);
-  if (json_path) outputs.add("json", *json_path);
+  const std::vector<std::string> columns = chosen_columns(line, prove_columns());
+  const auto replay_path = line.text("replay");
+  OutputPaths taken;
+  if (replay_path) taken.add_input(*replay_path);
+  Outputs outputs(line, taken, "prove");
   std::vector<StoredInstance> stored;
   if (replay_path) stored = read_instances(*replay_path);
-  std::optional<traces::OutputFile> json;
-  if (json_path) json.emplace(*json_path);
+  outputs.open();
 
   const bool progress_wanted = !line.has("quiet");
   if (replay_path) {
@@ -202,12 +206,9 @@ int prove_command(const Arguments& arguments) {
     prove(properties, report, progress_wanted);
     if (report.search_seconds > 0) search(properties, report, progress_wanted);
   }
-  std::cout << text_report(report, terminal_style());
-  if (json) {
-    flush_standard_output();
-    json->write(json_report(report));
-    json->commit();
-  }
+  const Part part = prove_part(report);
+  std::cout << text_report(report, part, text_style(line), columns);
+  outputs.write(part, provenance());
   return exit_code(report);
 }
 

@@ -12,17 +12,19 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 29;
 
+const std::initializer_list<std::string_view> kCommands = {"replay",  "diff",     "recall",
+                                                           "predict", "evaluate", "prove"};
+
 // Which document it is: of a command, or of a schema that stands for one.
 std::string document_kind(const JsonField& root) {
   const JsonField schema = root.member("schema");
-  if (schema.any_text() == kDocumentSchema)
-    return root.member("command").one_of({"replay", "diff", "recall", "predict", "evaluate"});
-  for (const char* command : {"replay", "diff", "recall", "predict", "evaluate"}) {
+  if (schema.any_text() == kDocumentSchema) return root.member("command").one_of(kCommands);
+  for (const std::string_view command : kCommands) {
     if (schema.any_text() == fmt::format("kvbound-{}-1", command))
       schema.refuse(fmt::format(
           "is version 1 of a document, which is not read any more; write it again by kvbound {}", command));
   }
-  return schema.one_of({kDocumentSchema, "kvbound-bench-1", "kvbound-bench-model-1", "kvbound-prove-1"});
+  return schema.one_of({kDocumentSchema, "kvbound-bench-1", "kvbound-bench-model-1"});
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ Contribution contribution(const Document& document, const std::string& id) {
                                                    {"kvbound-bench-1", bench_contribution},
                                                    {"kvbound-bench-model-1", bench_model_contribution},
                                                    {"diff", diff_contribution},
-                                                   {"kvbound-prove-1", prove_contribution}};
+                                                   {"prove", prove_contribution}};
   return kMakers.at(document.kind)(document, id);
 }
 

@@ -3,21 +3,42 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <map>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <kvbound/traces/messages.hpp>
+
 namespace kvbound::sim {
 namespace {
 
-std::vector<JsonField> properties(const JsonField& root) {
-  std::vector<JsonField> all;
-  for (const JsonField& theorem : root.member("theorems").items(true)) {
-    for (const JsonField& property : theorem.member("properties").items()) all.push_back(property);
-  }
+// A property as the document says.
+struct Tried {
+  std::string id, verdict, claim;
+  double cases = kUndefined, tightest = kUndefined;
+};
+
+const std::vector<std::string>& column_texts(const ReadPart& part, const Cube& cube, const char* name) {
+  const Column* const column = cube.find(name);
+  if (!column || !column->is_text())
+    part.cubes_field.refuse(fmt::format("have no texts {} of {}", name, cube.name));
+  return column->texts();
+}
+
+// None of a run of stored instances alone.
+std::vector<Tried> properties(const ReadPart& part) {
+  if (!part.find("properties")) return {};
+  const Cube& cube = part.cube("properties", {"property"});
+  const std::vector<std::string>& ids = texts_of(part, *cube.axes[0], "property");
+  const std::vector<std::string>&verdicts = column_texts(part, cube, "verdict"),
+        &claims = column_texts(part, cube, "claim");
+  const std::vector<double> cases = numbers_or_none(cube, "cases"),
+                            tightest = numbers_or_none(cube, "tightest");
+  std::vector<Tried> all;
+  for (size_t i = 0; i < ids.size(); ++i)
+    all.push_back({ids[i], verdicts[i], claims[i], cases[i], tightest[i]});
   return all;
 }
 
@@ -28,37 +49,42 @@ struct Finding {
   enum Kind { failed, inconclusive, holds, refuted } kind;  // in the order in which the page shows them
 };
 
-const Finding& finding(const JsonField& property) {
-  static constexpr Finding kFindings[] = {
-      {"violated", "fails", Finding::failed},
-      {"no-counterexample-found-where-one-must-exist", "fails: no counterexample found, where one must exist",
-       Finding::failed},
-      {"regimes-too-rare", "inconclusive: regimes too rare", Finding::inconclusive},
-      {"undecided", "inconclusive: an instance could not be evaluated", Finding::inconclusive},
-      {"no-counterexample", "no counterexample", Finding::holds},
-      {"counterexample-found", "refuted, as it must be", Finding::refuted}};
-  const std::string verdict = property.member("verdict").text();
-  const auto found = std::ranges::find(kFindings, verdict, &Finding::verdict);
-  if (found == std::end(kFindings))
-    property.member("verdict").refuse(fmt::format("is \"{}\"; expected a verdict of kvbound prove", verdict));
-  return *found;
+constexpr Finding kFindings[] = {
+    {"violated", "fails", Finding::failed},
+    {"no-counterexample-found-where-one-must-exist", "fails: no counterexample found, where one must exist",
+     Finding::failed},
+    {"regimes-too-rare", "inconclusive: regimes too rare", Finding::inconclusive},
+    {"undecided", "inconclusive: an instance could not be evaluated", Finding::inconclusive},
+    {"no-counterexample", "no counterexample", Finding::holds},
+    {"counterexample-found", "refuted, as it must be", Finding::refuted}};
+
+const Finding& finding(const Tried& property) {
+  return *std::ranges::find(kFindings, property.verdict, &Finding::verdict);
 }
 
-std::vector<JsonField> of_kind(const std::vector<JsonField>& properties, Finding::Kind kind) {
-  std::vector<JsonField> some;
+void require_verdicts(const ReadPart& part, const std::vector<Tried>& properties) {
+  for (const Tried& property : properties) {
+    if (std::ranges::find(kFindings, property.verdict, &Finding::verdict) == std::end(kFindings))
+      part.cubes_field.refuse(fmt::format("have a verdict {} of {}; expected one of kvbound prove",
+                                          traces::quoted(property.verdict), traces::quoted(property.id)));
+  }
+}
+
+std::vector<Tried> of_kind(const std::vector<Tried>& properties, Finding::Kind kind) {
+  std::vector<Tried> some;
   std::ranges::copy_if(properties, std::back_inserter(some),
-                       [&](const JsonField& property) { return finding(property).kind == kind; });
+                       [&](const Tried& property) { return finding(property).kind == kind; });
   return some;
 }
 
-std::string ids(const std::vector<JsonField>& properties) {
+std::string ids(const std::vector<Tried>& properties) {
   std::vector<std::string> all;
-  for (const JsonField& property : properties) all.push_back(property.member("id").text());
+  for (const Tried& property : properties) all.push_back(property.id);
   return fmt::format("{}", fmt::join(all, ", "));
 }
 
 // What fails, by name; what is inconclusive, by name; how many theorems and claims are as they must be.
-std::string verdict_line(const std::vector<JsonField>& all) {
+std::string verdict_line(const std::vector<Tried>& all) {
   const auto failed = of_kind(all, Finding::failed), inconclusive = of_kind(all, Finding::inconclusive);
   std::string line = failed.empty() ? "nothing fails. " : fmt::format("{} fails. ", ids(failed));
   if (!inconclusive.empty()) line += fmt::format("Inconclusive: {}. ", ids(inconclusive));
@@ -70,66 +96,53 @@ std::string verdict_line(const std::vector<JsonField>& all) {
 }
 
 // Every property with its verdict, those that fail first.
-Json verdict_table(const std::vector<JsonField>& all) {
+Json verdict_table(const std::vector<Tried>& all) {
   Json rows = Json::array();
   for (const auto kind : {Finding::failed, Finding::inconclusive, Finding::holds, Finding::refuted}) {
-    for (const JsonField& property : of_kind(all, kind)) {
-      const double tightest = property.member("tightest").number_or_nan();
-      rows.push_back({{{"text", property.member("id").text()}},
+    for (const Tried& property : of_kind(all, kind)) {
+      const auto number = [](double value, const char* format) {
+        return std::isnan(value) ? "-" : fmt::format(fmt::runtime(format), value);
+      };
+      rows.push_back({{{"text", property.id}},
                       {{"text", finding(property).says}, {"wrong", kind == Finding::failed}},
-                      {{"text", std::to_string(property.member("cases").integer())}},
-                      {{"text", std::isnan(tightest) ? "-" : fmt::format("{:.4g}", tightest)}},
-                      {{"text", property.member("claim").text()}}});
+                      {{"text", number(property.cases, "{:.0f}")}},
+                      {{"text", number(property.tightest, "{:.4g}")}},
+                      {{"text", property.claim}}});
     }
   }
   return {{"headings", {"property", "verdict", "cases", "largest ratio", "claim"}}, {"rows", rows}};
 }
 
-Json property_keys(const std::vector<JsonField>& properties) {
+PageCube over_properties(const std::vector<Tried>& properties) {
   Json keys{{"property", Json::array()}, {"verdict", Json::array()}};
-  for (const JsonField& property : properties) {
-    keys["property"].push_back(property.member("id").text());
-    keys["verdict"].push_back(property.member("verdict").text());
+  for (const Tried& property : properties) {
+    keys["property"].push_back(property.id);
+    keys["verdict"].push_back(property.verdict);
   }
-  return keys;
+  PageCube cube;
+  cube.add_axis(std::move(keys));
+  return cube;
 }
 
-PageCube properties_cube(const std::vector<JsonField>& properties) {
-  PageCube cube;
-  cube.add_axis(property_keys(properties));
-  for (const JsonField& property : properties) {
-    cube.append("cases", static_cast<double>(property.member("cases").integer()));
-    cube.append("tightest", property.member("tightest").number_or_nan());
+PageCube properties_cube(const std::vector<Tried>& properties) {
+  PageCube cube = over_properties(properties);
+  for (const Tried& property : properties) {
+    cube.append("cases", property.cases);
+    cube.append("tightest", property.tightest);
   }
   return cube;
 }
 
 // The share of the cases that each regime had in each property.
-PageCube regimes_cube(const std::vector<JsonField>& properties) {
-  Json names = Json::array();
-  std::vector<std::map<std::string, double>> shares;
-  for (const JsonField& property : properties) {
-    shares.emplace_back();
-    for (const JsonField& regime : property.member("regimes").items(true)) {
-      const std::string name = regime.member("regime").text();
-      if (std::find(names.begin(), names.end(), Json(name)) == names.end()) names.push_back(name);
-      require_room(regime, {std::ssize(properties), std::ssize(names)});
-      shares.back()[name] = regime.member("share").number();
-    }
-  }
-  PageCube cube;
-  cube.add_axis(property_keys(properties));
-  for (const auto& of_property : shares) {
-    for (const Json& name : names) {
-      const auto found = of_property.find(name.get<std::string>());
-      cube.append("share", found == of_property.end() ? kUndefined : found->second);
-    }
-  }
-  cube.add_axis({{"regime", std::move(names)}});
+PageCube regimes_cube(const ReadPart& part, const std::vector<Tried>& properties) {
+  const Cube& regimes = part.cube("regimes", {"property", "regime"});
+  PageCube cube = over_properties(properties);
+  cube.add_axis({{"regime", texts_of(part, *regimes.axes[1], "regime")}});
+  cube.append("share", numbers_or_none(regimes, "share"));
   return cube;
 }
 
-void add_figures(Section& section, const std::vector<JsonField>& all) {
+void add_figures(Section& section, const ReadPart& part, const std::vector<Tried>& all) {
   const std::string cube = section.add(properties_cube(all));
   section.add(
       cube,
@@ -150,7 +163,7 @@ void add_figures(Section& section, const std::vector<JsonField>& all) {
                      .series = "verdict",
                      .more = {{"labels", {"property"}}}});
   section.add(
-      section.add(regimes_cube(all)),
+      section.add(regimes_cube(part, all)),
       {.kind = "heatmap",
        .title = "Regimes",
        .how =
@@ -164,16 +177,17 @@ void add_figures(Section& section, const std::vector<JsonField>& all) {
 }  // namespace
 
 Contribution prove_contribution(const Document& document, const std::string& id) {
-  const JsonField root = document.root();
-  const std::vector<JsonField> all = properties(root);
+  const ReadPart part = only_part(document);
+  const std::vector<Tried> all = properties(part);
+  require_verdicts(part, all);
   Section section(id, "Theorems");
   section.headline = verdict_line(all);
   section.table = verdict_table(all);
   std::vector<Fact> facts;
-  if (const auto seed = root.optional_member("seed"))
+  if (const auto seed = part.facts.optional_member("seed"))
     facts.emplace_back("seed", std::to_string(seed->integer()));
   if (all.empty()) return {{std::move(section)}, {}, std::move(facts)};
-  add_figures(section, all);
+  add_figures(section, part, all);
   return {{std::move(section)}, {}, std::move(facts)};
 }
 
