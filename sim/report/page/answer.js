@@ -14,7 +14,8 @@ function changed({mean, low, high, has_interval}) {
   return `${change > 0 ? '+' : ''}${change} %${has_interval ? ` [${from}, ${to}]` : ''}`;
 }
 
-// The columns: a name, and the cell of a line, {text, unit, best}, or what it says; null: nothing. `own` are the budget's lines.
+// The columns: a name, and the cell of a line, {text, unit, best}, or what it says; null: nothing. `own` are
+// the budget's lines.
 function columnsOf(lines) {
   const tasks = [...new Set(lines.flatMap(line => [...(line.outcomes?.keys() ?? [])]))];
   const base = lines.find(isBase), whole = view.filters.has('layer') || view.filters.has('head') ? ', whole run' : '';
@@ -35,7 +36,8 @@ function columnsOf(lines) {
     [`MB in tasks${whole}`, line => line.outcomes?.size === tasks.length ? meanBytes(line.outcomes) : null]];
 }
 
-// The cells of a budget's lines. The best relative L is marked if that of every other run is seen to be larger.
+// The cells of a budget's lines. The best relative L is marked if that of every other run is seen to be
+// larger.
 function rowsOf(own, columns) {
   const stands = standing(own), isSure = stands?.others.length > 0 && stands.others.every(({estimate}) => isLower(estimate));
   return own.map(line => columns.map(([, value]) => {

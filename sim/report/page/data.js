@@ -10,8 +10,8 @@ const page = JSON.parse(document.getElementById('data').textContent);
 const sections = page.sections;
 const cubes = new Map(sections.flatMap(section => section.cubes.map(cube => [cube.id, cube])));
 
-// What is shown: for each key a test that its values pass (none: all do), for each figure's picks the value chosen, and the name of
-// the series that is picked in all figures (empty: none).
+// What is shown: for each key a test that its values pass (none: all do), for each figure's picks the value
+// chosen, and the name of the series that is picked in all figures (empty: none).
 const view = {filters: new Map(), picks: new Map(), series: ''};
 
 // Budgets in their order: shares, then counts.
@@ -30,7 +30,8 @@ function reader(cube, value) {
   const column = cube.columns[value.column];
   const step = cube.axes.slice(axis + 1).reduce((product, other) => product * other.size, 1);
   return (row, places) => {
-    const base = typeof value.beside === 'number' ? value.beside : keys.base[places[axis]], other = base === null ? null : column[row + (base - places[axis]) * step];
+    const base = typeof value.beside === 'number' ? value.beside : keys.base[places[axis]];
+    const other = base === null ? null : column[row + (base - places[axis]) * step];
     if (column[row] === null || other === null) return null;
     return 'beside' in value ? [column[row], other] : logRatio(column[row], other);
   };
@@ -60,8 +61,9 @@ function valuesOf(cube, key, picked) {
   return [...new Set(open.map(place => String(axis.keys[key][place])))];
 }
 
-// Groups of the rows that pass: {names: their values of `keys`, values: the defined values, without: how many rows have none,
-// row: one of those that have}. `groups` are those that have a value, `all` includes the others; `without` is of all.
+// Groups of the rows that pass: {names: their values of `keys`, values: the defined values, without: how many
+// rows have none, row: one of those that have}. `groups` are those that have a value, `all` includes the
+// others; `without` is of all.
 function grouped(cube, picked, keys, value) {
   const readers = keys.map(key => reader(cube, key)), read = reader(cube, value), groups = new Map();
   eachRow(cube, picked, (row, places) => {
@@ -83,7 +85,8 @@ function summarised(figure, cube, ...of) {
 
 const FEWEST_PAIRS = 10;  // that have an interval
 const student = n => 1.96 + 2.7 / (n - 1);  // Student's t of 95 % for n >= FEWEST_PAIRS numbers, to 0.3 %
-// The ratio of the means of x and y over pairs [x, y], with its 95 % interval: that of the mean of x - ratio y.
+// The ratio of the means of x and y over pairs [x, y], with its 95 % interval: that of the mean of x - ratio
+// y.
 function ratioOfMeans(pairs) {
   const base = d3.mean(pairs, pair => pair[1]), mean = ratio(d3.mean(pairs, pair => pair[0]), base);
   const count = pairs.length;
@@ -105,13 +108,14 @@ const bandsOf = {
   'interval of the change': pairs => [ratioOfMeans(pairs).low, ratioOfMeans(pairs).high].map(inPercent),
 };
 
-// A group's statistic, and the ends of its band if the figure has one: by one of bandsOf, or from two columns.
+// A group's statistic, and the ends of its band if the figure has one: by one of bandsOf, or from two
+// columns.
 function summary({statistic, band}, cube, {values, row}) {
   const ends = Array.isArray(band) ? band.map(column => cube.columns[column][row]) : band ? bandsOf[band](values) : [];
   return [statistics[statistic](values), ...ends];
 }
-// What a figure's band is: "middle half of 32 query heads", by the rows that end in their numbers of values. That of columns is over
-// tasks.
+// What a figure's band is: "middle half of 32 query heads", by the rows that end in their numbers of values.
+// That of columns is over tasks.
 function bandMeaning({band, unit}, rows = []) {
   if (Array.isArray(band)) return '95 % interval over tasks';
   const counts = d3.extent(rows, row => row[row.length - 1]), many = [...new Set(counts)].filter(Boolean).join(' to ');

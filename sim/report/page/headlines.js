@@ -1,6 +1,7 @@
 // What sections say at the page's beginning: their headlines, and whether L predicts KL.
 
-// "at 10 % not seen (0.4, -0.8 to 1)": a rank correlation is seen where its interval over tasks is on one side of 0.
+// "at 10 % not seen (0.4, -0.8 to 1)": a rank correlation is seen where its interval over tasks is on one
+// side of 0.
 function correlated({of, mean, low, high}) {
   const [own, from, to] = [mean, low, high].map(number => shortNumber(Number(number.toPrecision(2))));
   const at = of.startsWith('budget ') ? `at ${of.slice(7).replace('%', '\u00a0%')}` : of;

@@ -1,5 +1,5 @@
-// Points of a statistic of a column along a key, those of a series joined where they are dense, with a band. {x, y, series,
-// statistic, band}
+// Points of a statistic of a column along a key, those of a series joined where they are dense, with a band.
+// {x, y, series, statistic, band}
 
 kinds.lines = {
   numbers(figure, cube, picked) {
@@ -22,9 +22,10 @@ kinds.lines = {
     const beside = dense ? 0 : Math.min(9, 60 / shown.length);  // so that single points do not hide each other
     for (const [i, {name, style, rows}] of shown.entries()) {
       rows.sort((a, b) => a[X] - b[X]);
-      const group = add(plot, 'g', {class: 'series', transform: `translate(${beside * (i + 0.5 - shown.length / 2)})`}).datum({name, isAlone: shown.length === 1});
+      const group = add(plot, 'g', {class: 'series', transform: `translate(${beside * (i + 0.5 - shown.length / 2)})`});
+      group.datum({name, isAlone: shown.length === 1});
       for (const d of figure.band ? joined(rows).map(area) : [])
-        add(group, 'path', {class: 'band', d, fill: style.colour, 'fill-opacity': 0.25, stroke: style.colour, 'stroke-opacity': 0.6});
+        add(group, 'path', {class: 'band', d, fill: style.colour, 'fill-opacity': 0.25, ...stroke(style), 'stroke-opacity': 0.6});
       if (dense) add(group, 'path', {class: 'line', d: line(rows), fill: 'none', ...stroke(style)});
       for (const row of rows) point(group, at(row), y(row[Y]), style, frame, row);
     }
@@ -34,7 +35,8 @@ kinds.lines = {
   },
 };
 
-// Whether little can be hidden between neighbours: they are consecutive integers, or none is far from the next.
+// Whether little can be hidden between neighbours: they are consecutive integers, or none is far from the
+// next.
 function isDense(places, x) {
   const room = 0.3 * (x(places[places.length - 1]) - x(places[0]));
   const all = test => d3.pairs(places).every(([a, b]) => test(a, b));

@@ -1,12 +1,14 @@
-// Runs of policies, as the page opens with them. A subject of page.answer is one trace or model: {subject, heads, layers, picture,
-// outcomes}: the cubes of what policies did to its heads and layers, the figure above its table, and the cube of what the model
-// then said; each may be null. A line is a run: {keys, place} say which, the rest is what is known.
+// Runs of policies, as the page opens with them. A subject of page.answer is one trace or model: {subject,
+// heads, layers, picture, outcomes}: the cubes of what policies did to its heads and layers, the figure above
+// its table, and the cube of what the model then said; each may be null. A line is a run: {keys, place} say
+// which, the rest is what is known.
 
 const named = (line, key) => line.keys[key]?.[line.place] ?? null;
 const nameOf = line => named(line, 'run') ?? named(line, 'policy');
 const isBase = line => line.keys.base?.[line.place] === line.place;
 
-// The ratio of the mean relative L of two runs over the heads that pass, with its interval over pairs; null where a head has no L.
+// The ratio of the mean relative L of two runs over the heads that pass, with its interval over pairs; null
+// where a head has no L.
 function compared(cube, place, other) {
   const [L, relative] = ['perturbation', 'relative'].map(column => pairsOf(cube, place, other, [], column)[0]);
   const estimate = L.without > 0 ? {mean: null} : ratioOfMeans(relative.values);
@@ -15,8 +17,9 @@ function compared(cube, place, other) {
 const pairsOf = (cube, place, other, keys, column) =>
     grouped(cube, {place: String(place)}, keys, {column, beside: other}).all;
 
-// L and relative L of each run over the heads that pass, layer-relative L over the layers, how they differ from the base's, and
-// how many heads improve. Where a head has no L there is no mean; x / 0 is left out of those of relative L.
+// L and relative L of each run over the heads that pass, layer-relative L over the layers, how they differ
+// from the base's, and how many heads improve. Where a head has no L there is no mean; x / 0 is left out of
+// those of relative L.
 function openLoop({heads, layers}) {
   const cube = cubes.get(heads), {keys} = cube.axes[axisOf(cube, 'place')];
   const ofRuns = (id, column) => id ? grouped(cubes.get(id), {}, ['place'], column).all : [];
@@ -60,7 +63,8 @@ function linesOf(subject) {
   return lines;
 }
 
-// The lines of each budget, in the order of budgets: by relative L, then those that have L alone, then those that have KL alone.
+// The lines of each budget, in the order of budgets: by relative L, then those that have L alone, then those
+// that have KL alone.
 function budgetsOf(lines) {
   const kl = line => d3.mean([...(line.outcomes?.values() ?? [])], outcome => outcome.kl.mean);
   const ranks = line => [line.relative, line.L, kl(line)].map(value => value ?? Infinity);
@@ -69,8 +73,9 @@ function budgetsOf(lines) {
       .map(budget => ({budget, lines: lines.filter(line => named(line, 'budget') === budget).sort(order)}));
 }
 
-// What the lowest relative L of a budget is worth, on the backend of its run: {best, partner, others}: `partner` is the base's run,
-// or the next one where the base is best or there is none; `others` are all that the best is held against, {line, estimate}.
+// What the lowest relative L of a budget is worth, on the backend of its run: {best, partner, others}:
+// `partner` is the base's run, or the next one where the base is best or there is none; `others` are all that
+// the best is held against, {line, estimate}.
 function standing(lines) {
   const all = lines.filter(line => line.relative !== undefined), [best] = all;
   if (!best) return null;

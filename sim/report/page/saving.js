@@ -6,7 +6,8 @@ const savable = new Map();  // by a figure's id: calls one of the savers with it
 const download = (name, blob) =>
     Object.assign(document.createElement('a'), {href: URL.createObjectURL(blob), download: name}).click();
 
-// The drawing as a file of its own: with its title and what is shown, on paper, with colours instead of the page's variables.
+// The drawing as a file of its own: with its title and what is shown, on paper, with colours instead of the
+// page's variables.
 function svgText({title}, {shown}, node) {
   const style = getComputedStyle(document.documentElement), copy = d3.select(node.cloneNode(true)), room = 44;
   const [width, height] = [node.clientWidth, node.clientHeight + room];
@@ -39,9 +40,10 @@ const savers = {
 
 function drawSaving() {
   const form = d3.select('#saving form'), figures = sections.flatMap(section => section.figures), choice = form.select('select');
-  d3.select('#saving').attr('hidden', figures.length > 0 ? null : '').on('toggle', () => choice.property('value', inSight(figures)));
-  for (const {title, figures} of sections)
-    if (figures.length > 0) choice.append('optgroup').attr('label', title).selectAll('option').data(figures).enter().append('option')
+  d3.select('#saving').attr('hidden', figures.length > 0 ? null : '')
+      .on('toggle', () => choice.property('value', inSight(figures)));
+  for (const {title, figures: own} of sections.filter(section => section.figures.length > 0))
+    choice.append('optgroup').attr('label', title).selectAll('option').data(own).enter().append('option')
         .attr('value', ({id}) => id).text(figure => figure.title);
   form.selectAll('button').data(Object.entries(savers)).enter().append('button').attr('type', 'button').text(([name]) => name)
       .on('click', ([, save]) => savable.get(choice.property('value'))(save));

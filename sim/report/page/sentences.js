@@ -1,5 +1,5 @@
-// What the page says first: of each trace and budget, which policy moves the output least, by how much, how sure that is, and in
-// which layers it does not.
+// What the page says first: of each trace and budget, which policy moves the output least, by how much, how
+// sure that is, and in which layers it does not.
 
 const twoDigits = share => String(Number((100 * Math.abs(share)).toPrecision(2)));
 const listOf = names => names.length < 2 ? names.join('') : `${names.slice(0, -1).join(', ')} and ${names[names.length - 1]}`;
@@ -35,13 +35,15 @@ function lowerOf({best, partner, others}) {
   if (!partner || isLower(partner.estimate) || !isBase(partner.line)) return '';
   const lower = others.filter(({line}) => isLower(line.change));
   if (lower.length === 0) return '';
-  return `Seen to be lower than ${nameOf(partner.line)}: ${listOf(lower.map(({line}) => `${nameOf(line)} (${changed(line.change)})`))}.`;
+  const changes = lower.map(({line}) => `${nameOf(line)} (${changed(line.change)})`);
+  return `Seen to be lower than ${nameOf(partner.line)}: ${listOf(changes)}.`;
 }
 
 // The layers in which the best one's mean is not the lower one.
 function layersOf({best, partner}) {
   if (!partner) return '';
-  const groups = pairsOf(best.cube, best.place, partner.line.place, ['layer'], 'relative').filter(({values}) => values.length > 0);
+  const groups = pairsOf(best.cube, best.place, partner.line.place, ['layer'], 'relative')
+                     .filter(({values}) => values.length > 0);
   const higher = groups.filter(({values}) => d3.mean(values, pair => pair[0]) > d3.mean(values, pair => pair[1]));
   if (groups.length < 2) return '';
   if (higher.length === 0) return `In each of ${groups.length} layers its mean is lower than that of ${nameOf(partner.line)}.`;

@@ -1,14 +1,16 @@
-// Points with whiskers, those of a value of x side by side. {x, y, series, statistic, band, level}: `level` is a line that they are
-// held against.
+// Points with whiskers, those of a value of x side by side. {x, y, series, statistic, band, level}: `level`
+// is a line that they are held against.
 
 kinds.whiskers = {
   numbers: kinds.lines.numbers,
 
   draw(frame, figure, rows) {
-    const [X, Y, LOW, HIGH] = d3.range(4).map(i => figure.series.length + i), ends = row => figure.band ? [row[LOW], row[HIGH]] : [];
+    const [X, Y, LOW, HIGH] = d3.range(4).map(i => figure.series.length + i);
+    const ends = row => figure.band ? [row[LOW], row[HIGH]] : [];
     const drawable = rows.filter(row => [row[Y], ...ends(row)].every(Number.isFinite));
     if (drawable.length === 0) return {note: NO_PLACE};
-    const lines = bySeries(figure, drawable), shown = lines.slice(0, MOST_SERIES), places = [...new Set(drawable.map(row => row[X]))];
+    const lines = bySeries(figure, drawable), shown = lines.slice(0, MOST_SERIES);
+    const places = [...new Set(drawable.map(row => row[X]))];
     const numbers = drawable.flatMap(row => [row[Y], ...ends(row), figure.level ?? row[Y]]);
     const {x, y, plot} = groupAxes(frame, figure, places.sort(byBudget), numbers);
     const within = d3.scalePoint(d3.range(shown.length), [0, x.bandwidth()]).padding(0.5);
