@@ -327,7 +327,8 @@ class Sentences(SpreadPage):
 
     def test_say_which_policy_is_best_by_how_much_and_how_surely(self):
         lead, more = self.said((1, 0.8, 0.9, 0.7))["20 %"]
-        found = re.fullmatch(rf"At 20 % {BASE}\+keepkv moves the output ([\d.]+) % less than {BASE}, ([\d.]+) to ([\d.]+) %\.", lead)
+        found = re.fullmatch(rf"At 20 % {BASE}\+keepkv moves the output ([\d.]+) % less than {BASE}, ([\d.]+) to ([\d.]+) % "
+                             r"over 12 heads of one prompt\.", lead)
         cube = Page(self.maker.folder / "spread.html").cube_of("Perturbation against budget")
         runs = dict(zip(zip(keys(cube, "policy"), keys(cube, "budget")), column(cube, "relative")))
         mean, low, high = change_of(runs[f"{BASE}+keepkv", "20%"], runs[BASE, "20%"])
@@ -338,7 +339,7 @@ class Sentences(SpreadPage):
     def test_say_so_where_no_difference_is_seen(self):
         lead, more = self.said((1, 0.98, 1.5, 1.5), lambda which, layer: 1.1 if which == 1 and layer == 1 else 1)["40 %"]
         self.assertRegex(lead, rf"\AAt 40 % no difference between {BASE}\+critical, the lowest, and {BASE} is seen: "
-                               r"[\d.]+ % less, from [\d.]+ % more to [\d.]+ % less\.\Z")
+                               r"[\d.]+ % less, from [\d.]+ % more to [\d.]+ % less over 12 heads of one prompt\.\Z")
         self.assertEqual(more, f"In 1 of 3 layers (1) the mean of {BASE}+critical is higher.")
 
     def test_name_the_policies_that_are_not_seen_to_be_worse_than_the_best(self):

@@ -10,15 +10,17 @@ function rangesOf(numbers) {
   return starts.map((start, i) => start === ends[i] ? start : `${start}-${ends[i]}`).join(', ');
 }
 
-// "At 5 % keepkv moves the output 23 % less than snapkv, 19 to 27 %."
+// "At 5 % keepkv moves the output 23 % less than snapkv, 19 to 27 % over 32 heads of one prompt."
 function leadOf(budget, {best, partner}) {
   const at = `At ${budget.replace('%', ' %')}`, name = nameOf(best);
   if (!partner) return `${at} ${name} moves the output by ${twoDigits(best.relative)} %.`;
   const other = nameOf(partner.line), {mean, low, high, count, has_interval} = partner.estimate;
-  const less = `${twoDigits(1 - mean)} % less`, end = share => `${twoDigits(1 - share)} % ${share > 1 ? 'more' : 'less'}`;
-  if (!has_interval) return `${at} ${name} moves the output ${less} than ${other}; of ${count} heads there is no interval.`;
-  if (high < 1) return `${at} ${name} moves the output ${less} than ${other}, ${twoDigits(1 - high)} to ${twoDigits(1 - low)} %.`;
-  return `${at} no difference between ${name}, the lowest, and ${other} is seen: ${less}, from ${end(high)} to ${end(low)}.`;
+  const change = share => `${twoDigits(1 - share)} % ${share > 1 ? 'more' : 'less'}`, heads = `${count} heads of one prompt`;
+  const moves = `${at} ${name} moves the output ${change(mean)} than ${other}`;
+  if (!has_interval) return `${moves}; of ${count} heads there is no interval.`;
+  if (high < 1) return `${moves}, ${twoDigits(1 - high)} to ${twoDigits(1 - low)} % over ${heads}.`;
+  return `${at} no difference between ${name}, the lowest, and ${other} is seen: ` +
+         `${change(mean)}, from ${change(high)} to ${change(low)} over ${heads}.`;
 }
 
 // How the best stands to the runs that the first sentence does not name.
