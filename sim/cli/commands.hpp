@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include <kvbound/sim/figures/cube.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 
 namespace kvbound::sim {
@@ -45,6 +46,7 @@ int record_command(const Arguments& arguments);
 int import_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
 int prove_command(const Arguments& arguments);  // in the program only: the library does not link proofs
+Part empty_prove_part();                        // likewise: what it writes if it tries nothing
 int bench_command(const Arguments& arguments);
 int report_command(const Arguments& arguments);
 

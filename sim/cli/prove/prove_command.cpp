@@ -166,6 +166,8 @@ void refuse_together(const CommandLine& line, const char* option, std::initializ
 
 }  // namespace
 
+Part empty_prove_part() { return prove_part({}); }
+
 int prove_command(const Arguments& arguments) {
   mp_set_memory_functions(allocate, reallocate, release);
   CommandLine line = prove_command_line();

@@ -114,15 +114,16 @@ Cube regimes_cube(const std::vector<PropertyResult>& properties, const SharedAxi
 
 Cube searches_cube(const ProveReport& report) {
   using S = const Searched&;
-  return list_cube<Searched>("searches", "search",
-                             {{text_figure("property", "the theorem's id"), [](S one) { return one.theorem->id; }}},
-                             {{count_figure("evaluations", "instances tried"),
-                               [](S one) { return static_cast<double>(one.tightest.evaluations); }},
-                              {ratio_figure("ratio", "largest ratio", "the largest found"),
-                               [](S one) { return one.tightest.ratio; }},
-                              {text_figure("failure", "of the theorem, if the search met one"),
-                               [](S one) { return one.tightest.failure.value_or(""); }}},
-                             report.searches);
+  return list_cube<Searched>(
+      "searches", "search",
+      {{text_figure("property", "the theorem's id"), [](S one) { return one.theorem->id; }}},
+      {{count_figure("evaluations", "instances tried"),
+        [](S one) { return static_cast<double>(one.tightest.evaluations); }},
+       {ratio_figure("ratio", "largest ratio", "the largest found"),
+        [](S one) { return one.tightest.ratio; }},
+       {text_figure("failure", "of the theorem, if the search met one"),
+        [](S one) { return one.tightest.failure.value_or(""); }}},
+      report.searches);
 }
 
 Cube replayed_cube(const ProveReport& report) {
