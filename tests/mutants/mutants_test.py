@@ -3,8 +3,8 @@
 usage: mutants_test.py [CMAKE BUILD [NAME...]]
 CMAKE: the program that builds; BUILD: the build folder; NAME: a mutant to test; all by default
 Without arguments only the lists are checked: every mutant changes exactly one place, and every theorem kills a mutant.
-KVBOUND_MUTANTS=K/N in the environment: only the K-th of N parts of all mutants, K = 0, 1, ..., N - 1, and those whose file or
-entry has changed in the two and a half hours before the last commit
+KVBOUND_MUTANTS=K/N in the environment: only the K-th of N parts of all mutants, K = 0, 1, ..., N - 1, and of those whose
+file's code or entry has changed in the two and a half hours before the last commit at most 48, evenly spread
 """
 import json
 import os
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 JOBS = 2
 SECONDS = 300  # limit for one test on one mutant, which may have become an endless loop
 LATELY = 9000  # seconds before the last commit
+MOST_LATELY = 48  # of those that have changed since, so that a change of many files does not take hours
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GTEST_COLOR": "no", "RC_PARAMS": "seed=1"}
 ENVIRONMENT.pop("GTEST_FILTER", None)
 FIELDS = {"name", "file", "original", "mutated", "wrong", "killed_by"}
@@ -90,15 +91,22 @@ def faults_of_the_lists(mutants):
     return faults
 
 
+def code(text):
+    """C++ without its comments and white space."""
+    return re.sub(r"//[^\n]*|\s", "", text)
+
+
 def lately_changed(mutants):
-    """Those whose file or entry the latest commits have changed, or differs from the last one; none without git."""
+    """Those whose file's code or whose entry the latest commits have changed, or differs from the last one; none without git."""
     def git(*words):
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     last = git("log", "-1", "--format=%ct")
     before = last and git("rev-list", "-1", "--first-parent", f"--before={int(last) - LATELY}", "HEAD")
     if not before:
         return []
-    changed = set(git("diff", "--name-only", before).splitlines())
+    files = {file for mutant in mutants for file in (mutant["file"], mutant.get("compiled_in")) if file}
+    changed = {file for file in files.intersection(git("diff", "--name-only", before).splitlines())
+               if code(git("show", f"{before}:{file}")) != code((ROOT / file).read_text("utf-8"))}
     lists = git("ls-tree", "-r", "--name-only", before, "tests").splitlines()
     old = [mutant for path in lists if path.endswith("/mutants.json")
            for mutant in entries(path, git("show", f"{before}:{path}"))]
@@ -109,6 +117,7 @@ def chosen(mutants):
     """The part of the mutants that the environment asks for, and those that have changed lately."""
     part = part_of(mutants, "KVBOUND_MUTANTS")
     lately = lately_changed(mutants) if "KVBOUND_MUTANTS" in os.environ else []
+    lately = lately[::1 + len(lately) // MOST_LATELY]
     return [mutant for mutant in mutants if mutant in part or mutant in lately]
 
 
