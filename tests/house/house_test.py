@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from house import rules
+from house import comments, rules
 from house.allowances import ALLOWANCES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -178,6 +178,25 @@ class Allowances(unittest.TestCase):
         said = self.complaints({}, {"includes_upwards": ["sim/measure/gone"], "spelling": []})
         self.assertEqual(said, ["/includes_upwards: sim/measure/gone: is no longer found; take it off the allowances",
                                 "/spelling: there is no such rule"])
+
+
+class Comments(unittest.TestCase):
+    def test_are_narrow(self):
+        self.assertEqual(comments.wide_comments(ROOT), [], f"comments end by column {comments.MOST_COLUMNS}")
+
+    def test_that_are_wide_are_found(self):
+        long, narrow = "x" * comments.MOST_COLUMNS, "x" * (comments.MOST_COLUMNS - 3)
+        files = {"/sim/a.cpp": f"// {narrow}\n// {long}\nint a;  // {long}\nauto b = \"// {long}\";\n",
+                 "/cuda/b.cu": f"  /// {long}\n", "/sim/d.sh": f"#!/{long}\n# {long}\ntrue {long}\n",
+                 "/tests/c.py": f"# {long}\na = 1  # {long}\nb = '# {long}'\n\"\"\"\n# {long}\"\"\"\n",
+                 "/CMakeLists.txt": f"# {long}\nset(a b)  # {long}\n", "/traces/e.md": f"# {long}\n", "/.ci/run": f"# {long}\n"}
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                Path(folder + name).parent.mkdir(parents=True, exist_ok=True)
+                Path(folder + name).write_text(text, "utf-8")
+            found = {"/" + place for place in comments.wide_comments(folder)}
+        self.assertEqual(found, {"/.ci/run:1", "/CMakeLists.txt:1", "/CMakeLists.txt:2", "/cuda/b.cu:1", "/sim/a.cpp:2", "/sim/a.cpp:3",
+                                 "/sim/d.sh:2", "/tests/c.py:1", "/tests/c.py:2"})
 
 
 if __name__ == "__main__":
