@@ -1,5 +1,5 @@
-// Attention over a cache: the entries of a layer are split over blocks (attention_splits.hpp), which attend to one split each; a
-// second kernel joins their partial results.
+// Attention over a cache: the entries of a layer are split over blocks (attention_splits.hpp), which attend
+// to one split each; a second kernel joins their partial results.
 #include "attention.hpp"
 
 #include <algorithm>
@@ -48,9 +48,9 @@ int64_t accumulation_depth(const Partition& partition, int64_t entries) {
   return entries > 0 ? longest : 0;
 }
 
-// The partition for queries that take several blocks for each split: fewer and longer splits, so that there are about as many
-// blocks as for a query of each head, unless a split would be longer than a block's shared memory holds. Its accumulation
-// depths are at most those of the partition for a query of each head.
+// The partition for queries that take several blocks for each split: fewer and longer splits, so that there
+// are about as many blocks as for a query of each head, unless a split would be longer than a block's shared
+// memory holds. Its accumulation depths are at most those of the partition for a query of each head.
 Partition partition_for(int64_t queries, int64_t kv_heads) {
   constexpr int64_t kBlockQueries = 16;  // at most, of both kernels
   Partition partition = kPartitions[0];
@@ -67,8 +67,9 @@ int64_t workspace_bytes(const Partition& partition, int64_t queries, int64_t kv_
   return Partials::bytes(queries / kv_heads, head_dim, most_splits(partition, kv_heads, capacity));
 }
 
-// Queues the attention of queries [query_heads, window, head_dim]. The attention to the entries that are not dominant
-// repeats the splits that have a dominant entry, and joins them with the other splits' partial results.
+// Queues the attention of queries [query_heads, window, head_dim]. The attention to the entries that
+// are not dominant repeats the splits that have a dominant entry, and joins them with the other
+// splits' partial results.
 template <Storage T>
 void attend(const Partition& partition, DeviceTensor<const T> queries, const CacheView<T>& cache,
             double scale, const AttentionResult& result, const DominantEntries& dominants,

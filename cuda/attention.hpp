@@ -18,8 +18,8 @@ struct AttentionResult {
                 ///< Columns from `entries` on are left as they are
 };
 
-/// The dominant entry of each query, which holds more than half of its attention, and the attention to the other entries;
-/// device memory.
+/// The dominant entry of each query, which holds more than half of its attention, and the attention to the
+/// other entries; device memory.
 struct DominantEntries {
   int64_t* rows = nullptr;  ///< [queries]: the cache's row, -1: none; null: not wanted
   float* logits =
@@ -35,33 +35,39 @@ int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_
 
 /// One query per query head over its KV head's cache: reference::attention for all heads of a layer at once.
 ///
-/// queries    [1, query_heads, head_dim], head_dim 1..256; query head h reads KV head h / (query_heads / kv_heads)
+/// queries    [1, query_heads, head_dim], head_dim 1..256; query head h reads KV head
+///            h / (query_heads / kv_heads)
 /// an empty cache gives output 0 and log_sum_exp -infinity, and so does one whose log_votes are all -infinity
 /// precision  attention_arithmetic(); error: reference/bounds/error_bounds.hpp
 /// equal keys get equal logits to the last bit, wherever they stand
-/// the same entries give the same bits, whatever the device and the capacity; a head's bits also depend on how many
-/// entries the other KV heads have, because all of them are distributed to the same blocks
+/// the same entries give the same bits, whatever the device and the capacity; a head's bits also depend on
+/// how many entries the other KV heads have, because all of them are distributed to the same blocks
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
 void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
                const AttentionResult& result, Workspace workspace, Stream stream);
 
-/// Bytes that `causal_attention` needs for so many queries of each query head: 4 round_up(head_dim, 8) + 12 for each query and
-/// split of its KV head. 32 queries of 32 heads of 128 numbers over 8 KV heads take 138 MB at a capacity of 131,072, a quarter
-/// of the cache.
+/// Bytes that `causal_attention` needs for so many queries of each query head: 4 round_up(head_dim, 8) + 12
+/// for each query and split of its KV head. 32 queries of 32 heads of 128 numbers over 8 KV heads take 138 MB
+/// at a capacity of 131,072, a quarter of the cache.
 int64_t causal_attention_workspace(int64_t query_heads, int64_t window, int64_t kv_heads, int64_t head_dim,
                                    int64_t capacity);
 
-/// The queries of the last tokens of a cache, each over the entries up to its own: `attention` for all of them at once.
+/// The queries of the last tokens of a cache, each over the entries up to its own: `attention`
+/// for all of them at once.
 ///
-/// queries    [query_heads, window, head_dim]: query i sees the first entries[g] - (window - 1 - i) rows of its KV head
-/// rows       in the order of their positions; values must be finite, also in rows that a query does not see, whose weight is 0
-/// result     of all queries: output [query_heads, window, head_dim], log_sum_exp [query_heads, window], logits
-///            [query_heads, window, capacity]; logits of rows that a query does not see are left as they are
+/// queries    [query_heads, window, head_dim]: query i sees the first
+///            entries[g] - (window - 1 - i) rows of its KV head
+/// rows       in the order of their positions; values must be finite, also in rows that a query does
+///            not see, whose weight is 0
+/// result     of all queries: output [query_heads, window, head_dim], log_sum_exp
+///            [query_heads, window], logits [query_heads, window, capacity]; logits of rows that a
+///            query does not see are left as they are
 /// dominants  of all queries, [query_heads, window]. Of a cache with votes they need result.logits
 /// a query that sees no row gives output 0 and log_sum_exp -infinity, and no dominant entry
 /// throws     ShapeMismatch; DeviceError
-/// otherwise as `attention`, whose bits one query of each head gives, if no more than 16 heads share a KV head
+/// otherwise as `attention`, whose bits one query of each head gives, if no more than
+/// 16 heads share a KV head
 template <Storage T>
 void causal_attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
                       const AttentionResult& result, const DominantEntries& dominants, Workspace workspace,

@@ -36,7 +36,8 @@ __device__ float4 add(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// The splits of the block's query, of which a thread adds those of its slice to the output, for its four columns.
+// The splits of the block's query, of which a thread adds those of its slice to the
+// output, for its four columns.
 struct HeadSplits {
   int64_t count;
   const SplitWeights* weights;
@@ -76,7 +77,8 @@ struct Part {
     }
   }
 
-  // Their sum; factors: of the first one, kJoinSlices behind it that of the next; count: of those that exist, at least 1.
+  // Their sum; factors: of the first one, kJoinSlices behind it that of the next; count: of
+  // those that exist, at least 1.
   __device__ float4 sum(const float* factors, int64_t count) const {
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
@@ -104,8 +106,8 @@ __device__ float4 add_slices(float4 sum, float4* outputs) {
   return sum;
 }
 
-// Writes the row that holds more than half of the query's attention, if there is one, and its logit. It can only be the row of
-// the largest z, whose share is 1 / sum. The block calls it.
+// Writes the row that holds more than half of the query's attention, if there is one, and its logit. It can
+// only be the row of the largest z, whose share is 1 / sum. The block calls it.
 //
 // sum  of all exp(z - largest)
 __device__ void write_dominant(const JoinArguments& p, const JoinShared& shared, const HeadSplits& splits,
@@ -154,9 +156,10 @@ __device__ void write_output(const JoinArguments& p, const float4& outputs, floa
 // block      256
 // shared     5,184 bytes: 264 floats, 8 integers, 256 float4
 // registers  80 (sm_90a and sm_80)
-// bytes      read: (4 round_up(head_dim, 4) + 16 ceil(head_dim / 64)) for each query and split in use, and the weights of a
-//            query's splits from the 257th on and of dominant entries' queries again from the L1 cache; all KV heads'
-//            entries; written: 4 head_dim + 4 for each query, and 12 for its dominant entry
+// bytes      read: (4 round_up(head_dim, 4) + 16 ceil(head_dim / 64)) for each query and split in use,
+//            and the weights of a query's splits from the 257th on and of dominant entries' queries
+//            again from the L1 cache; all KV heads' entries; written: 4 head_dim + 4 for each query, and
+//            12 for its dominant entry
 // FLOP       2 head_dim for each query and split in use, and an exponential for each of them and 64 columns
 __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArguments p) {
   SharedMemory memory;

@@ -1,14 +1,15 @@
 // Decode attention to the splits of a cache by mma.sync: 16-bit types, any head_dim, compute capability 8.0.
 //
-// A block has one split of a KV head's entries and up to 16 queries of the heads that share the KV head. The code calls every
-// query a head, as in a decode step each head has one. The split's keys, then its values are copied to shared memory by tiles
-// of 64 tokens, of which every warp has 16, as the rows or the depth of the tensor cores' tiles; the queries are their
-// columns. A block forms all of its logits before its first weight, so that partial sums are rescaled only once: where the
-// splits are joined.
+// A block has one split of a KV head's entries and up to 16 queries of the heads that share the KV head. The
+// code calls every query a head, as in a decode step each head has one. The split's keys, then its values are
+// copied to shared memory by tiles of 64 tokens, of which every warp has 16, as the rows or the depth of the
+// tensor cores' tiles; the queries are their columns. A block forms all of its logits before its first
+// weight, so that partial sums are rescaled only once: where the splits are joined.
 //
-// Tensor cores form sums of 8 products, which are added in single precision outside them: sums of 16 would take half as
-// many instructions, but memory limits the kernel, and the error bounds are half as large. Weights are multiplied as sums of
-// numbers of the values' type (WeightParts), so that they lose no more than by single precision.
+// Tensor cores form sums of 8 products, which are added in single precision outside them: sums of 16 would
+// take half as many instructions, but memory limits the kernel, and the error bounds are half as large.
+// Weights are multiplied as sums of numbers of the values' type (WeightParts), so that they lose no more
+// than by single precision.
 #include <algorithm>
 #include <cmath>
 
@@ -49,8 +50,8 @@ struct WeightParts {
   static constexpr double kRounding = std::is_same_v<T, Bfloat16> ? 0 : 0x1p-23;
   static constexpr double kFloor = std::is_same_v<T, Bfloat16> ? 0 : 0x1p-40;
 
-  // The errors of a sum of 8 weights times values, as a share of its absolute terms: of tensor cores that add the parts'
-  // products one behind the other, and of the parts (reference/bounds/error_bounds.md, "Output").
+  // The errors of a sum of 8 weights times values, as a share of its absolute terms: of tensor cores that add
+  // the parts' products one behind the other, and of the parts (reference/bounds/error_bounds.md, "Output").
   static constexpr double kSums = kShortChainedTensorSums * (1 + 0x1p-6) + kRounding;
 
   // The parts of two weights, the first one in the low halves; the largest part last.
@@ -73,7 +74,8 @@ struct Shape {
   int heads;         // of a block, at most
   int split_tokens;  // at most, for any entries that fit the cache
 
-  // Logits from one head to the next, so that the eight heads of a tensor core's tile begin in different banks.
+  // Logits from one head to the next, so that the eight heads of a tensor core's tile
+  // begin in different banks.
   __host__ __device__ int logit_row() const { return split_tokens + 8; }
 };
 
@@ -102,8 +104,9 @@ struct Shared {
   }
 };
 
-// One block's split as one of its threads sees it, and the steps of the kernel. Where a lane has two of a tile's heads,
-// for logits, they are 2 (lane % 4) and the next one; where it has one, for weights, it is lane / 4.
+// One block's split as one of its threads sees it, and the steps of the kernel. Where a lane has two
+// of a tile's heads, for logits, they are 2 (lane % 4) and the next one; where it has one, for
+// weights, it is lane / 4.
 template <Storage16 T, int kSteps, int kHeadTiles>
 struct Work {
   const SplitArguments<T>& p;
@@ -141,8 +144,8 @@ struct Work {
     return shared.tiles + n % shape.stages * tile_vectors(kVectors<kSteps>);
   }
 
-  // The place of a token's logit: even tokens' pairs stay together, and eight successive tokens of a lane's heads, or
-  // pairs of tokens of four successive heads, lie in different banks.
+  // The place of a token's logit: even tokens' pairs stay together, and eight successive tokens of a lane's
+  // heads, or pairs of tokens of four successive heads, lie in different banks.
   __device__ float* logit(int head, int token) const {
     return shared.logits + head * shape.logit_row() + (token ^ (head & 4) << 1);
   }
@@ -166,8 +169,8 @@ struct Work {
     if (own < heads) shared.visible[own] = p.visible_tokens({g, first, count}, first_head + own);
   }
 
-  // Starts to copy the n-th tile: tiles of keys come first, then tiles of values. Zeros behind the last token, as far as
-  // a warp multiplies, and behind head_dim.
+  // Starts to copy the n-th tile: tiles of keys come first, then tiles of values. Zeros behind the last
+  // token, as far as a warp multiplies, and behind head_dim.
   __device__ void load(int n) const {
     constexpr int kColumns = power_of_two_above(kVectors<kSteps>, 64);
     constexpr int kRowsAtOnce = kThreads / kColumns;
@@ -191,8 +194,8 @@ struct Work {
     async_commit();
   }
 
-  // Waits for the n-th tile and returns it. With two stages it then starts the copy of the next tile, into the stage
-  // that no thread reads any more.
+  // Waits for the n-th tile and returns it. With two stages it then starts the copy of the next tile, into
+  // the stage that no thread reads any more.
   __device__ const uint4* next_tile(int n) const {
     if (shape.stages == 1 && n > 0) {
       __syncthreads();  // no thread reads the previous tile any more
@@ -210,7 +213,8 @@ struct Work {
   }
 };
 
-// The block's queries as B operands. Columns of heads that do not exist are those of the last one, and are not used.
+// The block's queries as B operands. Columns of heads that do not exist are those of the
+// last one, and are not used.
 template <Storage16 T, int kSteps, int kHeadTiles>
 struct Queries {
   uint32_t fragments[kHeadTiles][kSteps][2];
@@ -468,18 +472,19 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 //
 //       all tiles of keys, then all of values; then the four warps' sums are added
 //
-// grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (8 kHeadTiles)));
-//            group = queries / kv_heads; blocks behind the last split end at once, and those without anything to do
+// grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads;
+//            ceil(group / (8 kHeadTiles))); group = queries / kv_heads; blocks behind the last split end at
+//            once, and those without anything to do
 // block      128
-// shared     (1,024 stages + 16 heads) (2 kSteps + 1) + 4 heads (split_tokens + 8) + 896 bytes; heads = min(group,
-//            8 kHeadTiles); for head_dim 128, 4 heads and splits of 512 tokens: 45,120
-// registers  at most, sm_90a and sm_80: kHeadTiles 1: 62, 68, 72, 83, 103, 138 (kSteps 4, 5, 6, 8, 12, 16); kHeadTiles 2: 105,
-//            101, 138, 137, 178 (up to 12)
-// bytes      read: 4 head_dim a token, its keys and values, once for each block along y; queries and log votes; written: 4
-//            row + 16 for each query and split, 4 for each logit if wanted; all KV heads' entries in every block, and the
-//            queries' dominant rows where they are left out
-// FLOP       256 kSteps (1 + parts) a token for each tile of 8 heads, in tensor cores; an exponential for each query
-//            and entry
+// shared     (1,024 stages + 16 heads) (2 kSteps + 1) + 4 heads (split_tokens + 8) + 896 bytes;
+//            heads = min(group, 8 kHeadTiles); for head_dim 128, 4 heads and splits of 512 tokens: 45,120
+// registers  at most, sm_90a and sm_80: kHeadTiles 1: 62, 68, 72, 83, 103, 138 (kSteps 4, 5, 6, 8, 12, 16);
+//            kHeadTiles 2: 105, 101, 138, 137, 178 (up to 12)
+// bytes      read: 4 head_dim a token, its keys and values, once for each block along y; queries and log
+//            votes; written: 4 row + 16 for each query and split, 4 for each logit if wanted; all KV heads'
+//            entries in every block, and the queries' dominant rows where they are left out
+// FLOP       256 kSteps (1 + parts) a token for each tile of 8 heads, in tensor cores; an exponential
+//            for each query and entry
 template <Storage16 T, int kSteps, int kHeadTiles>
 __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<T> p, Shape shape) {
   SharedMemory memory;
@@ -521,7 +526,8 @@ void attend_to_splits(const SplitArguments<T>& arguments, Stream stream) {
 template void attend_to_splits(const SplitArguments<Float16>&, Stream);
 template void attend_to_splits(const SplitArguments<Bfloat16>&, Stream);
 
-// A lane adds up four weights for each tile, or two sums of 8 tokens; then two lanes' pairs, then two pairs of warps.
+// A lane adds up four weights for each tile, or two sums of 8 tokens; then two lanes' pairs,
+// then two pairs of warps.
 template <Storage T>
 KernelArithmetic split_arithmetic(int64_t tokens, int64_t head_dim) {
   return {.precision = Precision::fp32,

@@ -1,8 +1,10 @@
-// Decode attention to the splits of an fp32 cache: a block has one split of a KV head's entries and up to 16 queries of the
-// heads that share the KV head. The code calls every query a head, as in a decode step each head has one.
+// Decode attention to the splits of an fp32 cache: a block has one split of a KV head's entries and
+// up to 16 queries of the heads that share the KV head. The code calls every query a head, as in a
+// decode step each head has one.
 //
-// The split's keys, then its values are copied to shared memory by tiles of 64 tokens. A block forms all of its logits
-// before its first weight, so that partial sums are rescaled only once: where the splits are joined.
+// The split's keys, then its values are copied to shared memory by tiles of 64 tokens. A block
+// forms all of its logits before its first weight, so that partial sums are rescaled only once:
+// where the splits are joined.
 #include <algorithm>
 #include <cmath>
 
@@ -17,8 +19,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace attention_splits {
 namespace {
 
-// A team is the 128 threads that work on the same up to eight query heads, two threads for each token of a tile. A
-// block has one team or two, which share its tiles.
+// A team is the 128 threads that work on the same up to eight query heads, two threads for each token of a
+// tile. A block has one team or two, which share its tiles.
 constexpr int kTeam = 2 * kTileTokens;
 constexpr int kTeamWarps = kTeam / 32;
 constexpr int kMostTeams = 2;
@@ -27,8 +29,8 @@ constexpr int kMostTeamHeads = 8;
 constexpr int kMostStages = 2;
 constexpr int kLaneNumbers = 8;  // columns of the output that a lane sums
 
-// A product of a query and a key is summed in parts of 32 numbers, each in four partial sums: the accumulation depth is
-// small and the error bounds are tight.
+// A product of a query and a key is summed in parts of 32 numbers, each in four partial sums: the
+// accumulation depth is small and the error bounds are tight.
 constexpr int kPartNumbers = 32;
 constexpr int kPartSums = 4;
 constexpr int kVectorNumbers = kVector<float>;
@@ -52,7 +54,8 @@ struct Shape {
   int row;           // numbers in them
   int split_tokens;  // at most, for any entries that fit the cache
 
-  // Vectors in all tiles; at least as many as the sums take that half of each team's warps later write in their place.
+  // Vectors in all tiles; at least as many as the sums take that half of each team's warps
+  // later write in their place.
   __host__ __device__ int64_t stage_vectors() const {
     const int64_t sums = teams * (kTeamWarps / 2) * heads * kLaneNumbers * power_of_two_above(vectors, 32);
     return max(int64_t{stages} * tile_vectors(vectors), (sums + 3) / 4);
@@ -141,8 +144,8 @@ struct Work {
     async_commit();
   }
 
-  // Waits for the n-th tile and returns it. With two stages it then starts the copy of the next tile, into the stage
-  // that no thread reads any more.
+  // Waits for the n-th tile and returns it. With two stages it then starts the copy of the next tile, into
+  // the stage that no thread reads any more.
   __device__ const uint4* next_tile(int n) const {
     if (shape.stages == 1 && n > 0) {
       __syncthreads();  // no thread reads the previous tile any more
@@ -223,7 +226,8 @@ struct Work {
     }
   }
 
-  // Reduces numbers[h] over the 64 threads with the same heads: within each warp, then over the two warps; one barrier.
+  // Reduces numbers[h] over the 64 threads with the same heads: within each warp, then over
+  // the two warps; one barrier.
   template <class Number, class Join>
   __device__ void join(Number (&numbers)[kMine], Number* by_warp, const Join& join_two) const {
 #pragma unroll
@@ -237,8 +241,8 @@ struct Work {
     for (int h = 0; h < kMine; ++h) numbers[h] = join_two(of_pair[h], of_pair[kMostTeamHeads + h]);
   }
 
-  // Replaces every z in shared memory by its weight exp(z - largest) and writes the split's largest z, its row and the sum
-  // of weights. A barrier lies behind the last weight.
+  // Replaces every z in shared memory by its weight exp(z - largest) and writes the split's largest z, its
+  // row and the sum of weights. A barrier lies behind the last weight.
   __device__ void form_weights(float (&largest)[kMine]) const {
     join(largest, shared.largest, Larger());
     float sums[kMine] = {};
@@ -267,7 +271,8 @@ struct Work {
     }
   }
 
-  // The lanes that share a row of values. Each sums kLaneNumbers of its columns: two vectors, 32 vectors apart.
+  // The lanes that share a row of values. Each sums kLaneNumbers of its columns: two
+  // vectors, 32 vectors apart.
   __device__ int columns() const { return power_of_two_above(values.vectors, 32); }
   __device__ int my_column() const { return thread % columns(); }
 
@@ -309,8 +314,8 @@ struct Work {
     }
   }
 
-  // Adds the sums of all threads of a team that have the same column: within warps, then warps 2 and 3 to 0 and 1, then
-  // 1 to 0.
+  // Adds the sums of all threads of a team that have the same column: within warps, then warps 2 and 3
+  // to 0 and 1, then 1 to 0.
   __device__ void join_sums(float (&sums)[kHeads][kLaneNumbers]) const {
     for (int offset = 16; offset >= columns(); offset /= 2) {
 #pragma unroll
@@ -396,18 +401,19 @@ Shape shape_of(const Arguments& arguments, int teams, int stages) {
 //             in the team
 //       values: a thread has vectors t % p and t % p + 32 of the tokens t / p, t / p + 128 / p, ...
 //
-// grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads; ceil(group / (teams * kHeads)));
-//            group = queries / kv_heads; blocks behind the last split end at once, and those without anything to do
+// grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads;
+//            ceil(group / (teams * kHeads))); group = queries / kv_heads; blocks behind the last split end at
+//            once, and those without anything to do
 // block      128 teams; 2 teams for groups of more than 8, unless shared memory is short
-// shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens weight_row + 96) bytes,
-//            with v vectors and `row` numbers in a padded row, p = v rounded up to a power of two, at most 32; for
-//            head_dim 128, 4 heads and splits of 512 tokens: 78,208
+// shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens
+//            weight_row + 96) bytes, with v vectors and `row` numbers in a padded row, p = v rounded up to a
+//            power of two, at most 32; for head_dim 128, 4 heads and splits of 512 tokens: 78,208
 // registers  64 (kHeads 1, 2), 79 (4), 128 (6), 127 (8) (sm_90a and sm_80)
-// bytes      read: 32 v a token, its keys and values, once for each block along y; queries and log votes; written: 4
-//            row + 16 for each query and split, 4 for each logit if wanted; all KV heads' entries in every block, and the
-//            queries' dominant rows where they are left out
-// FLOP       4 query_heads entries head_dim, and an exponential for each query and entry; a team computes kHeads
-//            heads even if fewer exist
+// bytes      read: 32 v a token, its keys and values, once for each block along y; queries and log votes;
+//            written: 4 row + 16 for each query and split, 4 for each logit if wanted; all KV heads' entries
+//            in every block, and the queries' dominant rows where they are left out
+// FLOP       4 query_heads entries head_dim, and an exponential for each query and entry; a team computes
+//            kHeads heads even if fewer exist
 template <int kHeads>
 __global__ void __launch_bounds__(kMostTeams* kTeam) attention_portable_kernel(Arguments p, Shape shape) {
   SharedMemory memory;
@@ -420,8 +426,8 @@ __global__ void __launch_bounds__(kMostTeams* kTeam) attention_portable_kernel(A
   attend(Work<kHeads>(p, shared, shape, split));
 }
 
-// Where shared memory is short a block has one stage, or one team. Neither changes a team's heads or the order of its
-// sums, so results are the same bits.
+// Where shared memory is short a block has one stage, or one team. Neither changes a team's heads or the
+// order of its sums, so results are the same bits.
 template <int kHeads>
 void launch_with(const Arguments& arguments, int teams, Stream stream) {
   const auto with = [&](int of_teams, int stages) { return shape_of<kHeads>(arguments, of_teams, stages); };
@@ -448,7 +454,8 @@ void attend_to_splits(const Arguments& arguments, Stream stream) {
   launch_with<8>(arguments, teams, stream);
 }
 
-// A lane has every fourth token of a split or fewer; the sums of four or more lanes are then joined by a tree.
+// A lane has every fourth token of a split or fewer; the sums of four or more lanes
+// are then joined by a tree.
 template <>
 KernelArithmetic split_arithmetic<float>(int64_t tokens, int64_t head_dim) {
   const int64_t in_part = ceil_division(std::min<int64_t>(head_dim, kPartNumbers), kPartSums);

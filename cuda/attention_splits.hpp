@@ -1,4 +1,5 @@
-// How the entries of a layer's KV heads are split over blocks, and the partial results that attention_join_kernel combines.
+// How the entries of a layer's KV heads are split over blocks, and the partial results that
+// attention_join_kernel combines.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,8 @@ inline constexpr int64_t kRowUnit = 8;
 /// Splits whose weights fill a sector.
 inline constexpr int64_t kSectorWeights = 2;
 
-/// A query head's splits are distributed to so many slices; a thread sums each slice, and a tree adds the slices' sums.
+/// A query head's splits are distributed to so many slices; a thread sums each slice, and a
+/// tree adds the slices' sums.
 inline constexpr int kJoinSlices = 16;
 /// Within its slice a thread sums so many splits to a part before it adds the part to the slice's sum.
 inline constexpr int kJoinPart = 4;
@@ -36,16 +38,17 @@ __host__ __device__ inline int64_t split_tokens(const Partition& partition, int6
   return max(int64_t{kTileTokens}, min(balanced, partition.most_split_tokens));
 }
 
-/// So many splits a cache of this capacity has at most: those of a full one, and one for the last entries of each head.
+/// So many splits a cache of this capacity has at most: those of a full one, and one for the
+/// last entries of each head.
 inline int64_t most_splits(const Partition& partition, int64_t kv_heads, int64_t capacity) {
   const int64_t of_full_cache =
       std::max(partition.blocks_wanted, kv_heads * capacity / partition.most_split_tokens);
   return std::min(kv_heads * ceil_division(capacity, kTileTokens), of_full_cache + kv_heads);
 }
 
-/// The splits of a layer, those of KV head 0 first. All but the last of each head have the same length, which follows from
-/// the entries of all heads together: however ragged the heads are, their blocks have equally much to do, and results do
-/// not depend on the capacity. Device code that whole warps call.
+/// The splits of a layer, those of KV head 0 first. All but the last of each head have the same length, which
+/// follows from the entries of all heads together: however ragged the heads are, their blocks have equally
+/// much to do, and results do not depend on the capacity. Device code that whole warps call.
 struct Splits {
   const int64_t* entries;  // [kv_heads]
   int64_t kv_heads;
@@ -61,7 +64,8 @@ struct Splits {
     tokens = split_tokens(partition, warp_sum(total));
   }
 
-  /// The entries and the splits of KV head begin + lane(), none if there is no such head; begin: a multiple of 32.
+  /// The entries and the splits of KV head begin + lane(), none if there is no such head;
+  /// begin: a multiple of 32.
   __device__ int64_t entries_from(int64_t begin) const {
     if (begin == 0) return first_entries;
     return begin + lane() < kv_heads ? entries[begin + lane()] : 0;
@@ -110,8 +114,8 @@ struct alignas(16) SplitWeights {
   int unused = 0;
 };
 
-/// The partial results of all splits: written by the kernels of the splits, read by attention_join_kernel. A group's queries
-/// are those of all query heads that share a KV head, each with all of its queries.
+/// The partial results of all splits: written by the kernels of the splits, read by attention_join_kernel. A
+/// group's queries are those of all query heads that share a KV head, each with all of its queries.
 struct Partials {
   float* outputs;         ///< [splits, group, row]: sum_j exp(z_j - largest) values[j,:]
   SplitWeights* weights;  ///< [group, weights_row]: of the splits; the join reads them by whole sectors
@@ -147,8 +151,9 @@ struct SplitArguments {
   float scale;
   AttentionResult result;
   Partials partials;
-  /// [query_heads, window]: the dominant row of a query, which it does not see; -1: none. Only splits that hold one are
-  /// attended to, the others' partial results are there already. null: no row is left out, all splits are attended to
+  /// [query_heads, window]: the dominant row of a query, which it does not see; -1: none. Only splits that
+  /// hold one are attended to, the others' partial results are there already. null: no row is left out,
+  /// all splits are attended to
   const int64_t* dominants = nullptr;
 
   /// The n-th query of all heads.
@@ -159,7 +164,8 @@ struct SplitArguments {
   struct alignas(8) VisibleTokens {
     int tokens, hidden;
   };
-  /// What the n-th query of all sees of a split of its KV head. The last query of a window sees all rows of the head.
+  /// What the n-th query of all sees of a split of its KV head. The last query of a window
+  /// sees all rows of the head.
   __device__ VisibleTokens visible_tokens(const Split& split, int n) const {
     const int64_t later = window() - 1 - n % window();
     const int64_t visible = min(split.tokens, cache.entries[split.kv_head] - later - split.first);
@@ -170,8 +176,8 @@ struct SplitArguments {
     const int64_t token = dominants[n] - split.first;
     return 0 <= token && token < split.tokens ? static_cast<int>(token) : -1;
   }
-  /// Whether a block has to attend to its split: always the first time, then if a query first, first + 1, ... has its dominant
-  /// row there. Whole warps call it.
+  /// Whether a block has to attend to its split: always the first time, then if a query first, first + 1, ...
+  /// has its dominant row there. Whole warps call it.
   __device__ bool has_work(const Split& split, int first, int count) const {
     if (!dominants) return true;
     bool some = false;
@@ -189,8 +195,8 @@ struct SplitArguments {
   int most_tokens() const { return static_cast<int>(split_tokens(partition, kv_heads() * capacity())); }
 };
 
-/// Queues the kernel of the splits: attention_portable_kernel for fp32, attention_mma_kernel for 16-bit types. The cache
-/// has room for an entry.
+/// Queues the kernel of the splits: attention_portable_kernel for fp32, attention_mma_kernel for 16-bit
+/// types. The cache has room for an entry.
 template <Storage T>
 void attend_to_splits(const SplitArguments<T>& arguments, Stream stream);
 template <>

@@ -1,4 +1,5 @@
-// The ways to distribute attention's entries to blocks, to be compared on a GPU (primitives/tile_variants.hpp).
+// The ways to distribute attention's entries to blocks, to be compared on a GPU
+// (primitives/tile_variants.hpp).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ struct Partition {
 /// The first is `attention`'s: four blocks for each multiprocessor of an H200.
 inline constexpr Partition kPartitions[] = {{528, 512}, {264, 1024}, {396, 768}, {792, 384}, {1056, 256}};
 
-/// attention, attention_workspace and attention_arithmetic with any partition; compiled for the type of the comparison.
+/// attention, attention_workspace and attention_arithmetic with any partition; compiled for
+/// the type of the comparison.
 template <Storage T>
 void attention_by(const Partition& partition, DeviceTensor<const T> queries, const CacheView<T>& cache,
                   double scale, const AttentionResult& result, Workspace workspace, Stream stream);

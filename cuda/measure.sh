@@ -1,21 +1,24 @@
 #!/usr/bin/env bash
 # Fifteen minutes with a GPU: everything prepared before, the most valuable first, results taken by a command.
 #
-# usage: cuda/measure.sh prepare [options] [FOLDER]   before, without a GPU; FOLDER: emulated programs (build/tests/measure)
-#        cuda/measure.sh A|B [options] [FOLDER]       on the machine with a GPU; FOLDER: build/gpu-measure/portable
+# usage: cuda/measure.sh prepare [options] [FOLDER]   before, without a GPU; FOLDER: emulated
+#                                                     programs (build/tests/measure)
+#        cuda/measure.sh A|B [options] [FOLDER]       on the machine with a GPU; FOLDER:
+#                                                     build/gpu-measure/portable
 #        cuda/measure.sh take FOLDER [options]        afterwards; FOLDER: the results of A
 #
 # prepare goes through these steps and ends at the first that fails:
 #
 #   build      the preset gpu-measure: programs for sm_90a alone that need libc and the driver
-#   suites     the parity suites whose sources changed since the last measurement: build/gpu-measure/suites.txt
+#   suites     the parity suites whose sources changed since the last measurement:
+#              build/gpu-measure/suites.txt
 #   rehearsal  all of A and B on the emulation, with small shapes: out/rehearsal
 #   model      what the roofline model says of what A measures: build/gpu-measure/h100.json, h200.json
 #   size       checkout and programs are small enough to be copied: less than 62 MiB
 #   commands   prints what to run on the machine with a GPU
 #
-# A runs these stages, each as a process of its own under a time limit, together 540 s. After a failure the next ones run all
-# the same:
+# A runs these stages, each as a process of its own under a time limit, together 540 s. After a failure the
+# next ones run all the same:
 #
 #   facts      the machine: GPU, driver, clocks, tools, where cuBLAS is; how many clusters of blocks fit
 #   impulse    the primitives: every index of every layout of mma, wgmma, TMA, mbarriers and clusters
@@ -31,29 +34,32 @@
 #
 #   rest       the suites that A left out
 #   sessions   whole compressions and decode steps against the reference
-#   large      K1, K2 and K3 at 32,768 tokens, on poisoned outputs, against float64, the portable kernel and cuBLAS
+#   large      K1, K2 and K3 at 32,768 tokens, on poisoned outputs, against float64, the
+#              portable kernel and cuBLAS
 #   variants   tile shapes that are right and how fast, or what else --variants names
 #   constants  what the roofline model needs to know of a GPU: latencies, launches, the L2 cache's rate
 #
-# take holds the results to their goals, and writes them and their revision into the GPU's file in sim/roofline and the table of
-# cuda/README.md.
+# take holds the results to their goals, and writes them and their revision into the GPU's file in
+# sim/roofline and the table of cuda/README.md.
 #
 # options:
 #   --only S[,S]       these steps or stages only
 #   --suites FILE      the changed suites (default: suites.txt beside FOLDER; without one A runs all suites)
 #   --programs DIR     prepare: the programs to be copied (default: build/gpu-measure/portable)
-#   --backend B        A, B: cuda (default) or emulated, which tries a run on any machine: its times say nothing
-#   --out DIR          A, B: for the results, at most 6 files (default: A or B in $OUT, else in out/measure); a folder that has a
-#                      whole run on a GPU takes no run of another kind
+#   --backend B        A, B: cuda (default) or emulated, which tries a run on any
+#                      machine: its times say nothing
+#   --out DIR          A, B: for the results, at most 6 files (default: A or B in $OUT, else in out/measure);
+#                      a folder that has a whole run on a GPU takes no run of another kind
 #   --tiny             A, B: small shapes and a few cases of everything
 #   --seconds N        A, B: for each stage at most, where that is less than its own limit
 #   --variants FILTER  B: tests of kvbound_measure_native (default: TileVariants.*)
-#   --model FILE       take: what the model says of this GPU (default: build/gpu-measure/h100.json or h200.json)
+#   --model FILE       take: what the model says of this GPU (default:
+#                      build/gpu-measure/h100.json or h200.json)
 #   --into DIR         take: the checkout that is changed (default: this one)
 #   --help
 #
-# Exit codes: 0 all passed, or were skipped for the reason that the summary states; 1 something failed; 2 usage; 4 take: results
-# that cannot be taken.
+# Exit codes: 0 all passed, or were skipped for the reason that the summary states; 1 something failed; 2
+# usage; 4 take: results that cannot be taken.
 set -uo pipefail
 root=$(dirname "$(dirname "$(realpath "$0")")")
 build=$root/build/gpu-measure
@@ -64,7 +70,8 @@ declare -A verbs=([prepare]="build suites rehearsal model size commands"
                   [B]="rest sessions large variants constants")
 declare -A limits=([facts]=12 [impulse]=15 [parity]=45 [anatomy]=65 [bench]=143 [peers]=90 [profile]=110 [memcheck]=60
                    [rest]=70 [sessions]=25 [large]=45 [variants]=25 [constants]=15)
-readonly skipped=77 most_bytes=$((62 << 20))  # the exit code of a stage that cannot run here; of what is copied
+# the exit code of a stage that cannot run here; of what is copied
+readonly skipped=77 most_bytes=$((62 << 20))
 
 usage_error() {
   printf 'measure.sh: %s; see --help\n' "$1" >&2
@@ -132,7 +139,7 @@ check_arguments() {
   folder=$(realpath "$folder") out=$(realpath "$out") suites=${suites:+$(realpath "$suites")}
 }
 
-# ---- prepare --------------------------------------------------------------------------------------------------------------
+# ---- prepare -----------------------------------------------------------------------------------------------
 
 step_build() {
   (cd "$root" && cmake --preset gpu-measure && cmake --build --preset gpu-measure &&
@@ -191,7 +198,7 @@ With A's results in FOLDER, here:
 END
 }
 
-# ---- A and B --------------------------------------------------------------------------------------------------------------
+# ---- A and B -----------------------------------------------------------------------------------------------
 
 # The line of a stage's log that says most: its figure, why it was skipped, or its first failure.
 told() {

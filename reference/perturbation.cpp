@@ -72,7 +72,8 @@ Sums sums_outside(VectorView weights, VectorView norms, const std::vector<bool>&
   return sums;
 }
 
-// w: the attention weights A of the evicted entries; for the kept entries -e A', where the shares A' sum to 1.
+// w: the attention weights A of the evicted entries; for the kept entries -e A',
+// where the shares A' sum to 1.
 EvictionWeights signed_weights(VectorView attention_weights, Indices kept, VectorView shares) {
   EvictionWeights result{{attention_weights.begin(), attention_weights.end()}, 0, 0};
   const std::vector<bool> is_kept = marks(length(attention_weights), kept);

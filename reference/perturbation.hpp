@@ -1,13 +1,13 @@
 // The change of one query's output when its cache is compressed, and bounds on that change.
 //
-// Everything here is a function of one vector w. With A the attention weights over the whole cache, N the kept set,
-// Sigma the mass of the kept entries and e that of the evicted ones, the change of the output is
+// Everything here is a function of one vector w. With A the attention weights over the whole cache, N the
+// kept set, Sigma the mass of the kept entries and e that of the evicted ones, the change of the output is
 //
 //     o - o^ = sum_i w_i values[i,:] W^O,   w_i = A_i if i is evicted, -(e / Sigma) A_i if i is kept,
 //
 // so L = || sum_i w_i V_i || <= sum_i |w_i| ||V_i|| = theta: CriticalKV's Theorem 3.3 as a triangle
-// inequality. These forms have no cancellation. The papers' own forms, which subtract nearly equal numbers, are in
-// proofs/theorems/as_printed.hpp.
+// inequality. These forms have no cancellation. The papers' own forms, which subtract nearly equal numbers,
+// are in proofs/theorems/as_printed.hpp.
 //
 // In all functions: attention_weights [tokens], >= 0, any positive sum (1 in exact arithmetic);
 // projected_value_norms [tokens], ||values[i,:] W^O|| in any one norm; sets are ascending indices of tokens.
@@ -51,15 +51,17 @@ struct EvictionWeights {
 ///
 ///     w_i = A_i if i is evicted, -e A'_i if i is kept,   A' = softmax of the kept logits = A / Sigma
 ///
-/// logits             [tokens], natural log; attention_weights is their softmax. Sigma may underflow to 0 where
-///                    the evicted logits are larger by several hundred; A', computed from the logits, does not
+/// logits             [tokens], natural log; attention_weights is their softmax. Sigma may
+///                    underflow to 0 where the evicted logits are larger by several hundred; A',
+///                    computed from the logits, does not
 /// kept               at least one entry
 /// throws             ShapeMismatch; NonFinite if no entry is kept
 /// source             CriticalKV, Theorem 3.3; the form without cancellation is ours
 /// proof              proofs/critical_kv.md#ckv-stable
 EvictionWeights eviction_weights(VectorView logits, VectorView attention_weights, Indices kept);
 
-/// The same for weights that are not the softmax of known logits, such as the mean of attention weights over a window.
+/// The same for weights that are not the softmax of known logits, such as the mean of
+/// attention weights over a window.
 ///
 /// throws             NonFinite if the kept entries hold no mass
 EvictionWeights eviction_weights(VectorView attention_weights, Indices kept);
@@ -109,7 +111,8 @@ double stage_two_bound(VectorView attention_weights, VectorView projected_value_
 double attention_only_bound(VectorView attention_weights, VectorView projected_value_norms, Indices stage_one,
                             Indices kept);
 
-/// The sums of absolute terms of one query head from which bounds on rounding are computed, the same for all queries.
+/// The sums of absolute terms of one query head from which bounds on rounding are computed,
+/// the same for all queries.
 struct RoundingScale {
   int64_t head_dim = 0;
   int64_t model_dim = 0;

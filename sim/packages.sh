@@ -10,8 +10,8 @@ browser_packages=(chromium chromium-driver fonts-dejavu-core)  # of the tests la
 race_packages=(clang libclang-rt-dev libomp-dev)  # of the tests labelled races
 slurm_packages=(slurmctld slurmd slurm-client munge)  # of the tests labelled slurm
 
-# Kernels are compiled by nvcc for the GPUs of this machine, if it has one. Hopper's own instructions need 90a, which CMake's
-# "native" leaves out.
+# Kernels are compiled by nvcc for the GPUs of this machine, if it has one. Hopper's own instructions need
+# 90a, which CMake's "native" leaves out.
 if capabilities=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null) && [[ -n $capabilities ]]; then
   architectures=$(sort -u <<<"${capabilities//./}" | sed 's/^90$/90a/; s/$/-real/' | paste -sd ';')
   for_its_gpu=(-D KVBOUND_CUDA=ON -D KVBOUND_CUDA_ARCHITECTURES="$architectures")
@@ -65,7 +65,8 @@ as_root() {
   run "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive "$@"
 }
 
-# Unpacks D3, a file of Debian's package node-d3, into build/node-d3: installed, it would bring 37 packages of Node.js along.
+# Unpacks D3, a file of Debian's package node-d3, into build/node-d3: installed, it would bring 37
+# packages of Node.js along.
 fetch_d3() {
   if [[ -e /usr/share/nodejs/d3/dist/d3.min.js || -e build/node-d3/usr/share/nodejs/d3/dist/d3.min.js ]]; then
     return

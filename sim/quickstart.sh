@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 or Ubuntu 24.04 to a first replay: installs missing packages, builds, and replays two shipped
-# samples: with SnapKV, with and without CriticalKV; of a model of 135 million parameters also without pooling and with
-# KeepKV. What that needs is built first. Then compares the CUDA kernels with the reference, on a GPU or emulated. The tables
-# go to stdout, everything else to stderr. Last, makes a page of figures of all that, whose path is the last line on stdout.
+# From a fresh Debian 12 or Ubuntu 24.04 to a first replay: installs missing packages, builds, and replays two
+# shipped samples: with SnapKV, with and without CriticalKV; of a model of 135 million parameters also without
+# pooling and with KeepKV. What that needs is built first. Then compares the CUDA kernels with the reference,
+# on a GPU or emulated. The tables go to stdout, everything else to stderr. Last, makes a page of figures of
+# all that, whose path is the last line on stdout.
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
 # shellcheck source=sim/packages.sh
@@ -29,7 +30,8 @@ run build/quickstart/kvbound_replay replay traces/samples/smollm2-135m.safetenso
   --json $results/smollm2.json >&3
 
 run cmake --build build/quickstart --parallel "$jobs"
-# On a GPU if there is one, otherwise in the emulation: without a GPU the first command exits with 5 before any work.
+# On a GPU if there is one, otherwise in the emulation: without a GPU the first command
+# exits with 5 before any work.
 agreement=(build/quickstart/kvbound replay traces/samples/pocket-gqa.safetensors
            --policy "snapkv,snapkv+critical" --budget 20% --json "$results/agreement.json" --backend)
 echo >&3

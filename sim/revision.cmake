@@ -1,5 +1,6 @@
 cmake_minimum_required(VERSION 3.25)
-# Writes OUTPUT, a header with version, source revision and compiler, if its contents changed. Runs at every build.
+# Writes OUTPUT, a header with version, source revision and compiler, if its contents
+# changed. Runs at every build.
 set(revision unknown)
 find_package(Git QUIET)
 if(Git_FOUND)

@@ -19,7 +19,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 HERE = Path(__file__).resolve().parent
-TOOLS = {"g++", "cmake", "ninja-build"}  # of the packages that are built with, those of which nothing is in the program
+# of the packages that are built with, those of which nothing is in the program
+TOOLS = {"g++", "cmake", "ninja-build"}
 
 
 def output_of(*command):

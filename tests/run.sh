@@ -1,21 +1,26 @@
 #!/usr/bin/env bash
 # Installs missing packages on Debian 12 or Ubuntu 24.04, builds, and runs the test suite.
 #
-#   tests/run.sh             the tests that every change must pass; code for a GPU only if this machine has one
-#   tests/run.sh --all       all tests: also the long ones, the mutants, those of --counted, --kernels and --races, those on a
-#                            cluster of Slurm and those in a browser, which are installed for them
+#   tests/run.sh             the tests that every change must pass; code for a GPU
+#                            only if this machine has one
+#   tests/run.sh --all       all tests: also the long ones, the mutants, those of --counted,
+#                            --kernels and --races, those on a cluster of Slurm and those in a
+#                            browser, which are installed for them
 #   tests/run.sh --counted   those of kernels that count what they do: predictions of times on a GPU
 #   tests/run.sh --kernels   those of the kernels as nvcc compiles them, where there is nvcc
 #   tests/run.sh --races     commands under ThreadSanitizer, compiled by clang
-#   tests/run.sh -L unit     other arguments go to ctest and select from the tests that are not of --counted, --kernels or --races
+#   tests/run.sh -L unit     other arguments go to ctest and select from the tests that are not of
+#                            --counted, --kernels or --races
 #
-# tests/README.md says what there is and how long it takes. Each of the four kinds has a build folder of its own.
+# tests/README.md says what there is and how long it takes. Each of the four kinds has a
+# build folder of its own.
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/.."
 # shellcheck source=sim/packages.sh
 source sim/packages.sh
 
-# build_and_test FOLDER TARGET CONFIGURATION... -- CTEST_ARGUMENTS...: by the preset `release`, or the one in $preset
+# build_and_test FOLDER TARGET CONFIGURATION... -- CTEST_ARGUMENTS...: by the preset
+# `release`, or the one in $preset
 build_and_test() {
   local folder=build/$1 target=$2 configuration=()
   shift 2

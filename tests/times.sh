@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# How long a newcomer and everyone who works here waits: builds and tests a fresh clone of what is committed, and prints a
-# table of minutes. Takes about two hours of a machine with nothing else to do. ccache's own cache is not touched.
+# How long a newcomer and everyone who works here waits: builds and tests a fresh clone of what is
+# committed, and prints a table of minutes. Takes about two hours of a machine with nothing else to do.
+# ccache's own cache is not touched.
 #
 # usage: tests/times.sh [WHAT...]      WHAT: quickstart tests unit ci-even ci-odd; all by default
 set -euo pipefail
@@ -9,7 +10,8 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/kvbound-times-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 export CCACHE_DIR=$work/ccache
 
-# fresh: a new clone, as the working folder; the recordings that tests may use beside it, if they are beside the checkout.
+# fresh: a new clone, as the working folder; the recordings that tests may use beside it, if they
+# are beside the checkout.
 fresh() {
   cd "$work"
   rm -rf clone
@@ -20,7 +22,8 @@ fresh() {
 
 told() { printf '%-44s %3d:%02d\n' "$1" $(($2 / 60)) $(($2 % 60)); }
 
-# timed NAME COMMAND...: prints the minutes that a command took; if it fails, the end of what it printed, and exits.
+# timed NAME COMMAND...: prints the minutes that a command took; if it fails, the end of
+# what it printed, and exits.
 timed() {
   local name=$1 start=$SECONDS
   shift
@@ -60,7 +63,8 @@ measure_unit() {
   timed "tests/run.sh -L unit, after one changed line" tests/run.sh -L unit
 }
 
-# measure_ci PARITY NAME: what continuous integration runs with commits of this parity, without and with a cache.
+# measure_ci PARITY NAME: what continuous integration runs with commits of this parity,
+# without and with a cache.
 measure_ci() {
   local cache
   rm -rf "$CCACHE_DIR"

@@ -1,5 +1,5 @@
-// Synthetic traces of any size, whose keys and queries are constructed so that attention weights have a known shape.
-// The same options give the same file, bit by bit, on every platform and for any number of threads.
+// Synthetic traces of any size, whose keys and queries are constructed so that attention weights have a known
+// shape. The same options give the same file, bit by bit, on every platform and for any number of threads.
 #pragma once
 
 #include <array>
@@ -85,14 +85,15 @@ inline constexpr std::array<CountOption, 8> kCountOptions{{
      "prompt queries recorded, at most tokens"},
 }};
 
-/// The command that generates a trace with these options, without the output file; stored as the trace's source.
+/// The command that generates a trace with these options, without the output file;
+/// stored as the trace's source.
 std::string canonical_command(const GenerateOptions& options);
 
 /// Writes a synthetic trace to `path`, a block of rows at a time.
 ///
-/// Per KV head, u is a random unit vector, N the number of all tokens including decoded ones, and r_j the rank of token
-/// j in a random order of them. mu, xi, eta and nu are near-normal of unit variance, the first three without their
-/// components along u; E is exponential of mean 1; D is head_dim:
+/// Per KV head, u is a random unit vector, N the number of all tokens including decoded ones, and r_j the
+/// rank of token j in a random order of them. mu, xi, eta and nu are near-normal of unit variance, the first
+/// three without their components along u; E is exponential of mean 1; D is head_dim:
 ///
 ///     key_j   = z_j u + mu + xi_j/2         mu is common to all tokens: cosines of keys are around 0.8
 ///     value_j = (1/2 + E_j/2) xi'_j         sinks: xi'_j/50
@@ -102,8 +103,8 @@ std::string canonical_command(const GenerateOptions& options);
 ///
 ///     query_x = sqrt(D) a u + 0.6 b (mu'_h + eta_x)
 ///
-/// so that query_x . key_j/sqrt(D) is a z_j, plus noise of standard deviation 0.42 b, plus a term common to all j:
-/// weights fall as the power a p of their rank. Per kind:
+/// so that query_x . key_j/sqrt(D) is a z_j, plus noise of standard deviation 0.42 b, plus a term common to
+/// all j: weights fall as the power a p of their rank. Per kind:
 ///
 ///     power-law  p in [1, 1.4) by head, b = 1
 ///     flat       p = 0, b = 1/10: the logits' standard deviation is about 0.07
@@ -115,11 +116,12 @@ std::string canonical_command(const GenerateOptions& options);
 ///                value too
 ///     mixed      KV head h of layer l is of kind (l * kv_heads + h) mod 5 of the above
 ///
-/// The output projection is normal, divided by sqrt(query_heads * head_dim). With head_dim 1 there is no direction
-/// orthogonal to u, so the noise vanishes.
+/// The output projection is normal, divided by sqrt(query_heads * head_dim). With head_dim 1 there is no
+/// direction orthogonal to u, so the noise vanishes.
 ///
 /// progress  if not empty, called after each block with the bytes of tensor data written, and their total
-/// throws    InvalidOption for options out of range; IoError if the file cannot be written; no file is left then
+/// throws    InvalidOption for options out of range; IoError if the file cannot be
+///           written; no file is left then
 void generate(const GenerateOptions& options, const std::string& path,
               const std::function<void(int64_t, int64_t)>& progress = {});
 

@@ -29,8 +29,9 @@ struct GivenSubject {
 /// One file, opened and checked but for its scores and positions.
 class GivenFile {
  public:
-  /// Throws TraceError, naming file, tensor or field, what was found and what was expected: for a file that is not of this subject,
-  /// that lacks a wanted layer or a tensor, or has one of a wrong type or shape, an unknown one, or kept sets and scores; IoError.
+  /// Throws TraceError, naming file, tensor or field, what was found and what was expected: for a file that
+  /// is not of this subject, that lacks a wanted layer or a tensor, or has one of a wrong type or shape, an
+  /// unknown one, or kept sets and scores; IoError.
   GivenFile(const std::string& path, const GivenSubject& subject);
 
   const std::string& path() const { return file_->path(); }
@@ -39,13 +40,14 @@ class GivenFile {
   const std::vector<int64_t>& always_kept() const { return always_kept_; }
   /// Whether it has kept sets.
   bool keeps() const { return keeps_; }
-  /// [layers]: of kept sets, the entries per KV head of every layer that the file has, at least 1, rounded down; of other layers,
-  /// the mean of those. Empty if the file has scores.
+  /// [layers]: of kept sets, the entries per KV head of every layer that the file has, at least 1, rounded
+  /// down; of other layers, the mean of those. Empty if the file has scores.
   const std::vector<int64_t>& layer_entries() const { return layer_entries_; }
   std::string sha256() const;
 
-  /// A wanted layer. Throws TraceError for positions that do not ascend or are out of range, and for scores that are NaN or beyond
-  /// single precision, in which devices compute; for a file that was truncated after it was opened; IoError.
+  /// A wanted layer. Throws TraceError for positions that do not ascend or are out of range, and for
+  /// scores that are NaN or beyond single precision, in which devices compute; for a file that was
+  /// truncated after it was opened; IoError.
   std::shared_ptr<const GivenLayer> read_layer(int64_t layer) const;
 
  private:
@@ -70,7 +72,8 @@ class GivenFile {
 /// A path that names one file, or a folder of files, each of another trace or task.
 class GivenSource {
  public:
-  /// Of a folder, whose files end in .safetensors and are of any format, reads the metadata. Throws TraceError, IoError.
+  /// Of a folder, whose files end in .safetensors and are of any format, reads the metadata.
+  /// Throws TraceError, IoError.
   explicit GivenSource(const std::string& path);
 
   /// The file of this subject. Throws TraceError if a folder has none or several; as GivenFile.

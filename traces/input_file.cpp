@@ -25,8 +25,8 @@ void require_regular(const std::string& path, mode_t mode) {
 
 InputFile::InputFile(const std::string& path) : path_(path) {
   struct stat status {};
-  // Checked before opening, because opening alone can affect a device, and again after, because the name may by then
-  // refer to another file.
+  // Checked before opening, because opening alone can affect a device, and again after, because the name may
+  // by then refer to another file.
   if (stat(path.c_str(), &status) != 0) throw io_error("open", path, errno);
   require_regular(path, status.st_mode);
   descriptor_ = uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });

@@ -1,5 +1,5 @@
-// A regular file that is read at any position. It is not memory-mapped: truncation of a mapped file while it is read
-// raises SIGBUS, whereas here it is an error with a message.
+// A regular file that is read at any position. It is not memory-mapped: truncation of a mapped file while it
+// is read raises SIGBUS, whereas here it is an error with a message.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ class InputFile {
   /// Size in bytes when the file was opened.
   int64_t size() const { return size_; }
 
-  /// Fills `out` with the bytes from `offset` on; `field` names them in messages. Safe to call from several threads at
-  /// a time.
+  /// Fills `out` with the bytes from `offset` on; `field` names them in messages. Safe to call from
+  /// several threads at a time.
   ///
   /// throws  TraceError if the file ends too early; IoError if it cannot be read
   void read(int64_t offset, std::span<char> out, const std::string& field) const;
@@ -32,9 +32,11 @@ class InputFile {
   int64_t size_ = 0;
 };
 
-/// A file's contents. Throws TraceError if it has more than `most` bytes, a number of whole MiB; as InputFile.
+/// A file's contents. Throws TraceError if it has more than `most` bytes, a number of
+/// whole MiB; as InputFile.
 std::string whole_text(const std::string& path, int64_t most = INT64_MAX);
-/// The same of a file that may also be a pipe or another stream, which is read to its end; `-` is standard input.
+/// The same of a file that may also be a pipe or another stream, which is read to its
+/// end; `-` is standard input.
 std::string whole_input(const std::string& path, int64_t most = INT64_MAX);
 
 }  // namespace kvbound::traces

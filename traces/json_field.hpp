@@ -14,8 +14,8 @@
 
 namespace kvbound::traces {
 
-/// A value of a file. What it is not makes a TraceError with the file's path, the value's offset and its name, such as
-/// `runs[2].policy`. The path and the JSON must outlive it.
+/// A value of a file. What it is not makes a TraceError with the file's path, the value's offset and its
+/// name, such as `runs[2].policy`. The path and the JSON must outlive it.
 class JsonField {
  public:
   /// name   of the value: of a file's root, none
@@ -42,7 +42,8 @@ class JsonField {
 
   /// The items of a list; an empty one is refused unless it may be empty.
   std::vector<JsonField> items(bool may_be_empty = false) const;
-  /// The values of an object or a list that are objects or lists, in the order of the file; of other values, none.
+  /// The values of an object or a list that are objects or lists, in the order of the
+  /// file; of other values, none.
   std::vector<JsonField> structured_parts() const;
 
   /// A string, which may be empty; of text, one that is not.

@@ -1,4 +1,5 @@
-// Reads one sequence's keys or values from a tensor that holds the caches of several: one after the other, or in pages.
+// Reads one sequence's keys or values from a tensor that holds the caches of several: one
+// after the other, or in pages.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +43,8 @@ struct PageTable {
   int64_t page_count = 0;                      ///< that the cache has
 
   /// which   names the sequence in messages: "request 3"
-  /// throws  TraceError for a page that the cache does not have, or a last page without tokens or with too many
+  /// throws  TraceError for a page that the cache does not have, or a last page
+  ///         without tokens or with too many
   KvSequence sequence(int64_t index, const std::string& which) const;
 };
 

@@ -16,8 +16,8 @@ class LayersAhead {
   /// layers  in the order in which they are wanted
   LayersAhead(const Trace& trace, std::vector<int64_t> layers) : trace_(trace), layers_(std::move(layers)) {}
 
-  /// The next layer. Reading of the one behind it begins: by an eighth of the threads, at least one, beside those that work;
-  /// not ahead if there is one thread only. Two layers are in memory then.
+  /// The next layer. Reading of the one behind it begins: by an eighth of the threads, at least one, beside
+  /// those that work; not ahead if there is one thread only. Two layers are in memory then.
   ///
   /// throws  as Trace::read_layer, when the layer's turn comes
   Layer next();

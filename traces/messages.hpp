@@ -1,4 +1,5 @@
-// Parts of error messages: text from files, made printable on one line of a terminal, and the system's errors.
+// Parts of error messages: text from files, made printable on one line of a terminal,
+// and the system's errors.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,8 @@ namespace kvbound::traces {
 /// No message quotes more of anybody's text than so many characters.
 inline constexpr size_t kMostQuoted = 120;
 
-/// Text of unknown origin, made safe to quote on one line: bytes outside printable ASCII become \xNN, and what has more than
-/// `limit` characters then, at most kMostQuoted, is truncated and ends in "...".
+/// Text of unknown origin, made safe to quote on one line: bytes outside printable ASCII become \xNN, and
+/// what has more than `limit` characters then, at most kMostQuoted, is truncated and ends in "...".
 inline std::string printable(std::string_view text, size_t limit = 80) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   limit = std::min(limit, kMostQuoted);

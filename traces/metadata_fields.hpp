@@ -11,8 +11,8 @@
 
 namespace kvbound::traces {
 
-/// Every member function throws TraceError, naming the field, if the field is missing or its value is not as expected.
-/// The metadata must outlive the object.
+/// Every member function throws TraceError, naming the field, if the field is missing or its value is not as
+/// expected. The metadata must outlive the object.
 class MetadataFields {
  public:
   explicit MetadataFields(const Metadata& metadata) : metadata_(metadata) {}

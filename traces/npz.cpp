@@ -41,7 +41,8 @@ constexpr std::array kTypes{
     NpyType{"<u8", Dtype::u64},  NpyType{"<u4", Dtype::u32},    NpyType{"<u2", Dtype::u16},
     NpyType{"|u1", Dtype::u8},   NpyType{"|b1", Dtype::boolean}};
 
-// Reads the dictionary of a header, {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }, in any order.
+// Reads the dictionary of a header, {'descr': '<f4', 'fortran_order': False, 'shape':
+// (3, 4), }, in any order.
 class HeaderText {
  public:
   explicit HeaderText(std::string_view text) : rest_(text) {}
@@ -263,7 +264,8 @@ class NpzFile::Archive {
 
  private:
   [[noreturn]] void damaged() const { throw TraceError(path_, -1, "", "has a damaged directory of members"); }
-  // The current member as NumPy writes it: neither encrypted nor compressed otherwise, whatever the library could do.
+  // The current member as NumPy writes it: neither encrypted nor compressed otherwise,
+  // whatever the library could do.
   void require_readable(const NpyArray& array) const {
     constexpr unsigned long kEncrypted = 1;  // of the flags
     const unz_file_info64 member = info();

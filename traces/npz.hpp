@@ -16,8 +16,9 @@
 
 namespace kvbound::traces {
 
-/// Types: f8, f4, f2, i8, i4, i2, i1, u8, u4, u2, u1 and b1, little-endian; V2, as which ml_dtypes' bfloat16 is written, is BF16.
-/// Arrays of others are texts that say so. Numbers are in memory once they have been read.
+/// Types: f8, f4, f2, i8, i4, i2, i1, u8, u4, u2, u1 and b1, little-endian; V2, as which
+/// ml_dtypes' bfloat16 is written, is BF16. Arrays of others are texts that say so. Numbers are in
+/// memory once they have been read.
 class NpzFile : public TensorFile {
  public:
   /// Throws TraceError for anything but such an archive.

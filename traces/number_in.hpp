@@ -8,7 +8,8 @@
 
 namespace kvbound::traces {
 
-/// The whole of `text` as a number; nullopt if it is not a number, has other characters after it, or is out of range.
+/// The whole of `text` as a number; nullopt if it is not a number, has other characters
+/// after it, or is out of range.
 template <class Number>
 std::optional<Number> number_in(std::string_view text) {
   Number number{};

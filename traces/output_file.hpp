@@ -12,14 +12,17 @@ namespace kvbound::traces {
 /// Whether a path is `-`, /dev/stdout, /dev/fd/1 or /proc/self/fd/1.
 bool names_standard_output(std::string_view path);
 
-/// Writes to a temporary file in the same folder, and renames it once all data has reached the disk. An OutputFile that
-/// is destroyed without commit() leaves no file behind, and an existing file of that name unchanged.
+/// Writes to a temporary file in the same folder, and renames it once all data has reached the
+/// disk. An OutputFile that is destroyed without commit() leaves no file behind, and an existing
+/// file of that name unchanged.
 ///
-/// A path that is not a regular file (/dev/null, a FIFO), or that names standard output, is written directly, because it cannot
-/// be replaced. Every function but the destructor throws IoError, with the path and the system's reason.
+/// A path that is not a regular file (/dev/null, a FIFO), or that names standard output, is written
+/// directly, because it cannot be replaced. Every function but the destructor throws IoError, with the path
+/// and the system's reason.
 class OutputFile {
  public:
-  /// What a committed file outlives: the machine's failure, for which it is synced, or that of this process only.
+  /// What a committed file outlives: the machine's failure, for which it is synced, or
+  /// that of this process only.
   enum class Durability { machine, process };
 
   /// Also throws if the path is a directory, or an existing file that may not be written.
@@ -33,8 +36,8 @@ class OutputFile {
   std::string place() const { return temporary_ ? temporary_->path() : path_; }
 
   void write(std::string_view bytes);
-  /// Flushes, syncs and closes: everything that can fail for lack of space. No write() may follow. With several
-  /// outputs, prepare all of them before committing the first.
+  /// Flushes, syncs and closes: everything that can fail for lack of space. No write() may follow. With
+  /// several outputs, prepare all of them before committing the first.
   void prepare();
   /// Calls prepare() if it has not been called, and gives the file its name.
   void commit();

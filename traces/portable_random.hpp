@@ -1,5 +1,5 @@
-// Random numbers that are bit-identical on every platform, because they use only integer arithmetic and + - * / sqrt on
-// doubles. libm's log and std::normal_distribution differ between libraries.
+// Random numbers that are bit-identical on every platform, because they use only integer arithmetic
+// and + - * / sqrt on doubles. libm's log and std::normal_distribution differ between libraries.
 // Compile with -ffp-contract=off, as every target here is.
 #pragma once
 
@@ -15,8 +15,8 @@ static_assert(FLT_EVAL_METHOD == 0, "doubles must be computed as doubles, not in
 ///
 ///     ln(m * 2^e) = e ln 2 + 2 (r + r^3/3 + r^5/5 + ... + r^21/21),   r = (m - 1)/(m + 1)
 ///
-/// number   positive, finite and not subnormal; m is in [1/sqrt 2, sqrt 2), where the first omitted term is below 2^-60
-///          of the sum
+/// number   positive, finite and not subnormal; m is in [1/sqrt 2, sqrt 2), where the first omitted term
+///          is below 2^-60 of the sum
 /// returns  in nats
 constexpr double natural_log(double number) {
   constexpr double kLn2 = 0.69314718055994530942;
@@ -35,8 +35,8 @@ constexpr double natural_log(double number) {
   return exponent * kLn2 + 2 * ratio * series;
 }
 
-/// A random function of an index: every number is available without those before it, in any order and on any thread.
-/// Streams of different seeds, and children of different names, are independent of each other.
+/// A random function of an index: every number is available without those before it, in any order and on any
+/// thread. Streams of different seeds, and children of different names, are independent of each other.
 ///
 ///     bits(i) = mix(key + (i + 1) * 0x9e3779b97f4a7c15)
 ///

@@ -1,4 +1,5 @@
-// One safetensors file, read strictly: anything that the format does not allow is an error before any number is read.
+// One safetensors file, read strictly: anything that the format does not allow is an error
+// before any number is read.
 //
 //     bytes 0..7      N, unsigned, little-endian
 //     bytes 8..8+N    the header, JSON: name -> {dtype, shape, data_offsets}, __metadata__ -> {name -> text}

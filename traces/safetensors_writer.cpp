@@ -73,7 +73,8 @@ std::string header_text(const SafetensorsWriter::Strings& metadata,
   return text + "}";
 }
 
-/// Returns `stored` if it is finite, or if NaN and infinity are allowed and `number` was not finite before rounding.
+/// Returns `stored` if it is finite, or if NaN and infinity are allowed and `number` was
+/// not finite before rounding.
 template <class Stored>
 Stored require_finite(double number, Stored stored, double widened, const TensorDeclaration& tensor,
                       NonFiniteNumbers non_finite) {
@@ -97,7 +98,8 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const Strings& met
 }
 
 const TensorDeclaration& SafetensorsWriter::take(std::string_view tensor, size_t count) {
-  // A complete tensor remains current until its successor's first numbers, so that empty pieces at its end are legal.
+  // A complete tensor remains current until its successor's first numbers, so that empty
+  // pieces at its end are legal.
   while (current_ < tensors_.size() && elements_left_[current_] == 0 && tensors_[current_].name != tensor) {
     ++current_;
   }

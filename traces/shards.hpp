@@ -1,4 +1,5 @@
-// The files of one trace or checkpoint: a single safetensors file, or an *.index.json and its shards in the same folder.
+// The files of one trace or checkpoint: a single safetensors file, or an *.index.json and its
+// shards in the same folder.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +25,13 @@ struct StoredTensor {
 
 class ShardSet {
  public:
-  /// A trace's shards hold exactly the tensors that the index assigns to them. Those of a checkpoint are what is taken, as
-  /// transformers does: they may hold others, and lack some, which are then not found.
+  /// A trace's shards hold exactly the tensors that the index assigns to them. Those of a checkpoint are what
+  /// is taken, as transformers does: they may hold others, and lack some, which are then not found.
   enum class Kind { trace, checkpoint };
 
-  /// A path that ends in .index.json is an index, `{"metadata": {...}, "weight_map": {tensor: file}}`; any other path
-  /// is a safetensors file. Shards are named without a folder, because they are in the index's own.
+  /// A path that ends in .index.json is an index, `{"metadata": {...}, "weight_map": {tensor:
+  /// file}}`; any other path is a safetensors file. Shards are named without a folder, because
+  /// they are in the index's own.
   ///
   /// throws  TraceError for an ill-formed file, or an index and shards that contradict each other; IoError
   ShardSet(const std::string& path, int64_t header_limit, Kind kind = Kind::trace);
@@ -37,14 +39,15 @@ class ShardSet {
   const std::string& path() const { return path_; }
   /// All files that are read: the single one, or the index and its shards.
   std::vector<std::string> paths() const;
-  /// The metadata of the single file, or of the index if that is of a trace ("format" = "kvbound-trace"), otherwise of
-  /// the first shard that is.
+  /// The metadata of the single file, or of the index if that is of a trace ("format" = "kvbound-trace"),
+  /// otherwise of the first shard that is.
   const Metadata& metadata() const { return metadata_; }
   const std::map<std::string_view, StoredTensor>& tensors() const { return tensors_; }
   /// The tensor of that name; converts to false if there is none.
   StoredTensor find(std::string_view name) const;
 
-  /// SHA-256 of the index's bytes, if there is an index, followed by each file's in ascending order of their names.
+  /// SHA-256 of the index's bytes, if there is an index, followed by each file's in
+  /// ascending order of their names.
   ///
   /// progress  called with the bytes done and the total; may be empty
   std::string sha256(const std::function<void(int64_t, int64_t)>& progress) const;

@@ -46,7 +46,8 @@ struct PythonNumber {
   size_t end = 0;  ///< position behind it
 };
 
-/// Finds the numbers of Python's that JSON does not have, and replaces them in `text` by others of the same length.
+/// Finds the numbers of Python's that JSON does not have, and replaces them in `text` by
+/// others of the same length.
 std::vector<PythonNumber> replace_python_numbers(std::string& text) {
   constexpr std::string_view kLiterals[] = {"NaN", "Infinity", "-Infinity"};
   std::vector<PythonNumber> found;

@@ -1,4 +1,5 @@
-// JSON for file formats: no duplicate keys, limited depth and types of values, and the byte offset of every value.
+// JSON for file formats: no duplicate keys, limited depth and types of values, and the
+// byte offset of every value.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +35,9 @@ struct Json {
 /// A short description of a value for messages: `an object`, `"text"`, `-5`.
 std::string description(const Json& json);
 
-/// How deeply objects and arrays may be nested, how many items an array may have, how much memory all values may take, which is
-/// up to 70 times the text's bytes, and whether NaN, Infinity and -Infinity are numbers, as Python writes them.
+/// How deeply objects and arrays may be nested, how many items an array may have, how much memory all
+/// values may take, which is up to 70 times the text's bytes, and whether NaN, Infinity and -Infinity are
+/// numbers, as Python writes them.
 struct JsonLimits {
   size_t levels = 3;
   size_t items = 64;
@@ -49,8 +51,8 @@ struct JsonLimits {
 /// path    the file, for messages
 /// offset  where `text` begins in the file
 /// field   name of `text` in messages
-/// throws  TraceError for ill-formed JSON or UTF-8, a duplicate key, more levels, items or bytes than the limits, or
-///         a value that is not an object
+/// throws  TraceError for ill-formed JSON or UTF-8, a duplicate key, more levels, items or bytes than the
+///         limits, or a value that is not an object
 Json parse_strict_json(const std::string& path, int64_t offset, const std::string& field,
                        std::string_view text, const JsonLimits& limits = {});
 

@@ -14,8 +14,8 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// Closes a file; false, with errno, if its last bytes could not be written. An interrupted close has closed the file, and is not
-/// repeated: its number may be another thread's file by then.
+/// Closes a file; false, with errno, if its last bytes could not be written. An interrupted close has closed
+/// the file, and is not repeated: its number may be another thread's file by then.
 inline bool closed(int descriptor) { return close(descriptor) == 0 || errno == EINTR; }
 
 }  // namespace kvbound::traces

@@ -50,16 +50,17 @@ class TensorFile {
   /// Null if there is no tensor of that name.
   const TensorEntry* find(std::string_view name) const;
 
-  /// Reads elements first, first + 1, ... of a real tensor until `out` is full. Extra memory does not depend on the
-  /// size of `out`. Safe to call from several threads at a time.
+  /// Reads elements first, first + 1, ... of a real tensor until `out` is full. Extra memory does not depend
+  /// on the size of `out`. Safe to call from several threads at a time.
   ///
-  /// throws  TraceError if the tensor is not real, the file was truncated after it was opened, or a number is NaN or
-  ///         infinite and that is not allowed; ShapeMismatch if the tensor has fewer elements; IoError
+  /// throws  TraceError if the tensor is not real, the file was truncated after it was opened, or a number is
+  ///         NaN or infinite and that is not allowed; ShapeMismatch if the tensor has fewer elements; IoError
   void read(const TensorEntry& tensor, int64_t first, std::span<double> out,
             NonFiniteNumbers non_finite = NonFiniteNumbers::refused) const;
   /// The same for I64, I32 and U32.
   void read(const TensorEntry& tensor, int64_t first, std::span<int64_t> out) const;
-  /// The bytes of a tensor of any type, from its byte `first` on. Throws TraceError for a truncated file, IoError.
+  /// The bytes of a tensor of any type, from its byte `first` on. Throws TraceError for a
+  /// truncated file, IoError.
   virtual void read_bytes(const TensorEntry& tensor, int64_t first, std::span<char> out) const = 0;
 
  protected:

@@ -1,5 +1,5 @@
-// Traces: a recorded prompt and its decode steps, read strictly and one layer at a time. Format, byte by byte:
-// traces/README.md.
+// Traces: a recorded prompt and its decode steps, read strictly and one layer at a time. Format, byte
+// by byte: traces/README.md.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ struct TraceInfo {
   bool has_attention_output = false;  ///< whether every layer has one
   bool has_tokens = false;
 
-  /// The model's own number of a layer, 0 <= layer < layers, by which people are told of it; its number in the trace if the
-  /// model's was not recorded.
+  /// The model's own number of a layer, 0 <= layer < layers, by which people are told of it; its number in
+  /// the trace if the model's was not recorded.
   int64_t layer_number(int64_t layer) const {
     return model_layers.empty() ? layer : model_layers[static_cast<size_t>(layer)];
   }
@@ -71,8 +71,9 @@ class Trace {
   /// Called with the bytes done, and the total.
   using Progress = std::function<void(int64_t, int64_t)>;
 
-  /// Opens a .safetensors file or a *.index.json with its shards, and checks everything that can be checked without
-  /// reading the numbers. Throws TraceError for a file that is not a trace, IoError for one that cannot be opened.
+  /// Opens a .safetensors file or a *.index.json with its shards, and checks everything that can be
+  /// checked without reading the numbers. Throws TraceError for a file that is not a trace, IoError for
+  /// one that cannot be opened.
   explicit Trace(const std::string& path) : Trace(path, Options{}) {}
   Trace(const std::string& path, const Options& options);
   ~Trace();
@@ -83,7 +84,8 @@ class Trace {
   /// All files that are read: the single file, or the index and its shards.
   std::vector<std::string> paths() const;
 
-  /// Reads one layer. Throws TraceError if the file was truncated after it was opened, or a number is NaN or infinite.
+  /// Reads one layer. Throws TraceError if the file was truncated after it was opened, or a
+  /// number is NaN or infinite.
   ///
   /// with_attention_output  also read the model's own attention output, if it was recorded
   Layer read_layer(int64_t layer, bool with_attention_output = false) const;
@@ -91,8 +93,8 @@ class Trace {
   /// [n + T] token ids; empty if they were not recorded.
   std::vector<int64_t> tokens() const;
 
-  /// SHA-256 of the file, in hexadecimal; for a sharded trace, of the index file's bytes followed by each shard's, in
-  /// ascending order of the shards' names.
+  /// SHA-256 of the file, in hexadecimal; for a sharded trace, of the index file's bytes followed by each
+  /// shard's, in ascending order of the shards' names.
   std::string sha256(const Progress& progress = {}) const;
 
  private:

@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kBlock = 1024;
 
-// IEEE binary16 as binary32. Subnormal numbers are made of integers: products with subnormal factors are slow. Selects by masks,
-// because compilers make branches of conditions that choose between floats.
+// IEEE binary16 as binary32. Subnormal numbers are made of integers: products with subnormal factors are
+// slow. Selects by masks, because compilers make branches of conditions that choose between floats.
 float from_half(uint16_t half) {
   const uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;
   const uint32_t normal = (magnitude << 13) + ((127u - 15u) << 23);

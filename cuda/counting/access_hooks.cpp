@@ -1,6 +1,6 @@
-// What the compiler calls at every access of a kernel to memory. It does so where it is asked to instrument code for
-// ThreadSanitizer (-fsanitize=thread); the functions are that sanitizer's by name, and ours in effect. They are also called by
-// host code in the kernels' files, where nobody observes.
+// What the compiler calls at every access of a kernel to memory. It does so where it is asked to instrument
+// code for ThreadSanitizer (-fsanitize=thread); the functions are that sanitizer's by name, and ours in
+// effect. They are also called by host code in the kernels' files, where nobody observes.
 #include <cstddef>
 #include <cstdint>
 

@@ -11,10 +11,10 @@ namespace kvbound::cuda::counting {
 
 /// Which blocks of a launch run.
 struct Sampling {
-  /// A launch of more than 16 clusters that would take more instructions of warps than this runs only a sample, evenly spread
-  /// over the grid, from which the others are extrapolated: 16, or 32, 64, ... as far as they take at most so many. What the
-  /// others would have written stays as it was: new device memory is then 0 rather than NaN, so that kernels behind it find
-  /// numbers and valid positions.
+  /// A launch of more than 16 clusters that would take more instructions of warps than this runs only a
+  /// sample, evenly spread over the grid, from which the others are extrapolated: 16, or 32, 64, ... as far
+  /// as they take at most so many. What the others would have written stays as it was: new device memory is
+  /// then 0 rather than NaN, so that kernels behind it find numbers and valid positions.
   double most_instructions = std::numeric_limits<double>::infinity();
 };
 

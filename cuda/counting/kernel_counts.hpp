@@ -18,8 +18,8 @@ inline constexpr uintptr_t kSectorBytes = 32;
 /// The widths of an access in bytes: 1, 2, 4, 8, 16.
 inline constexpr int kWidths = 5;
 
-/// Accesses by width, an instruction of a warp each. One counts once for device memory and once for shared memory if its
-/// lanes access both.
+/// Accesses by width, an instruction of a warp each. One counts once for device memory and once for shared
+/// memory if its lanes access both.
 using ByWidth = std::array<double, kWidths>;
 
 /// Numbers of a launch, or of a part of it. They are real because those of a sampled launch are extrapolated.
@@ -35,8 +35,8 @@ struct KernelCounts {
   double sectors = 0;          ///< of 32 bytes, that requests and bulk copies touch
   double bulk_bytes = 0;       ///< of device memory, by bulk copies
 
-  /// Passes through shared memory, of up to 128 bytes: those that requests take, and those that they would take if no two
-  /// lanes' words of a pass lay in one bank.
+  /// Passes through shared memory, of up to 128 bytes: those that requests take, and those that they would
+  /// take if no two lanes' words of a pass lay in one bank.
   double wavefronts = 0;
   double least_wavefronts = 0;
 

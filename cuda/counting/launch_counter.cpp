@@ -12,8 +12,9 @@ namespace {
 constexpr uint64_t kLeastSample = 16;  // clusters
 constexpr int64_t kWavefrontBytes = 128;
 
-// What `all` clusters touch of a buffer, from what a half and the whole of a sample do: memory that every cluster reads is
-// the same for both, memory of its own grows with the number of clusters, up to the whole buffer.
+// What `all` clusters touch of a buffer, from what a half and the whole of a sample do: memory
+// that every cluster reads is the same for both, memory of its own grows with the number of
+// clusters, up to the whole buffer.
 double extrapolated(double by_half, double by_sample, uint64_t sample, uint64_t all, double most) {
   const double of_each = (by_sample - by_half) / static_cast<double>(sample / 2);
   return std::min(most, by_sample + of_each * static_cast<double>(all - sample));

@@ -1,8 +1,9 @@
 // One warp's instructions and accesses to memory, collected lane by lane and joined to those of the warp.
 //
-// In the emulation a lane runs alone until it has to wait. On a GPU the lanes of a warp execute an instruction together. So
-// the n-th time that a lane executes an instruction, since the warp's last step that all its lanes took together, belongs
-// to the n-th time of every other lane: they are one instruction of the warp, and one request.
+// In the emulation a lane runs alone until it has to wait. On a GPU the lanes of a warp execute an
+// instruction together. So the n-th time that a lane executes an instruction, since the warp's last step
+// that all its lanes took together, belongs to the n-th time of every other lane: they are one instruction
+// of the warp, and one request.
 #pragma once
 
 #include <array>
@@ -21,23 +22,24 @@ namespace kvbound::cuda::counting {
 /// The memory that an address lies in.
 enum class Space { none, device, shared };
 
-/// Lanes that execute one instruction, and the addresses at which they access memory. Addresses in shared memory are those
-/// that they have on a GPU.
+/// Lanes that execute one instruction, and the addresses at which they access memory. Addresses in shared
+/// memory are those that they have on a GPU.
 struct Request {
   uint32_t lanes = 0;
   std::array<uintptr_t, emulation::kWarpSize> addresses;
 };
 
-/// The sectors of 32 bytes in device memory that a request touches, and the bytes of them that it asks for, each once.
+/// The sectors of 32 bytes in device memory that a request touches, and the bytes of them
+/// that it asks for, each once.
 struct DeviceTraffic {
   int sectors = 0;
   int bytes = 0;
 };
 DeviceTraffic device_traffic(const Request& request, int bytes);
 
-/// The passes of a request to shared memory. The lanes of a pass are 32 for up to 4 bytes each, 16 for 8 bytes, 8 for 16
-/// bytes. Each of the 32 banks delivers one word of 4 bytes in a wavefront, to all lanes that ask for it; a pass takes as
-/// many wavefronts as the most different words that its lanes ask one bank for.
+/// The passes of a request to shared memory. The lanes of a pass are 32 for up to 4 bytes each, 16 for 8
+/// bytes, 8 for 16 bytes. Each of the 32 banks delivers one word of 4 bytes in a wavefront, to all lanes that
+/// ask for it; a pass takes as many wavefronts as the most different words that its lanes ask one bank for.
 ///
 /// bytes  1, 2, 4, 8 or 16
 struct SharedTraffic {

@@ -18,7 +18,8 @@ struct AsyncCopy {
   void land() const;
 };
 
-/// A thread's copies in the order of issue. Eager copies land when they are issued, others when they are waited for.
+/// A thread's copies in the order of issue. Eager copies land when they are issued, others
+/// when they are waited for.
 class AsyncCopies {
  public:
   void issue(const AsyncCopy& copy, bool eager);

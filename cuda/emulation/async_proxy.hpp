@@ -1,5 +1,5 @@
-// What a cluster's blocks leave to the asynchronous proxy: bulk copies, the barriers that count them, and products of
-// warpgroups.
+// What a cluster's blocks leave to the asynchronous proxy: bulk copies, the barriers that count them,
+// and products of warpgroups.
 #pragma once
 
 #include <map>
@@ -25,8 +25,8 @@ struct AsyncProxy {
   void restart();
 };
 
-/// fence.proxy.async: what the block has written becomes visible to the asynchronous proxy. On a GPU, what the calling
-/// thread has written: that the writing thread makes the fence cannot be checked here.
+/// fence.proxy.async: what the block has written becomes visible to the asynchronous proxy. On a GPU, what
+/// the calling thread has written: that the writing thread makes the fence cannot be checked here.
 void fence_async_proxy();
 /// Fails if bytes of shared memory were written, and no fence has shown that to the asynchronous proxy.
 void require_visible(const void* shared, int64_t bytes, const char* name, CallSite where);

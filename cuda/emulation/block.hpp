@@ -1,5 +1,5 @@
-// The threads of a block, or of a cluster of blocks, on one thread of the operating system: barriers, warp steps, waits,
-// shared memory and async copies.
+// The threads of a block, or of a cluster of blocks, on one thread of the operating system: barriers, warp
+// steps, waits, shared memory and async copies.
 #pragma once
 
 #include <cstddef>
@@ -69,12 +69,13 @@ struct Fault {
   CallSite where;
 };
 
-/// Runs the blocks of cluster number `cluster` together, counted along x, then y, then z; a block that is in no cluster
-/// is one by itself. `watching` may be null.
+/// Runs the blocks of cluster number `cluster` together, counted along x, then y, then z; a block that is in
+/// no cluster is one by itself. `watching` may be null.
 std::optional<Fault> run_cluster(const Grid& grid, uint64_t cluster, Observer* watching);
 
-/// Runs all blocks, on at most as many threads as OpenMP would use. Throws DeviceError for the first fault in the
-/// schedule's order, for a write outside a buffer, and for a launch that no device accepts; `where` is the launch.
+/// Runs all blocks, on at most as many threads as OpenMP would use. Throws DeviceError for the first
+/// fault in the schedule's order, for a write outside a buffer, and for a launch that no device
+/// accepts; `where` is the launch.
 void run_grid(const Grid& grid, CallSite where);
 
 /// Whether the caller is a kernel's thread.
@@ -99,8 +100,8 @@ std::string place_in_memory(const void* address);
 /// Waits until all threads of the block have called it from the same place. Returns how many passed true.
 int wait_for_block(bool flag, CallSite where);
 
-/// What a thread waits for: a step that lanes of one warp take together, or a state of something that another thread
-/// changes.
+/// What a thread waits for: a step that lanes of one warp take together, or a state of something
+/// that another thread changes.
 struct Step {
   const char* name;
   unsigned mask;     ///< the lanes that take part; 0 for a wait of one thread
@@ -125,8 +126,9 @@ inline bool same_place(CallSite a, CallSite b) {
   return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
-/// Waits for all lanes of the mask. In the last lane that calls it, it returns the `argument` pointers of all lanes;
-/// that lane executes the step for all and then calls `finish`. In the other lanes it returns null, after `finish`.
+/// Waits for all lanes of the mask. In the last lane that calls it, it returns the `argument` pointers
+/// of all lanes; that lane executes the step for all and then calls `finish`. In the other lanes it
+/// returns null, after `finish`.
 void** gather(const Step& step, void* argument);
 void finish(const Step& step);
 
@@ -142,8 +144,8 @@ bool eager_copies();
 // What is compiled into kernels belongs to their build.
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// One lane executes `operation(argument_of)` for all lanes of the mask; argument_of(l) is lane l's argument. `observe`
-/// tells the observer, if there is one, of the instruction: observe(observer, argument_of).
+/// One lane executes `operation(argument_of)` for all lanes of the mask; argument_of(l) is lane l's argument.
+/// `observe` tells the observer, if there is one, of the instruction: observe(observer, argument_of).
 template <class Argument, class Operation, class Observe>
 void together(const char* name, unsigned mask, Argument& argument, CallSite where, const Operation& operation,
               const Observe& observe) {
@@ -188,8 +190,8 @@ SharedArena& shared_arena();             // of the running block
 SharedArena& shared_arena_of(int rank);  // of a block of the cluster
 AsyncProxy& async_proxy();               // of the cluster
 
-/// Array `number` of the block's shared memory, which on a GPU begins at byte `offset`. All threads have to request the
-/// same arrays.
+/// Array `number` of the block's shared memory, which on a GPU begins at byte `offset`. All threads have to
+/// request the same arrays.
 void* shared_array(int number, int64_t offset, int64_t bytes, int64_t alignment, CallSite where);
 /// Fails unless the bytes lie within one array of shared memory, on a multiple of the alignment.
 void require_shared(const void* memory, int64_t bytes, int64_t alignment, const char* name, CallSite where);

@@ -18,8 +18,8 @@ struct BulkLoad {
   CallSite where;
 };
 
-/// The loads of a cluster's blocks. Eager ones land when they are issued; the others when no thread can go on without
-/// them, and until then their target is NaN.
+/// The loads of a cluster's blocks. Eager ones land when they are issued; the others when no thread can go on
+/// without them, and until then their target is NaN.
 class BulkLoads {
  public:
   void issue(const char* name, BulkLoad load);

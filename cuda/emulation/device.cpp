@@ -44,8 +44,8 @@ void require_device_memory(const char* call, const void* memory, int64_t bytes,
 
 std::optional<DeviceInfo> find_device(std::string*) { return processor(); }
 
-// One entry for each limit of shared memory and number of multiprocessors that was ever set, so that returned references
-// stay valid.
+// One entry for each limit of shared memory and number of multiprocessors that was ever set, so that
+// returned references stay valid.
 const DeviceInfo& device() {
   static std::mutex mutex;
   static std::map<std::pair<int64_t, int>, const DeviceInfo> known;

@@ -99,8 +99,8 @@ void Fiber::restart() {
   context_.uc_link = nullptr;
   makecontext(&context_, entry_, 0);
 #else
-  // As kvbound_switch_stack leaves a stack: six registers and the return address; above it, at an address that ends in
-  // 8 as the calling convention requires, a null that ends stack traces.
+  // As kvbound_switch_stack leaves a stack: six registers and the return address; above it, at an address
+  // that ends in 8 as the calling convention requires, a null that ends stack traces.
   auto* slots = reinterpret_cast<void**>(top_);
   *--slots = nullptr;
   *--slots = reinterpret_cast<void*>(entry_);

@@ -20,8 +20,8 @@ class Fiber {
  public:
   /// The caller's own stack.
   Fiber();
-  /// A new stack, above an inaccessible page. `number` selects the stack's first cache line in its page, so that
-  /// fibers' stacks do not all use the same sets of the cache.
+  /// A new stack, above an inaccessible page. `number` selects the stack's first cache line in its page, so
+  /// that fibers' stacks do not all use the same sets of the cache.
   Fiber(void (*entry)(), int number);
   ~Fiber();
   Fiber(const Fiber&) = delete;
@@ -32,14 +32,16 @@ class Fiber {
 
   /// Saves the caller's state in `from` and continues in `to`; returns when another fiber switches to `from`.
   static void change(Fiber& from, Fiber& to);
-  /// Continues in `to` without saving the caller's state: `from` has to be restarted before the next switch to it.
+  /// Continues in `to` without saving the caller's state: `from` has to be restarted
+  /// before the next switch to it.
   [[noreturn]] static void leave(Fiber& from, Fiber& to);
   /// An entry calls this first; `first` is the fiber of the caller's own stack.
   static void begin(Fiber& first);
 
   /// Whether the address lies in the page below this stack, which an overflow accesses.
   bool overflown_at(const void* address) const;
-  /// Gives up all frames, and with them their red zones. Returns the stack's upper end, where a function may begin.
+  /// Gives up all frames, and with them their red zones. Returns the stack's upper end,
+  /// where a function may begin.
   std::byte* clear() const;
 
  private:

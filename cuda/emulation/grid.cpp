@@ -50,8 +50,8 @@ void require_launchable(const Grid& grid, CallSite where) {
   }
 }
 
-// The order in which clusters of blocks begin: position -> cluster. The first ones of an observed launch are evenly
-// spread over the grid, however many they are.
+// The order in which clusters of blocks begin: position -> cluster. The first ones of an observed launch are
+// evenly spread over the grid, however many they are.
 class ClusterOrder {
  public:
   ClusterOrder(const Grid& grid, bool spread)

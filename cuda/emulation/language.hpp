@@ -1,8 +1,8 @@
-// The parts of CUDA C++ that the kernels here use and C++ lacks, under the same names. Kernels include it through
-// kernel.hpp. Where CUDA leaves a kernel's behaviour undefined, the kernel ends with a fault.
+// The parts of CUDA C++ that the kernels here use and C++ lacks, under the same names. Kernels include it
+// through kernel.hpp. Where CUDA leaves a kernel's behaviour undefined, the kernel ends with a fault.
 //
-// Stricter than CUDA: every thread of a block has to reach a barrier, and at the same line; all lanes named in a mask
-// have to take part; a lane that another one reads has to be in the mask.
+// Stricter than CUDA: every thread of a block has to reach a barrier, and at the same line; all lanes named
+// in a mask have to take part; a lane that another one reads has to be in the mask.
 #pragma once
 
 #include <math.h>  // expf and the like without std::, as in CUDA
@@ -171,8 +171,8 @@ inline float fmaf(float a, float b, float c) {
 }
 #endif
 
-// Shuffles within parts of `width` lanes of the warp, a power of two. A lane whose source lies outside its part gets
-// its own value.
+// Shuffles within parts of `width` lanes of the warp, a power of two. A lane whose source lies outside its
+// part gets its own value.
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = warpSize,

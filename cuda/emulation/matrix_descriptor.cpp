@@ -49,7 +49,8 @@ Matrix decoded(uint64_t descriptor, CallSite where) {
   return {field(descriptor, 0), field(descriptor, 16), field(descriptor, 32)};
 }
 
-// The unit of 16 bytes at this address of the running block's shared memory; `what` is number `which` of the matrix.
+// The unit of 16 bytes at this address of the running block's shared memory; `what` is
+// number `which` of the matrix.
 const std::byte* unit_at(int64_t address, const char* what, int which, bool check, CallSite where) {
   const SharedArena& arena = shared_arena();
   const std::byte* const unit = arena.place_of(address);

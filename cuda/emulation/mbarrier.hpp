@@ -1,8 +1,8 @@
-// Barriers in shared memory that count arrivals and bytes (mbarrier), as the emulation keeps them: by their addresses,
-// beside shared memory. Their 64 bits hold a mark, so that a write to them is noticed.
+// Barriers in shared memory that count arrivals and bytes (mbarrier), as the emulation keeps them: by their
+// addresses, beside shared memory. Their 64 bits hold a mark, so that a write to them is noticed.
 //
-// Stricter than PTX: a thread waits for a phase once, so that a second wait for it, which returns at once, is taken for a
-// phase bit that was not flipped.
+// Stricter than PTX: a thread waits for a phase once, so that a second wait for it, which returns at once, is
+// taken for a phase bit that was not flipped.
 #pragma once
 
 #include <cstdint>

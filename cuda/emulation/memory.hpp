@@ -2,10 +2,10 @@
 //
 //     | no access | canaries | the buffer | canaries | no access |
 //
-// The buffer begins on 256 bytes as cudaMalloc's do and ends as near to the pages behind it as that allows. An access
-// beyond the canaries raises SIGSEGV, which becomes a fault of the accessing thread; a write to the canaries is
-// detected after the kernel; a read from them returns NaN in every storage type. For AddressSanitizer they are
-// poisoned.
+// The buffer begins on 256 bytes as cudaMalloc's do and ends as near to the pages behind it as that allows.
+// An access beyond the canaries raises SIGSEGV, which becomes a fault of the accessing thread; a write to the
+// canaries is detected after the kernel; a read from them returns NaN in every storage type. For
+// AddressSanitizer they are poisoned.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@
 namespace kvbound::cuda::emulation {
 
 inline constexpr size_t kPage = 4096;
-/// Inaccessible bytes on either side of device memory and of a block's shared memory; they take addresses, but no memory.
+/// Inaccessible bytes on either side of device memory and of a block's shared memory; they take
+/// addresses, but no memory.
 inline constexpr size_t kGuard = size_t{64} << 20;
 
 /// Bytes, all of them 0xff unless fill_new_buffers_with says otherwise. Throws std::bad_alloc.

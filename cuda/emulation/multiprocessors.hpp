@@ -1,4 +1,5 @@
-// The number of multiprocessors that the emulated device claims to have: it decides how some operations divide their work.
+// The number of multiprocessors that the emulated device claims to have: it decides how some
+// operations divide their work.
 #pragma once
 
 namespace kvbound::cuda::emulation {

@@ -1,5 +1,5 @@
-// Whoever watches kernels run, to count what they do. Only kernels of the counted build (support/build.hpp) say what they
-// do; those of the emulated build are not slowed down by it.
+// Whoever watches kernels run, to count what they do. Only kernels of the counted build (support/build.hpp)
+// say what they do; those of the emulated build are not slowed down by it.
 #pragma once
 
 #include <cstdint>
@@ -68,8 +68,8 @@ class LaunchObserver {
   virtual std::unique_ptr<Observer> of_this_thread() = 0;
   /// How many clusters are run until `suffices` is asked again.
   virtual uint64_t batch() const = 0;
-  /// Called behind every batch and behind the last cluster: whether the clusters that have been run are enough to know
-  /// the others by, which are then not run.
+  /// Called behind every batch and behind the last cluster: whether the clusters that have been run are
+  /// enough to know the others by, which are then not run.
   virtual bool suffices(uint64_t run, uint64_t all) = 0;
 };
 

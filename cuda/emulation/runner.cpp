@@ -102,8 +102,8 @@ void Runner::drop_everything() {
   each_thread([this](ThreadId id) { thread(id).copies.clear(); });
 }
 
-// The loop of every fiber: runs the current thread, then threads that have not begun, until a waiting one is to
-// continue.
+// The loop of every fiber: runs the current thread, then threads that have not begun, until a
+// waiting one is to continue.
 void Runner::run_threads() {
   Runner& runner = *of_thread;
   Fiber::begin(runner.main_);
@@ -162,8 +162,8 @@ void Runner::refuse_to_leave_others() {
   if (cluster_barrier_.arrived > 0) fail("returns, while others have arrived at the cluster's barrier", {});
 }
 
-// Called by a fiber whose thread has returned: switches to the next thread, and returns when this fiber is to begin
-// another one.
+// Called by a fiber whose thread has returned: switches to the next thread, and returns when this fiber
+// is to begin another one.
 bool Runner::begin_another() {
   const ThreadId following = next_or_landed();
   if (following < 0 && gone_ < count_ * resident_)
@@ -219,8 +219,8 @@ int Runner::choose(int count) {
 
 bool Runner::moves() { return grid_->schedule.seed > 1 && random_.below(16) == 0; }
 
-// The next thread by the schedule, of those that may continue or begin; -1 if there is none. Mostly the same warp of the
-// same block continues, as on a GPU; at one wait in 16 another one may.
+// The next thread by the schedule, of those that may continue or begin; -1 if there is none. Mostly the same
+// warp of the same block continues, as on a GPU; at one wait in 16 another one may.
 ThreadId Runner::next() {
   if (ready_ == 0) return -1;
   const bool begun = current_ >= 0;
@@ -272,8 +272,8 @@ void Runner::update_runnable(ResidentBlock& block, ThreadId id) {
   ready_ = block.runnable != 0 ? ready_ | rank : ready_ & ~rank;
 }
 
-// Called by a thread that has registered its wait: switches to the next thread, and returns when this one is to
-// continue.
+// Called by a thread that has registered its wait: switches to the next thread, and returns when
+// this one is to continue.
 void Runner::go_on() {
   const ThreadId following = next_or_landed();
   if (following < 0) fail("waits, and no thread can go on: " + all_waits(), first_wait());

@@ -1,5 +1,5 @@
-// Runs blocks on the calling thread of the operating system, which has one Runner: one block, or the blocks of one
-// cluster, at a time.
+// Runs blocks on the calling thread of the operating system, which has one Runner: one block, or the blocks
+// of one cluster, at a time.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// The calls that tell AddressSanitizer and ThreadSanitizer of switched stacks and of forbidden memory; empty without a
-// sanitizer.
+// The calls that tell AddressSanitizer and ThreadSanitizer of switched stacks and of forbidden memory;
+// empty without a sanitizer.
 #pragma once
 
 #include <cstddef>

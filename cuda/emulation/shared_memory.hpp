@@ -1,7 +1,7 @@
 // One block's shared memory: arrays with canaries behind them, laid out anew by every block.
 //
-// The asynchronous proxy (bulk copies, wgmma) has a view of its own: what threads write becomes visible to it by a
-// proxy fence, here `publish`. The view is kept from the block's first use of that proxy on.
+// The asynchronous proxy (bulk copies, wgmma) has a view of its own: what threads write becomes visible to it
+// by a proxy fence, here `publish`. The view is kept from the block's first use of that proxy on.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@ class SharedArena {
   /// Removes all arrays; the next block may have `bytes` bytes. Opens the memory.
   void restart(int64_t bytes);
 
-  /// Array `number` of the block; the first request creates it, filled with NaN. The offset is the one on a GPU, where
-  /// no canaries lie between arrays. Null if the array does not fit; `problem` then says why.
+  /// Array `number` of the block; the first request creates it, filled with NaN. The offset is the one on a
+  /// GPU, where no canaries lie between arrays. Null if the array does not fit; `problem` then says why.
   void* array(int number, int64_t offset, int64_t bytes, int64_t alignment, std::string& problem);
 
   /// Lets every access fault, with `why` in its description, until the memory is opened again.
@@ -38,11 +38,12 @@ class SharedArena {
   /// Whether the bytes lie within one array.
   bool holds(const void* memory, int64_t bytes) const;
 
-  /// The same place in another block's arena: its array is created if that block has not asked for it yet. Null if the
-  /// address lies in no array.
+  /// The same place in another block's arena: its array is created if that block has not asked for it yet.
+  /// Null if the address lies in no array.
   void* same_place_in(SharedArena& other, const void* address, std::string& problem) const;
 
-  /// The address that the place has on a GPU, where arrays lie behind each other from kBegin on; -1 if it is in no array.
+  /// The address that the place has on a GPU, where arrays lie behind each other from kBegin on;
+  /// -1 if it is in no array.
   int64_t address(const void* place) const;
   /// The place of an address; null if it lies in no array.
   std::byte* place_of(int64_t address) const;

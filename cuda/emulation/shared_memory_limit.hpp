@@ -1,4 +1,5 @@
-// The shared memory that a block of the emulated device may have, and with it the generation that the device stands for.
+// The shared memory that a block of the emulated device may have, and with it the generation
+// that the device stands for.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ inline constexpr int64_t kSharedMemoryOf80 = 166912, kSharedMemoryOf86 = 101376;
 /// The current limit, in all threads.
 int64_t shared_memory_limit();
 
-/// The compute capability that the emulated device claims: the highest one whose limit that may be, times ten.
+/// The compute capability that the emulated device claims: the highest one whose
+/// limit that may be, times ten.
 int compute_capability();
 
 /// Sets the limit, at most kMostSharedMemory, for this object's lifetime, then restores the previous one.

@@ -68,9 +68,9 @@ inline void add_infinite(const Columns (&products)[kAligned], Columns& totals) {
   for (int c = 0; c < kColumns; ++c) totals[c] = sums[c] + plain[c];
 }
 
-/// totals[c] += products[0][c] + products[1][c] + ..., with the largest error that is to be expected: PTX promises no more
-/// than single precision, and tensor cores align addends to the largest and truncate. Here every addend is truncated to a
-/// multiple of the last of the largest's 24 bits, and so is the sum.
+/// totals[c] += products[0][c] + products[1][c] + ..., with the largest error that is to be expected: PTX
+/// promises no more than single precision, and tensor cores align addends to the largest and truncate. Here
+/// every addend is truncated to a multiple of the last of the largest's 24 bits, and so is the sum.
 inline void add_aligned(const Columns (&products)[kAligned], Columns& totals) {
   constexpr int32_t kMagnitude = 0x7fffffff, kOne = 1 << 23, kInfinity = 255 * kOne, kLeast = 24 * kOne;
   const auto bits = [](float number) { return std::bit_cast<int32_t>(number); };
@@ -111,7 +111,8 @@ inline void add_products(const float* left, const Columns* right, Columns& total
   add_aligned(products, totals);
 }
 
-/// c += a b as mma.m16n8k8 (kHalves = 1) and mma.m16n8k16 (2) do, the products exact. `widen` makes a float of 16 bits.
+/// c += a b as mma.m16n8k8 (kHalves = 1) and mma.m16n8k16 (2) do, the products exact. `widen`
+/// makes a float of 16 bits.
 template <int kHalves, class Widen>
 void multiply_add(float (&c)[4], const uint32_t (&a)[2 * kHalves], const uint32_t (&b)[kHalves],
                   const Widen& widen, CallSite where) {

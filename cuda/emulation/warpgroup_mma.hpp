@@ -1,9 +1,10 @@
-// Products of a warpgroup's tensor cores (wgmma), lane by lane. A warp's quarter of a product, 16 of its 64 rows, is
-// computed when the warp issues it or, with lazy copies, when the warp waits for it. Until then the sums are NaN in the
-// lanes' variables. The four warps need not issue at the same time, but the same products at the same places.
+// Products of a warpgroup's tensor cores (wgmma), lane by lane. A warp's quarter of a product, 16 of its 64
+// rows, is computed when the warp issues it or, with lazy copies, when the warp waits for it. Until then the
+// sums are NaN in the lanes' variables. The four warps need not issue at the same time, but the same
+// products at the same places.
 //
-// Stricter than PTX: a wgmma.fence is required behind every wait that completed sums, whether or not they were accessed;
-// and an array that holds rows of A must not be written before the wait.
+// Stricter than PTX: a wgmma.fence is required behind every wait that completed sums, whether or not they
+// were accessed; and an array that holds rows of A must not be written before the wait.
 #pragma once
 
 #include <array>

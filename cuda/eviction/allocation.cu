@@ -28,8 +28,8 @@ struct Arguments {
 };
 
 struct Shared : radix_selection::SearchShared {
-  // [kv_heads], which other blocks also read, in place of the counters, which are not needed behind the search: a head's scores
-  // above the smallest one that counts, and those that equal it, in this block.
+  // [kv_heads], which other blocks also read, in place of the counters, which are not needed behind the
+  // search: a head's scores above the smallest one that counts, and those that equal it, in this block.
   int* above;
   int* same;
   int64_t* found;  // [kv_heads]: scores of the head among the largest of all
@@ -140,8 +140,8 @@ __device__ int64_t filled_up(const Arguments& p, int64_t head, int64_t total, co
   return shared.whole[head] + (larger < rest ? 1 : 0);
 }
 
-// The budgets of all KV heads of a layer: radix selection over all their scores, by one block, or by a cluster of eight, each of
-// which has some columns of every head.
+// The budgets of all KV heads of a layer: radix selection over all their scores, by one block, or by a
+// cluster of eight, each of which has some columns of every head.
 //
 // grid       kBlocks
 // block      1024

@@ -14,7 +14,8 @@ inline constexpr int64_t kMostLayerScores = int64_t{1} << 30;
 
 /// reference::adakv_budgets: budgets in proportion to how many of the layer's largest scores each head has.
 ///
-/// scores      [kv_heads, cols], device memory, row_stride numbers from row to row; kv_heads cols <= kMostLayerScores
+/// scores      [kv_heads, cols], device memory, row_stride numbers from row to row; kv_heads
+///             cols <= kMostLayerScores
 /// candidates  [kv_heads], device memory: the number of candidates that each head would keep, 0..cols
 /// budgets     [kv_heads], device memory: the number that it keeps, with the same sum
 /// status      set to 1 if a score is NaN, else left as it is

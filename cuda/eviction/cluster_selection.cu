@@ -12,8 +12,8 @@ namespace {
 using namespace radix_selection;
 
 constexpr int kBlocks = 8;
-// Few, as each pass over a digit has four barriers, which wait for every warp, and as much work for each warp as for its keys.
-// Only so many keys that registers do not suffice for have more threads.
+// Few, as each pass over a digit has four barriers, which wait for every warp, and as much work for each warp
+// as for its keys. Only so many keys that registers do not suffice for have more threads.
 template <int kKeys>
 constexpr int kThreadsWith = kKeys <= 16 ? kBins : 2 * kBins;
 constexpr int kMostKeys = static_cast<int>(kMostScores / (kBlocks * 2 * kBins));  // of a thread
@@ -23,8 +23,8 @@ __host__ __device__ int of_block(int64_t cols) {
   return static_cast<int>(round_up(ceil_division(cols, kBlocks), 32));
 }
 
-// Columns of a block, of which a warp has 32 kKeys successive ones: lane l those that are l + 32 n behind the first one, and
-// below end. Blocks begin with whole sectors.
+// Columns of a block, of which a warp has 32 kKeys successive ones: lane l those that are l + 32 n behind the
+// first one, and below end. Blocks begin with whole sectors.
 template <int kKeys>
 struct Columns {
   int first, end;
@@ -47,8 +47,9 @@ struct ClusterShared : SearchShared {
       : SearchShared(memory, true), selected(memory.array<int>(kWarps)), before(memory.array<int>(kWarps)) {}
 };
 
-// The scores of the thread's columns. Up to 16 are loaded before any is used: for columns that the thread does not have the
-// block's last one, so that no load waits for a condition. There are no registers for more addresses.
+// The scores of the thread's columns. Up to 16 are loaded before any is used: for columns that the
+// thread does not have the block's last one, so that no load waits for a condition. There are no
+// registers for more addresses.
 template <int kKeys>
 struct Scores {
   float scores[kKeys];
@@ -65,14 +66,15 @@ struct Scores {
   }
 };
 
-// What is selected: bit n for the thread's n-th key; and the thread's part of the number selected in earlier blocks.
+// What is selected: bit n for the thread's n-th key; and the thread's part of the number
+// selected in earlier blocks.
 struct Selected {
   uint32_t bits;
   int before;
 };
 
-// The thread's keys. Columns that it does not have get NaN's, below all others, so that they are counted, but not among the
-// k largest.
+// The thread's keys. Columns that it does not have get NaN's, below all others, so that they are counted, but
+// not among the k largest.
 template <int kKeys>
 struct Keys {
   uint32_t keys[kKeys];
@@ -96,8 +98,8 @@ struct Keys {
     for (int n = 0; n < kKeys; ++n) keys[n] = selected >> n & 1 ? kFirstKey : keys[n];
   }
 
-  // The keys of the k largest ranks of a row, of which every block has its own keys: by the digits of the key, and where keys
-  // are equal by those of the index.
+  // The keys of the k largest ranks of a row, of which every block has its own keys: by the digits of the
+  // key, and where keys are equal by those of the index.
   __device__ Selected select(const Columns<kKeys>& columns, int k, const SearchShared& shared,
                              int& turn) const {
     const auto each_key = [&](const auto& add) {
@@ -154,8 +156,9 @@ __device__ void write_ascending(const Selected& selected, const Columns<kKeys>& 
   }
 }
 
-// The k largest scores of a row, or CriticalKV's two stages, by a cluster of eight blocks. Blocks exchange how often each
-// digit occurs among their keys. By that they also know how many entries the blocks before them select.
+// The k largest scores of a row, or CriticalKV's two stages, by a cluster of eight blocks. Blocks
+// exchange how often each digit occurs among their keys. By that they also know how many entries the
+// blocks before them select.
 //
 //       row      | block 0 | block 1 | ... | block 7 |
 //       lane l of a block's warp w has columns 32 kKeys w + l + 32 n

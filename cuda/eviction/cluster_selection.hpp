@@ -1,4 +1,5 @@
-// Selection by a cluster of blocks (compute capability 9.0): select_top and select_critical where a row is long.
+// Selection by a cluster of blocks (compute capability 9.0): select_top and
+// select_critical where a row is long.
 #pragma once
 
 #include <cstdint>

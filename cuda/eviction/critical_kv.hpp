@@ -14,18 +14,20 @@
 
 namespace kvbound::cuda {
 
-/// Which kernel forms the projected values: wgmma needs a 16-bit type, head_dim 64 or 128 and compute capability 9.0; mma a
-/// 16-bit type, head_dim a multiple of 16 and compute capability 8.0; portable has no requirements.
+/// Which kernel forms the projected values: wgmma needs a 16-bit type, head_dim 64 or 128 and
+/// compute capability 9.0; mma a 16-bit type, head_dim a multiple of 16 and compute capability 8.0;
+/// portable has no requirements.
 enum class NormsKernel { chosen, portable, mma, wgmma };
 
-/// A kernel, and why it was chosen: which of the kernels on tensor cores gave right norms on a small problem, or what was
-/// wrong with them.
+/// A kernel, and why it was chosen: which of the kernels on tensor cores gave right norms on a small problem,
+/// or what was wrong with them.
 struct NormsChoice {
   NormsKernel kernel;
   std::string why;
 };
 
-/// The positions that a host keeps whatever their scores: the first `sinks` and the last `recent`, which do not overlap.
+/// The positions that a host keeps whatever their scores: the first `sinks` and the last
+/// `recent`, which do not overlap.
 struct AlwaysKept {
   int64_t sinks = 0;
   int64_t recent = 0;
@@ -40,8 +42,10 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// values             [kv_heads, tokens, head_dim], head_dim 1..256
 /// output_projection  [query_heads, head_dim, model_dim]: block h is query head h's rows of W^O
 /// norms              [query_heads, tokens], device memory, without gaps
-/// kernel             chosen: norms_choice; wgmma or mma where their requirements are not met throw ShapeMismatch
-/// precision          products and sums in fp32; error: reference/bounds/error_bounds.hpp with norms_arithmetic()
+/// kernel             chosen: norms_choice; wgmma or mma where their requirements are
+///                    not met throw ShapeMismatch
+/// precision          products and sums in fp32; error:
+///                    reference/bounds/error_bounds.hpp with norms_arithmetic()
 /// equal values have equal norms to the last bit, wherever they stand, and however many tokens there are
 /// the same inputs give the same bits for the same kernel
 /// throws             ShapeMismatch; DeviceError
@@ -49,17 +53,17 @@ template <Storage T>
 void projected_value_norms(DeviceTensor<const T> values, DeviceTensor<const T> output_projection,
                            float* norms, Stream stream, NormsKernel kernel = NormsKernel::chosen);
 
-/// The kernel that `chosen` selects on this device: of those whose requirements are met, the first of wgmma, mma and
-/// portable that gives right norms on a small problem. They are checked once for each type and head_dim in a process, on
-/// first use, for which the device is waited for.
+/// The kernel that `chosen` selects on this device: of those whose requirements are met, the first of wgmma,
+/// mma and portable that gives right norms on a small problem. They are checked once for each type and
+/// head_dim in a process, on first use, for which the device is waited for.
 template <Storage T>
 NormsChoice norms_choice(int64_t head_dim);
 template <Storage T>
 NormsKernel chosen_norms_kernel(int64_t head_dim);
 
-/// The arithmetic of `projected_value_norms`: accumulation_depth over the model_dim columns of one norm, product_depth over
-/// the head_dim products of one projected value; with mma over the tensor cores' chains of sums of 16 products. wgmma sums
-/// all products in one chain.
+/// The arithmetic of `projected_value_norms`: accumulation_depth over the model_dim columns of one norm,
+/// product_depth over the head_dim products of one projected value; with mma over the tensor cores' chains of
+/// sums of 16 products. wgmma sums all products in one chain.
 ///
 /// kernel  portable, mma or wgmma
 KernelArithmetic norms_arithmetic(int64_t head_dim, int64_t model_dim, NormsKernel kernel);
@@ -78,12 +82,13 @@ void stage_two_scores(const float* head_scores, const float* norms, int64_t norm
 /// Bytes that `select_critical` needs for matrices of this shape.
 int64_t select_critical_workspace(int64_t rows, int64_t cols);
 
-/// reference::select_critical for every row: first the stage_one_count best by attention, then the best by stage-two
-/// score among the rest, k in all.
+/// reference::select_critical for every row: first the stage_one_count best by attention, then the best by
+/// stage-two score among the rest, k in all.
 ///
 /// attention_scores, stage_two_scores  [rows, cols], device memory, row_stride numbers from row to row
 /// k, stage_one_count  [rows], device memory; 0 <= stage_one_count[r] <= k[r] <= cols <= 131072
-/// selection           receives the indices of both stages; stage_one those of stage one (indices null: not written)
+/// selection           receives the indices of both stages; stage_one those of stage one
+///                     (indices null: not written)
 /// exact; a NaN raises selection.status, unless it is the stage-two score of an entry of stage one
 /// stage_one.status    not used
 /// throws              ShapeMismatch; DeviceError

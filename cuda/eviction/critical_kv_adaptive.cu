@@ -1,8 +1,8 @@
-// CriticalKV's adaptive first stage: the fewest candidates with which every window query of a KV head's group has more
-// than half of its attention on kept entries.
+// CriticalKV's adaptive first stage: the fewest candidates with which every window query of a KV head's group
+// has more than half of its attention on kept entries.
 //
-// Entries are ordered: first those that are always kept, then the candidates, best first. For each query the kernels
-// find the entry at which the prefix sum of attention weights first exceeds 1/2:
+// Entries are ordered: first those that are always kept, then the candidates, best first. For each query the
+// kernels find the entry at which the prefix sum of attention weights first exceeds 1/2:
 //
 //       entries      | tile 0 | tile 1 | ... | tile c | ... |   tile_masses_kernel: m, a tile's weight
 //       prefix sum   0       m0   m0 + m1  <= 1/2  > 1/2        needed_kernel: tile c, and the entry in it
@@ -124,16 +124,17 @@ __device__ void prefix_sums(float (&numbers)[kCount], float* warp_totals) {
   }
 }
 
-// The sums of attention weights of one tile of 256 entries, for the window's queries of one query head. A thread has
-// one entry, and eight queries at a time.
+// The sums of attention weights of one tile of 256 entries, for the window's queries of one query head. A
+// thread has one entry, and eight queries at a time.
 //
 // grid       (tiles, query_heads), tiles = ceil((always_kept + min(ranked_stride, tokens)) / 256)
 // block      256
 // shared     32 pitch + 1,312 bytes, pitch = numbers in a padded row; 5,408 for head_dim 128 in a 16-bit type
 // registers  sm_90a: 96 (16-bit types), 80 (fp32); sm_80: 91
-// bytes      read: the entries' keys for each query head, again for every eight queries; queries and log-sum-exp for
-//            each block; written: 4 query_heads window tiles
-// FLOP       2 query_heads window entries pitch, and an exponential for each product; entries = always_kept + k
+// bytes      read: the entries' keys for each query head, again for every eight queries; queries and
+//            log-sum-exp for each block; written: 4 query_heads window tiles
+// FLOP       2 query_heads window entries pitch, and an exponential for each product;
+//            entries = always_kept + k
 template <Storage T>
 __global__ void __launch_bounds__(kTile, 1) tile_masses_kernel(Arguments<T> p) {
   SharedMemory memory;
@@ -188,8 +189,8 @@ __device__ Crossing crossing_tile(const float* masses, int64_t tiles, const Shar
   return {-1, before};
 }
 
-// The candidates that one query needs: scans its tiles' sums 256 at a time, then forms the weights of the crossing tile
-// again and scans them, one entry to a thread.
+// The candidates that one query needs: scans its tiles' sums 256 at a time, then forms the weights of the
+// crossing tile again and scans them, one entry to a thread.
 //
 // grid       (window, query_heads)
 // block      256
@@ -289,8 +290,8 @@ template void adaptive_stage_one(const WindowView<Float16>&, const float*, const
 template void adaptive_stage_one(const WindowView<Bfloat16>&, const float*, const AlwaysKept&, const int64_t*,
                                  int64_t, const int64_t*, int64_t*, Workspace, Stream);
 
-// A tile's prefix sums add 32 lanes by a tree of depth 5, then up to 8 warps. The tiles' sums are added likewise, 256
-// at a time; one addition joins the two.
+// A tile's prefix sums add 32 lanes by a tree of depth 5, then up to 8 warps. The tiles' sums are added
+// likewise, 256 at a time; one addition joins the two.
 int64_t adaptive_stage_one_depth(int64_t entries) {
   constexpr int64_t kPrefix = 5 + kWarps;
   return kPrefix + kPrefix + tiles_of(tiles_of(entries)) + 1;

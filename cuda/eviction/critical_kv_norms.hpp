@@ -53,9 +53,9 @@ void launch_wgmma(const Arguments<T>& arguments, Stream stream);
 bool mma_can(int64_t head_dim);
 bool wgmma_can(int64_t head_dim);
 
-/// Launches a grid of (ceil(tokens / block_tokens), kv_heads * ceil(group / heads_per_block)) blocks. A block computes
-/// all query heads of its group, or one if there would otherwise be fewer blocks than multiprocessors. Results are the
-/// same bits either way.
+/// Launches a grid of (ceil(tokens / block_tokens), kv_heads * ceil(group / heads_per_block)) blocks. A block
+/// computes all query heads of its group, or one if there would otherwise be fewer blocks than
+/// multiprocessors. Results are the same bits either way.
 template <auto kernel, Storage T>
 void launch_blocks(Arguments<T> arguments, int64_t block_tokens, int threads, int64_t bytes, Stream stream) {
   const int64_t tiles = ceil_division(arguments.tokens(), block_tokens);
@@ -70,7 +70,8 @@ void launch_blocks(Arguments<T> arguments, int64_t block_tokens, int threads, in
 int64_t portable_accumulation_depth(int64_t model_dim);
 int64_t mma_accumulation_depth(int64_t model_dim);
 int64_t wgmma_accumulation_depth(int64_t model_dim);
-/// The product depth of one projected value: over its products, or with mma over the tensor cores' chains of products.
+/// The product depth of one projected value: over its products, or with mma over the tensor
+/// cores' chains of products.
 int64_t portable_product_depth(int64_t head_dim);
 int64_t mma_product_depth(int64_t head_dim);
 /// How many sums of 16 products the tensor cores form one behind the other.

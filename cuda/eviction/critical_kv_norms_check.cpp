@@ -15,8 +15,9 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace critical_kv_norms {
 namespace {
 
-// A block of 256 tokens with a ragged tail, which takes both heads, or two clusters that take one each: in all eight stages of
-// 128 columns, the last of each head ragged, so that each of wgmma's three is filled more than once.
+// A block of 256 tokens with a ragged tail, which takes both heads, or two clusters that take one
+// each: in all eight stages of 128 columns, the last of each head ragged, so that each of wgmma's
+// three is filled more than once.
 constexpr int64_t kHeads = 2;
 constexpr int64_t kTokens = 200;
 constexpr int64_t kColumns = 456;
@@ -46,7 +47,8 @@ double absolute_sum(VectorView row) {
   return sum;
 }
 
-// The exact norm of one token and query head, and the sum of its values' absolute values times their rows' norms.
+// The exact norm of one token and query head, and the sum of its values' absolute values
+// times their rows' norms.
 struct Exact {
   double norm, size;
 };
@@ -73,7 +75,8 @@ std::vector<Exact> exact_norms(const Problem& problem) {
   return all;
 }
 
-// The bound of projected_value_norm_errors where nothing is known of running sums; 2 covers what is of second order.
+// The bound of projected_value_norm_errors where nothing is known of running sums; 2 covers
+// what is of second order.
 double bound(const Exact& exact, const KernelArithmetic& arithmetic) {
   constexpr double kUnit = 0x1p-24;
   const double tensor = static_cast<double>(arithmetic.tensor_chain) * arithmetic.tensor_sums;

@@ -1,13 +1,14 @@
 // Projected value norms by mma.sync: 16-bit types, head_dim a multiple of 16, compute capability 8.0.
 //
-// A warp has its tokens' values in registers, as the A operand, for all query heads of its block. W^O is copied to
-// shared memory 64 columns at a time, in three stages, and every warp of the block multiplies by every stage. The
-// projected values exist only in registers.
+// A warp has its tokens' values in registers, as the A operand, for all query heads of its block. W^O is
+// copied to shared memory 64 columns at a time, in three stages, and every warp of the block multiplies by
+// every stage. The projected values exist only in registers.
 //
-// The tensor cores accumulate the products of kChain steps of 16; these sums are added in single precision. A longer
-// chain takes fewer additions, and has a wider error bound (reference/bounds/error_bounds.md, "The model"). Of the main
-// loop for head_dim 128, instructions for 32 HMMA, of them FADD, and the bound of a projected value in units of 2^-24 of
-// the sum of its products' absolute values, where nothing is known of running sums (sm_80 and sm_90a are alike):
+// The tensor cores accumulate the products of kChain steps of 16; these sums are added in single precision. A
+// longer chain takes fewer additions, and has a wider error bound (reference/bounds/error_bounds.md, "The
+// model"). Of the main loop for head_dim 128, instructions for 32 HMMA, of them FADD, and the bound of a
+// projected value in units of 2^-24 of the sum of its products' absolute values, where nothing is known of
+// running sums (sm_80 and sm_90a are alike):
 //
 //     chain   instructions   FADD   bound
 //       1         178         128      42
@@ -15,10 +16,10 @@
 //       4          82          32     146
 //       8          66          16     289
 //
-// 32 HMMA keep the tensor cores of a multiprocessor's partition busy for 256 cycles (sm_80) or 128 (sm_90, if they ran at
-// wgmma's rate), and a partition issues an instruction a cycle. So 4 is the shortest chain that fits and leaves the rate to
-// the tensor cores. With the running sums' own norms, which the bound of a norm uses, 4 costs little: the median of
-// bound over error in parity tests is 440 to 830, as it was for 1.
+// 32 HMMA keep the tensor cores of a multiprocessor's partition busy for 256 cycles (sm_80) or 128 (sm_90, if
+// they ran at wgmma's rate), and a partition issues an instruction a cycle. So 4 is the shortest chain that
+// fits and leaves the rate to the tensor cores. With the running sums' own norms, which the bound of a norm
+// uses, 4 costs little: the median of bound over error in parity tests is 440 to 830, as it was for 1.
 #include <kvbound/cuda/primitives/async_copy.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 
@@ -40,7 +41,8 @@ constexpr int kRowsAtOnce = kThreads / kChunks;  // copied by a block in one ite
 static_assert(kRowsAtOnce % 8 == 0, "a thread's chunk is permuted in the same way in all its rows");
 static_assert(kChunks == 8, "eight rows' chunks of the same column lie in different banks");
 
-// kSteps: the tiles of 16 that head_dim is padded to with zeros. A warp has 32 tokens for up to 8 steps, else 16.
+// kSteps: the tiles of 16 that head_dim is padded to with zeros. A warp has 32 tokens
+// for up to 8 steps, else 16.
 template <int kSteps>
 inline constexpr int kTokenTiles = kSteps <= 8 ? 2 : 1;
 template <int kSteps>
@@ -54,7 +56,8 @@ struct Shared {
       : stages(memory.array<uint16_t>(kStages * kStageSize<kSteps>)) {}
 };
 
-// The place of a row's chunk in a stage: ldmatrix reads one chunk of eight rows at a time, without bank conflicts.
+// The place of a row's chunk in a stage: ldmatrix reads one chunk of eight rows at a
+// time, without bank conflicts.
 __device__ int swizzled(int row, int chunk) { return (row * kChunks + (chunk ^ (row % 8))) * kChunk; }
 
 __host__ __device__ int stages_of(int64_t model_dim) {
@@ -84,7 +87,8 @@ __device__ void load_stage(const Arguments<T>& p, const Heads& heads, int n, uin
   async_commit();
 }
 
-// A warp's values as the A operands of m16n8k16: lane l has rows l / 4 and l / 4 + 8 of a tile, two numbers at a time.
+// A warp's values as the A operands of m16n8k16: lane l has rows l / 4 and l / 4 + 8 of a
+// tile, two numbers at a time.
 template <int kSteps>
 struct Values {
   uint32_t fragments[kTokenTiles<kSteps>][kSteps][4];
@@ -108,8 +112,8 @@ struct Values {
   }
 };
 
-// projected[tile][half] += the products of kChain steps, or = for the first ones: of a warp's tokens and 16 columns of a
-// stage, at whose row lane % 16 and unit `columns` points.
+// projected[tile][half] += the products of kChain steps, or = for the first ones: of a warp's tokens and 16
+// columns of a stage, at whose row lane % 16 and unit `columns` points.
 template <Storage T, int kSteps>
 __device__ void add_chain(float (&projected)[kTokenTiles<kSteps>][2][4], const uint16_t* columns,
                           const Values<kSteps>& values, int first_step) {
@@ -181,7 +185,8 @@ __device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token,
   }
 }
 
-// The norms of 128 tokens' projected values, for the query heads of a block; 16 tokens a warp for kSteps 16, not drawn.
+// The norms of 128 tokens' projected values, for the query heads of a block; 16 tokens a warp
+// for kSteps 16, not drawn.
 //
 //                                       W^O of a head, a stage: 64 columns, 3 stages in shared memory
 //                                       +------+------+------+------+
@@ -194,14 +199,15 @@ __device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token,
 //       warp 3: 32 tokens, head_dim     |   a time                  |
 //                                       +------+------+------+------+
 //
-// grid       (ceil(tokens / 128), kv_heads * ceil(group / heads_per_block)): launch_blocks; tokens / 64 for kSteps 16
+// grid       (ceil(tokens / 128), kv_heads * ceil(group / heads_per_block)): launch_blocks;
+//            tokens / 64 for kSteps 16
 // block      128
 // shared     6,144 kSteps bytes: 24,576, 49,152 or 98,304 for kSteps 4, 8 and 16
 // registers  kSteps 4: 118-120, 8 and 16: 164 (sm_90a and sm_80)
-// bytes      read: the values once for each block of their group; 2 head_dim model_dim of W^O for each query head and
-//            block along x, mostly from the L2 cache; written: 4 query_heads tokens
-// FLOP       2 query_heads tokens (16 kSteps) model_dim on tensor cores; kSteps / kChain + 1 on fp32 units for each of
-//            the query_heads tokens model_dim projected values
+// bytes      read: the values once for each block of their group; 2 head_dim model_dim of W^O for each query
+//            head and block along x, mostly from the L2 cache; written: 4 query_heads tokens
+// FLOP       2 query_heads tokens (16 kSteps) model_dim on tensor cores; kSteps / kChain + 1 on fp32 units
+//            for each of the query_heads tokens model_dim projected values
 template <int kSteps, Storage T>
 __global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) {
   SharedMemory memory;

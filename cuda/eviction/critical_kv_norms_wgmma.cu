@@ -1,25 +1,28 @@
 // Projected value norms by wgmma: 16-bit types, head_dim 64 and 128, compute capability 9.0.
 //
-// A block is three warpgroups. The first, the producer, lets TMA copy W^O to shared memory, 128 columns of one query head
-// at a time, in three stages. The two others, the consumers, have the values of 128 tokens each in registers, as two A
-// operands of 64 tokens, for all query heads of an item, and multiply both by every stage. While a consumer adds up the
-// terms of one product, the tensor cores work on its other one or on the other consumer's. The projected values exist only
-// in registers.
+// A block is three warpgroups. The first, the producer, lets TMA copy W^O to shared memory, 128 columns of
+// one query head at a time, in three stages. The two others, the consumers, have the values of 128 tokens
+// each in registers, as two A operands of 64 tokens, for all query heads of an item, and multiply both by
+// every stage. While a consumer adds up the terms of one product, the tensor cores work on its other one or
+// on the other consumer's. The projected values exist only in registers.
 //
-// The blocks stay and take items one after the other: 256 tokens of one KV head, with all query heads of its group or one.
-// Neighbouring items have the same query heads, so that blocks that run at the same time read the same W^O from the L2
-// cache. Where there are few items, as in a decode step, the blocks of a cluster share one: each has a section of the columns
-// of W^O, and the first one adds up what the others have left in their shared memory. How items are distributed does not
-// change a bit of the results, because one block forms its sums section by section, too.
+// The blocks stay and take items one after the other: 256 tokens of one KV head, with all query heads of its
+// group or one. Neighbouring items have the same query heads, so that blocks that run at the same time read
+// the same W^O from the L2 cache. Where there are few items, as in a decode step, the blocks of a cluster
+// share one: each has a section of the columns of W^O, and the first one adds up what the others have left in
+// their shared memory. How items are distributed does not change a bit of the results, because one block
+// forms its sums section by section, too.
 //
-// Registers decide the width of a product. Of the 65,536 of a multiprocessor the producer's 128 threads have 40 each and
-// the consumers' 256 have 232 each. For head_dim 128, values take 2 x 32 and products of 64 tokens by n columns 2 x n / 2:
-// n = 256 would take 320 in all, n = 128 takes 192, with 40 left for addresses and sums.
+// Registers decide the width of a product. Of the 65,536 of a multiprocessor the producer's 128
+// threads have 40 each and the consumers' 256 have 232 each. For head_dim 128, values take 2 x 32 and
+// products of 64 tokens by n columns 2 x n / 2: n = 256 would take 320 in all, n = 128 takes 192, with
+// 40 left for addresses and sums.
 //
-// W^O passes from the L2 cache to shared memory once for each query head and 256 tokens, whatever n: for 32 query heads of
-// Llama-3.1-8B and 32,768 tokens 128 x 32 x 1 MB = 4.3 GB, in the 1.4 ms of the products (at 790 TFLOP/s) 3.1 TB/s. With 128
-// tokens it would be twice that, more than the L2 cache delivers. A stage is multiplied for 2,048 cycles at the tensor
-// cores' peak, so two stages in flight cover 2 microseconds of latency.
+// W^O passes from the L2 cache to shared memory once for each query head and 256 tokens, whatever n: for
+// 32 query heads of Llama-3.1-8B and 32,768 tokens 128 x 32 x 1 MB = 4.3 GB, in the 1.4 ms of the products
+// (at 790 TFLOP/s) 3.1 TB/s. With 128 tokens it would be twice that, more than the L2 cache delivers. A
+// stage is multiplied for 2,048 cycles at the tensor cores' peak, so two stages in flight cover 2
+// microseconds of latency.
 #include <kvbound/cuda/primitives/cluster.hpp>
 #include <kvbound/cuda/primitives/registers.hpp>
 #include <kvbound/cuda/primitives/tensor_load.hpp>
@@ -95,8 +98,8 @@ struct Item {
 __device__ int64_t first_item() { return blockIdx.x / static_cast<unsigned>(cluster_size()); }
 __device__ int64_t items_at_a_time() { return gridDim.x / static_cast<unsigned>(cluster_size()); }
 
-// The stages of a query head, counted over its columns, that a block goes through: all of them, or those of its section, if
-// it is in a cluster.
+// The stages of a query head, counted over its columns, that a block goes through: all of them, or those of
+// its section, if it is in a cluster.
 struct Stages {
   int first, end, of_section;
 
@@ -113,7 +116,8 @@ struct Stages {
   }
 };
 
-// One thread's work: all stages of all items of the block, each as soon as the consumers have left its memory.
+// One thread's work: all stages of all items of the block, each as soon as the
+// consumers have left its memory.
 template <int kHeadDim, Storage T>
 __device__ void produce(const Arguments<T>& p, const TensorMap& projection, const Shared<kHeadDim>& shared) {
   Ring ring;
@@ -140,7 +144,8 @@ __device__ void produce(const Arguments<T>& p, const TensorMap& projection, cons
 /// The tokens of a thread's rows in an A operand that begins with `first`: this one, and the eighth after it.
 __device__ int64_t token_of_thread(int64_t first) { return first + warp() % 4 * 16 + lane() / 4; }
 
-// 64 tokens' values as A operands: lane l has rows l / 4 and l / 4 + 8 of its warp's 16, two numbers at a time.
+// 64 tokens' values as A operands: lane l has rows l / 4 and l / 4 + 8 of its warp's
+// 16, two numbers at a time.
 template <int kHeadDim>
 struct Values {
   uint32_t fragments[kHeadDim / kDepth][4];
@@ -225,7 +230,8 @@ __device__ void write_all_norms(const Arguments<T>& p, const Item& item, int64_t
 // The place of a thread's i-th sum in Shared::sums.
 __device__ int sum_place(int i) { return (i * kConsumers - 1) * kWarpgroup + static_cast<int>(threadIdx.x); }
 
-// Adds up the terms of one query head's stages, section by section, in the thread's places of shared.sums: registers are short.
+// Adds up the terms of one query head's stages, section by section, in the thread's places of
+// shared.sums: registers are short.
 template <Storage T, int kHeadDim>
 __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> (&values)[kTiles],
                          const Stages& stages, Ring& ring) {
@@ -255,8 +261,8 @@ __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> 
   }
 }
 
-// Adds up the sections' sums of a cluster's item and writes its norms. All consumers of the cluster call it, once, while the
-// producers wait for the cluster twice.
+// Adds up the sections' sums of a cluster's item and writes its norms. All consumers of the cluster call it,
+// once, while the producers wait for the cluster twice.
 template <int kHeadDim, Storage T>
 __device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
   cluster_sync();
@@ -307,15 +313,16 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //                   64 tokens           |                               |     registers, all in shared memory
 //                                       +-------------------------------+
 //
-// grid       one block for each multiprocessor, or for each of the ceil(tokens / 256) kv_heads ceil(group /
-//            heads_per_block) items if there are fewer; if there are no more than half as many as multiprocessors and
-//            heads_per_block is 1, a cluster of 8 blocks for each
+// grid       one block for each multiprocessor, or for each of the ceil(tokens / 256) kv_heads
+//            ceil(group / heads_per_block) items if there are fewer; if there are no more than half as many
+//            as multiprocessors and heads_per_block is 1, a cluster of 8 blocks for each
 // block      384: a producer's warpgroup and two consumers'
 // shared     768 head_dim + 4,160 bytes: 53,312 or 102,464 for head_dim 64 and 128
 // registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers
-// bytes      read: the values once for each item of their group; 2 head_dim model_dim of W^O for each query head and 256
-//            tokens, mostly from the L2 cache; written: 4 query_heads tokens
-// FLOP       2 query_heads tokens head_dim model_dim on tensor cores; query_heads tokens model_dim on fp32 units
+// bytes      read: the values once for each item of their group; 2 head_dim model_dim of W^O for each query
+//            head and 256 tokens, mostly from the L2 cache; written: 4 query_heads tokens
+// FLOP       2 query_heads tokens head_dim model_dim on tensor cores; query_heads
+//            tokens model_dim on fp32 units
 template <int kHeadDim, Storage T>
 __global__ void __launch_bounds__(kThreads, 1)
     norms_wgmma_kernel(const __grid_constant__ TensorMap projection, Arguments<T> p) {
@@ -378,8 +385,8 @@ bool wgmma_can(int64_t head_dim) {
          shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
 }
 
-// 8 terms are added in order, then 4 such sums by a tree, then a section's stages and the sections in order, then 4 lanes by
-// a tree.
+// 8 terms are added in order, then 4 such sums by a tree, then a section's stages and the sections in
+// order, then 4 lanes by a tree.
 int64_t wgmma_accumulation_depth(int64_t model_dim) {
   return 7 + 2 + Stages::section(model_dim) + kSections + 2;
 }

@@ -21,16 +21,16 @@ struct SelectCriticalArguments {
   uint32_t* keys;  // [rows, cols]; null: they are in shared memory
 };
 
-// CriticalKV's two-stage selection in one row. Stage one selects by attention. Its entries then get kFirstKey, above
-// all keys of scores, and the others the key of their stage-two score: the k largest of these keys are the entries of
-// both stages.
+// CriticalKV's two-stage selection in one row. Stage one selects by attention. Its entries then get
+// kFirstKey, above all keys of scores, and the others the key of their stage-two score: the k largest of
+// these keys are the entries of both stages.
 //
 // grid       rows
 // block      1024
 // shared     32,912 bytes, and 4 cols if the keys fit (else they are in the workspace)
 // registers  40 (sm_90a), 40 (sm_80)
-// bytes      read: 8 cols a row; written: 8 k, and 8 stage_one_count if wanted; keys are written twice and read up to
-//            19 times (4 cols each), in shared memory or through the L2 cache
+// bytes      read: 8 cols a row; written: 8 k, and 8 stage_one_count if wanted; keys are written twice and
+//            read up to 19 times (4 cols each), in shared memory or through the L2 cache
 // no FLOP
 __global__ void __launch_bounds__(kThreads, 1) select_critical_kernel(SelectCriticalArguments p) {
   SharedMemory memory;

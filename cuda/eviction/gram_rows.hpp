@@ -16,8 +16,8 @@ inline constexpr int kLaneColumns = kMostHeadDim / 32;
 /// Products that are summed separately: partial sums keep the accumulation depth small.
 inline constexpr int kPart = 16;
 
-/// Row r of x times G: lane l has the columns l, l + 32, ... The whole warp calls it, after a barrier behind the last
-/// write to `rows`.
+/// Row r of x times G: lane l has the columns l, l + 32, ... The whole warp calls it, after a barrier behind
+/// the last write to `rows`.
 ///
 /// rows  [kRows, head_dim] in shared memory
 /// gram  [head_dim, head_dim], symmetric; null: the identity

@@ -16,8 +16,8 @@ using namespace greedy_state;
 
 constexpr int kEach = 128;
 
-// The values of one KV head minus their mean, which loses fewer bits where they have a large common part: a thread has
-// one column.
+// The values of one KV head minus their mean, which loses fewer bits where they have a large common part:
+// a thread has one column.
 //
 // grid       (ceil(head_dim / 128), kv_heads)
 // block      128; no shared memory
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kEach) logits_kernel(State all, WindowView<T> 
 // shared     4,352 bytes
 // registers  62 (sm_90a), 40 (sm_80)
 // bytes      read: 8 tokens head_dim and 32 tokens for each row; written: 32 head_dim for each row
-// FLOP       3 kv_heads rows tokens head_dim, and head_dim + 2 exponentials for each row and token, fp64: every thread
-//            forms the weights of its column's tokens itself
+// FLOP       3 kv_heads rows tokens head_dim, and head_dim + 2 exponentials for each row and token, fp64:
+//            every thread forms the weights of its column's tokens itself
 __global__ void __launch_bounds__(kThreads) outputs_kernel(State all) {
   SharedMemory memory;
   const Shared shared(memory);

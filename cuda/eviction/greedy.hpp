@@ -1,5 +1,5 @@
-// The greedy selection on the device: removes one candidate at a time, always the one whose removal changes the window's
-// outputs least.
+// The greedy selection on the device: removes one candidate at a time, always the one whose removal changes
+// the window's outputs least.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ int64_t select_greedy_workspace(int64_t query_heads, int64_t kv_heads, int64_t h
 
 /// The candidates that are left of reference::removal_order, for every KV head.
 ///
-/// All sums are formed in double precision, as in the reference: a removal follows from all removals before it, so that
-/// one that rounding decides would change what follows. It is no fast selection: removals come one after the other, by one
-/// block for a KV head.
+/// All sums are formed in double precision, as in the reference: a removal follows from all removals before
+/// it, so that one that rounding decides would change what follows. It is no fast selection: removals come
+/// one after the other, by one block for a KV head.
 ///
 /// window      its last queries define the error; its tokens are the prompt's
 /// values      [kv_heads, tokens, head_dim]

@@ -9,8 +9,8 @@ namespace {
 
 using namespace greedy_state;
 
-// The removals of one KV head, as one of the block's threads sees them. Sums that have lost more than half of their mass
-// are formed anew before they are used.
+// The removals of one KV head, as one of the block's threads sees them. Sums that have lost more than half of
+// their mass are formed anew before they are used.
 struct Removal {
   const State& s;
   const Shared& shared;
@@ -176,8 +176,8 @@ struct Removal {
 // block      512
 // shared     4,352 bytes
 // registers  128 (sm_90a and sm_80)
-// bytes      a removal reads 8 candidates (4 rows + head_dim) and writes 8 candidates (rows + 1), from the L2 cache where
-//            it holds them; written at the end: 8 k
+// bytes      a removal reads 8 candidates (4 rows + head_dim) and writes 8 candidates (rows + 1), from the L2
+//            cache where it holds them; written at the end: 8 k
 // FLOP       a removal takes candidates (12 rows + 2 head_dim), fp64
 __global__ void __launch_bounds__(kThreads, 1)
     removals_kernel(State all, const int64_t* k, SelectionResult selection) {

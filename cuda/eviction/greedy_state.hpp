@@ -20,8 +20,8 @@ struct Sizes {
   int64_t all_rows() const { return kv_heads * rows; }
 };
 
-/// For one query i, over the members of a set of entries, with o its output over all entries and B the softmax over the
-/// entries that were members when the sums were formed:
+/// For one query i, over the members of a set of entries, with o its output over all entries and B the
+/// softmax over the entries that were members when the sums were formed:
 ///
 ///     change = sum_members B_j (v_j - o),   mass = sum_members B_j
 ///     output over the members - o = change / mass
@@ -128,7 +128,8 @@ __device__ inline double product(const double* one, const double* other, int64_t
   return sum;
 }
 
-/// Forms the sums of query i over the members. All threads call it; the sums are there behind the next barrier.
+/// Forms the sums of query i over the members. All threads call it; the sums are there
+/// behind the next barrier.
 ///
 /// member  whether the entry at a position is one
 template <class Member>

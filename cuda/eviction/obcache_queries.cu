@@ -1,4 +1,5 @@
-// What scoring needs to know of a query: its output in the space of its head, and the score of its dominant entry.
+// What scoring needs to know of a query: its output in the space of its head, and the
+// score of its dominant entry.
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -39,7 +40,8 @@ struct MeasureShared {
       : row(memory.array<float>(head_dim)) {}
 };
 
-// The score of a query's dominant entry, a row of KV head g: ||scale (a v - b o')||^2, with o' the output of the other entries.
+// The score of a query's dominant entry, a row of KV head g: ||scale (a v - b o')||^2, with o' the
+// output of the other entries.
 //
 // n  the query, counted over all heads
 template <Change change, Storage T>
@@ -79,8 +81,8 @@ __device__ float dominant_score(const MeasureArguments<T>& p, int64_t g, int64_t
 // block      32
 // shared     4 head_dim bytes
 // registers  64 (sm_90a), 63 (sm_80)
-// bytes      read: 4 head_dim^2 of G, once or twice, from the L2 cache, and up to 8 head_dim; written: 4 head_dim + 16 for
-//            each query
+// bytes      read: 4 head_dim^2 of G, once or twice, from the L2 cache, and up to 8 head_dim; written: 4
+//            head_dim + 16 for each query
 // FLOP       2 head_dim^2 for each query, twice where it has a dominant entry
 template <Change change, Storage T>
 __global__ void __launch_bounds__(32) measure_queries_kernel(MeasureArguments<T> p, int64_t group_size) {

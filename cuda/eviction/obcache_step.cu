@@ -33,8 +33,8 @@ struct Tile : RowLanes<T, kDims> {
   using Row = RowLanes<T, kDims>;
   static constexpr int kRows = kWarps * Row::kWarpRows;
 
-  // An output's numbers lie as lanes read them: four of each lane, then the next four of each, 16 numbers further, so that
-  // successive columns lie in different banks.
+  // An output's numbers lie as lanes read them: four of each lane, then the next four of each, 16 numbers
+  // further, so that successive columns lie in different banks.
   static constexpr int kQuads = Row::kNumbers / 4;  // of a lane
   static constexpr int kQuadStride = 4 * Row::kLanes + 16;
   __device__ static int place_of(int column) {
@@ -128,9 +128,9 @@ __device__ float score(const Arguments<T>& p, int64_t g, int64_t head, int64_t r
                   output_norm);
 }
 
-// The scores of a block of a KV head's rows for all query heads of its group. Every row is read once, four of them in flight,
-// and multiplied by the outputs of four query heads at a time; the products are exchanged, so that neighbouring threads have
-// the scores of neighbouring entries.
+// The scores of a block of a KV head's rows for all query heads of its group. Every row is read once, four of
+// them in flight, and multiplied by the outputs of four query heads at a time; the products are exchanged, so
+// that neighbouring threads have the scores of neighbouring entries.
 //
 //     lanes  0 .. 15       16 .. 31        head_dim 128 of 16-bit numbers: 8 rows of a warp, 64 of a block
 //            row 0         row 1
@@ -140,11 +140,11 @@ __device__ float score(const Arguments<T>& p, int64_t g, int64_t head, int64_t r
 //
 // grid       (ceil(capacity / rows of a block), kv_heads): 64 rows for 16-bit types and head_dim 128
 // block      256
-// shared     16 quads (4 lanes + 16) + 16 (rows + 8) bytes, with `quads` of four numbers of each lane: 3,712 for 16-bit types
-//            and head_dim 128
+// shared     16 quads (4 lanes + 16) + 16 (rows + 8) bytes, with `quads` of four numbers of each lane: 3,712
+//            for 16-bit types and head_dim 128
 // registers  28-80 (sm_90a), 32-80 (sm_80)
-// bytes      read: a padded row of values for each entry, 4 head_dim of an output for each query head and block, from the L2
-//            cache, 8 for each query head and entry; written: 4 for each
+// bytes      read: a padded row of values for each entry, 4 head_dim of an output for each query head and
+//            block, from the L2 cache, 8 for each query head and entry; written: 4 for each
 // FLOP       2 head_dim + 10 and an exponential for each query head and entry
 template <Change change, int kDims, Storage T>
 __global__ void __launch_bounds__(kThreads) step_change_scores_kernel(Arguments<T> p) {

@@ -1,9 +1,10 @@
-// Selection by one thread block, or by a cluster of them: the steps of select_top, rank_top and select_critical.
+// Selection by one thread block, or by a cluster of them: the steps of select_top,
+// rank_top and select_critical.
 //
-// Every entry has a rank, a number of 50 bits: the key of its score in front, its index, reversed, behind. Ranks are
-// distinct and ordered as the reference orders entries, ties included, so that an entry is selected if its rank is at
-// least the k-th largest rank. That rank is found by its digits of 8 bits, most significant first, one pass over the
-// keys for each, until the entries with the digits found are all selected:
+// Every entry has a rank, a number of 50 bits: the key of its score in front, its index, reversed, behind.
+// Ranks are distinct and ordered as the reference orders entries, ties included, so that an entry is selected
+// if its rank is at least the k-th largest rank. That rank is found by its digits of 8 bits, most significant
+// first, one pass over the keys for each, until the entries with the digits found are all selected:
 //
 //       rank     | key: 32 bits                      | reversed index: 18 bits |
 //       digits   | 0: 8   | 1: 8   | 2: 8   | 3: 8   | 4: 8   | 5: 8   | 6: 2  |
@@ -76,7 +77,8 @@ struct DigitSearch {
     const auto digit = static_cast<uint32_t>(upper) & ((1u << bits()) - 1);
     if (exists && upper >> bits() == prefix) atomicAdd(counters + digit * 32, 1);
   }
-  /// Appends a digit. Returns whether all numbers with these digits are selected, whatever their other digits.
+  /// Appends a digit. Returns whether all numbers with these digits are selected,
+  /// whatever their other digits.
   __device__ bool take(const Found& found) {
     const int found_bits = bits();
     below -= found_bits;
@@ -92,8 +94,8 @@ struct SearchShared {
   int* counters;     ///< [kBins, 32]
   int* warp_totals;  ///< [kWarps]
   Found* found;
-  /// [2, kBins], which other blocks of a cluster read: this block's counts, in turns, so that one is read while the other is
-  /// written
+  /// [2, kBins], which other blocks of a cluster read: this block's counts, in turns, so that one is read
+  /// while the other is written
   int* bins;
 
   /// exchanges  whether the blocks of a cluster search together; if not there are no bins
@@ -129,7 +131,8 @@ __device__ inline int prefix_sum_of_warp(int number, int* warp_totals) {
   return number;
 }
 
-/// The inclusive prefix sum over the block's threads. All threads call it, and need a barrier before the next call.
+/// The inclusive prefix sum over the block's threads. All threads call it, and need a
+/// barrier before the next call.
 __device__ inline int prefix_sum(int number, int* warp_totals) {
   const int in_warp = prefix_sum_of_warp(number, warp_totals);
   __syncthreads();
@@ -145,8 +148,8 @@ __device__ inline void clear(int* counters) {
 __device__ inline bool has_bin() { return threadIdx.x < kBins; }
 __device__ inline int own_bin() { return kBins - 1 - static_cast<int>(threadIdx.x); }
 
-/// How many ranks the block has counted in the thread's bin, whose counters it clears for the next digit. Each of eight
-/// threads reads another four counters, so that they read from all banks.
+/// How many ranks the block has counted in the thread's bin, whose counters it clears for the next digit.
+/// Each of eight threads reads another four counters, so that they read from all banks.
 __device__ inline int take_own_bin(int* counters) {
   int4* const fours = reinterpret_cast<int4*>(counters) + own_bin() * 8;
   const int turn = own_bin() & 7;
@@ -169,8 +172,9 @@ struct BinSize {
   int all, before;
 };
 
-/// The size of the thread's bin, in the block, or in all kBlocks of the cluster, each of which has counted its own. All
-/// threads call it; those without a bin have written nothing since the last barrier that other blocks read.
+/// The size of the thread's bin, in the block, or in all kBlocks of the cluster, each of which has
+/// counted its own. All threads call it; those without a bin have written nothing since the last
+/// barrier that other blocks read.
 ///
 /// bins  [kBins] of this block's SearchShared::bins
 template <int kBlocks>
@@ -198,7 +202,8 @@ __device__ BinSize size_of_own_bin(int* counters, int* bins) {
   return size;
 }
 
-/// Finds the bin of the wanted-th largest counted rank. 1 <= wanted <= the number of counted ranks. All threads call it.
+/// Finds the bin of the wanted-th largest counted rank. 1 <= wanted <= the number of counted
+/// ranks. All threads call it.
 ///
 /// size  of the thread's bin
 __device__ inline void find_digit(int size, int wanted, int* warp_totals, Found* found) {
@@ -217,13 +222,14 @@ template <class Number>
 struct Least {
   Number number;
   int wanted;  ///< how many of the numbers that are equal to it are selected; 0: all
-  /// Those selected in blocks before this one, summed over the block's threads; without the equal ones, unless they all are.
+  /// Those selected in blocks before this one, summed over the block's threads; without the equal
+  /// ones, unless they all are.
   int before = 0;
 };
 
-/// The smallest number that is selected: of those of the block, or of all kBlocks of the cluster, the k >= 1 largest are; so
-/// many there are at least. All threads call it; the counters are clear before it, and again behind it, and between writing what
-/// `each` reads and the call there is a barrier.
+/// The smallest number that is selected: of those of the block, or of all kBlocks of the cluster, the k >= 1
+/// largest are; so many there are at least. All threads call it; the counters are clear before it, and again
+/// behind it, and between writing what `each` reads and the call there is a barrier.
 ///
 /// each         each(add) calls add(exists, number) for the block's entries, by whole warps
 /// turn         which of the two arrays of bins is next; it goes on through all calls
@@ -248,7 +254,8 @@ __device__ Least<Number> least_of_blocks(const Each& each, int64_t k, const Sear
   return {search.least(), search.wanted, before};
 }
 
-/// The same of distinct ranks: k >= 0 of them are at least as large as this one. It clears the counters itself.
+/// The same of distinct ranks: k >= 0 of them are at least as large as this one. It
+/// clears the counters itself.
 template <int kBlocks, class Each>
 __device__ uint64_t least_rank_of_blocks(const Each& each, int64_t k, const SearchShared& shared, int& turn,
                                          int rank_bits) {
@@ -279,8 +286,8 @@ __device__ inline uint64_t least_rank_of_keys(const uint32_t* keys, int64_t cols
   return least_rank([&](int64_t j) { return rank_of(keys[j], j); }, cols, k, shared);
 }
 
-/// Writes the indices j for which selected(j) is true, ascending, to a row of the result. All threads call it, after a
-/// barrier.
+/// Writes the indices j for which selected(j) is true, ascending, to a row of the result. All threads
+/// call it, after a barrier.
 template <class Selected>
 __device__ void write_ascending(int64_t cols, const Selected& selected, const SelectionResult& result,
                                 int64_t row, int* warp_totals) {

@@ -33,13 +33,14 @@ struct Segment {
   }
 };
 
-/// A warp's counter of a bin. Different bins of a warp lie in different banks, and so do eight bins of every eighth warp.
+/// A warp's counter of a bin. Different bins of a warp lie in different banks, and so do eight
+/// bins of every eighth warp.
 __device__ inline int& counter(const Shared& shared, int bin, int of_warp) {
   return shared.counters[of_warp * kSortBins + (bin ^ of_warp / 8 * 8)];
 }
 
-/// Replaces each counter by the number of items before its warp's first item in its bin. A thread has eight warps' counters of
-/// a bin.
+/// Replaces each counter by the number of items before its warp's first item in its bin. A thread has eight
+/// warps' counters of a bin.
 __device__ inline void sum_counters(const Shared& shared) {
   constexpr int kEach = kCounters / kThreads;
   static_assert(kEach == 8 && kWarps == 32, "counters of four neighbouring threads lie in different banks");
@@ -67,7 +68,8 @@ __device__ inline unsigned peers_of(int bin, unsigned active) {
   return peers;
 }
 
-/// One pass over `size` items, by their bits 32 + 8 pass and above. All threads call it; it ends with a barrier.
+/// One pass over `size` items, by their bits 32 + 8 pass and above. All threads call
+/// it; it ends with a barrier.
 __device__ inline void sort_pass(const uint64_t* from, uint64_t* to, int64_t size, int pass,
                                  const Shared& shared) {
   radix_selection::clear(shared.counters);

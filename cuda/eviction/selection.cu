@@ -39,8 +39,8 @@ __device__ uint64_t select_row(const SelectArguments& p, int64_t row, uint32_t* 
 // block      1024
 // shared     32,912 bytes, and 4 cols if the keys fit (else they are in the workspace)
 // registers  40 (sm_90a), 40 (sm_80)
-// bytes      read: 4 cols a row; written: 8 k; keys are written once and read up to 9 times (4 cols each), in shared
-//            memory or through the L2 cache
+// bytes      read: 4 cols a row; written: 8 k; keys are written once and read up to 9 times (4 cols each), in
+//            shared memory or through the L2 cache
 // no FLOP
 __global__ void __launch_bounds__(kThreads, 1) select_top_kernel(SelectArguments p) {
   SharedMemory memory;
@@ -57,13 +57,13 @@ __device__ uint64_t item_of(uint32_t key, int64_t index) {
   return static_cast<uint64_t>(~key) << 32 | static_cast<uint64_t>(index);
 }
 
-// The k largest scores of one row, best first: select_top_kernel's selection, then four stable passes over its k
-// entries.
+// The k largest scores of one row, best first: select_top_kernel's selection, then four stable
+// passes over its k entries.
 //
 // grid, block, shared: as select_top_kernel
 // registers  62 (sm_90a), 58 (sm_80)
-// bytes      select_top_kernel's; in the workspace 8 k to write the items, 24 k a pass and 8 k to read the result; 16 k
-//            to read and write the indices once more
+// bytes      select_top_kernel's; in the workspace 8 k to write the items, 24 k a pass and 8 k to read the
+//            result; 16 k to read and write the indices once more
 // no FLOP
 __global__ void __launch_bounds__(kThreads, 1) rank_top_kernel(SelectArguments p) {
   SharedMemory memory;

@@ -25,8 +25,8 @@ inline constexpr int64_t kMostPositions = 2 * kMostScores;
 /// Bytes that `select_top` and `rank_top` need for a matrix of this shape.
 int64_t select_top_workspace(int64_t rows, int64_t cols);
 
-/// The k largest scores of every row, as ascending indices: reference::select_top. Ties: the smaller index wins; -0 and
-/// +0 are equal. Exact, and the same bits always.
+/// The k largest scores of every row, as ascending indices: reference::select_top. Ties: the smaller index
+/// wins; -0 and +0 are equal. Exact, and the same bits always.
 ///
 /// scores  [rows, cols], device memory, row_stride numbers from row to row, cols <= kMostScores
 /// k       [rows], device memory, 0..cols

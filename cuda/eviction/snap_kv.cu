@@ -25,7 +25,8 @@ struct JoinShared {
       : by_warp(memory.array<float>(kJoinWarps * 32)) {}
 };
 
-// Joins the numbers that the warps of a block have for each of 32 queries, in the warps' order; all threads call it.
+// Joins the numbers that the warps of a block have for each of 32 queries, in the warps'
+// order; all threads call it.
 template <class Join>
 __device__ float join_warps(float number, float* by_warp, const Join& join) {
   __syncthreads();  // none reads the previous numbers any more
@@ -152,7 +153,8 @@ KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim) {
   const int64_t of_split = std::min(tokens, Splits(tokens).tokens), splits = Splits(tokens).count;
   KernelArithmetic arithmetic{.precision = Precision::fp32, .accumulation_depth = 0, .rescalings = 0};
   if (tokens > 0) {
-    // A warp adds every eighth split, then the warps are added. No sum is rescaled more often than it has tokens, but one.
+    // A warp adds every eighth split, then the warps are added. No sum is rescaled more often
+    // than it has tokens, but one.
     arithmetic.accumulation_depth =
         split_depth<T>(of_split) + ceil_division(splits, kJoinWarps) - 1 + kJoinWarps - 1;
     arithmetic.rescalings = std::min(tokens - 1, split_rescalings<T>(of_split) + (splits > 1 ? 1 : 0));

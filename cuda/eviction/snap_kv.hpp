@@ -40,16 +40,18 @@ template <Storage T>
 void window_attention(const WindowView<T>& window, const float* log_sum_exp, WindowReduction reduction,
                       float* weights, Stream stream);
 
-/// The arithmetic of window_log_sum_exp and window_attention over so many tokens: on tensor cores for 16-bit types.
+/// The arithmetic of window_log_sum_exp and window_attention over so many tokens: on
+/// tensor cores for 16-bit types.
 template <Storage T>
 KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim);
 
 /// reference::max_pool. Exact; NaN among the neighbours gives NaN.
 ///
-/// scores, pooled  [rows, cols], device memory, scores with row_stride numbers from row to row, pooled without gaps;
-///                 not the same memory
+/// scores, pooled  [rows, cols], device memory, scores with row_stride numbers from row to row, pooled
+///                 without gaps; not the same memory
 /// width           the pool's, odd
-/// throws          ShapeMismatch for a width that is even or below 1, and where row_stride < cols; DeviceError
+/// throws          ShapeMismatch for a width that is even or below 1, and where
+///                 row_stride < cols; DeviceError
 void max_pool(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, int64_t width,
               float* pooled, Stream stream);
 

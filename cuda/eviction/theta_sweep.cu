@@ -93,14 +93,15 @@ __device__ float theta(const BetterArguments& p, int64_t head, const uint8_t* ke
   return evicted_norms + evicted_mass / kept_mass * kept_norms;
 }
 
-// The bound of one KV head's selection, which replaces the best one if it is the first or its bound is smaller.
+// The bound of one KV head's selection, which replaces the best one if it is the first
+// or its bound is smaller.
 //
 // grid       kv_heads
 // block      512
 // shared     64 bytes
 // registers  42 (sm_90a), 60 (sm_80)
-// bytes      read: 8 query_heads tokens, 8 k and the marks again for each query head; written: kv_heads tokens, and up
-//            to 8 k
+// bytes      read: 8 query_heads tokens, 8 k and the marks again for each query head; written:
+//            kv_heads tokens, and up to 8 k
 // FLOP       3 query_heads tokens
 __global__ void __launch_bounds__(kThreads) keep_better_kernel(BetterArguments p) {
   SharedMemory memory;

@@ -52,9 +52,11 @@ int64_t keep_better_workspace(int64_t kv_heads, int64_t tokens);
 ///     theta = sum_h ( sum_{evicted} A N + (e / Sigma) sum_{kept} A N )
 ///     e = sum_{evicted} A,   Sigma = sum_{kept} A
 ///
-/// Infinite if the kept entries hold no mass of some head: reference::select_theta_sweep, proofs/critical_kv.md.
+/// Infinite if the kept entries hold no mass of some head:
+/// reference::select_theta_sweep, proofs/critical_kv.md.
 ///
-/// positions   [kv_heads, stride], device memory: the other selection's candidates, ascending; stride as the best's
+/// positions   [kv_heads, stride], device memory: the other selection's candidates,
+///             ascending; stride as the best's
 /// k           [kv_heads], device memory: their number
 /// precision   fp32; error: total_bound_error in reference/bounds/perturbation_errors.hpp
 /// throws      ShapeMismatch; DeviceError

@@ -1,7 +1,8 @@
 // Gram matrices of W^O in double precision: any type, any device.
 //
-// A squared length v G v multiplies G's rounding by terms that cancel each other: with numbers of G from tensor cores, or summed in
-// fp32, it would be most of a length's error bound. So G is summed in fp64 and rounded once.
+// A squared length v G v multiplies G's rounding by terms that cancel each other: with numbers of G
+// from tensor cores, or summed in fp32, it would be most of a length's error bound. So G is summed
+// in fp64 and rounded once.
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
@@ -26,8 +27,8 @@ constexpr int kSums = kGroups * kTileRows * kSumPitch;  // doubles
 constexpr int kStages = 2 * kDepth * kPitch;            // doubles
 
 struct Shared {
-  double*
-      stages;  // [2, kDepth, kPitch]: W^O's rows that are G's rows, and those that are its columns, transposed
+  // [2, kDepth, kPitch]: W^O's rows that are G's rows, and those that are its columns, transposed
+  double* stages;
   double* sums;  // [kGroups, kTileRows, kSumPitch], in place of the stages
 
   __host__ __device__ explicit Shared(SharedMemory& memory)
@@ -46,8 +47,8 @@ struct Tile {
   }
 };
 
-// Puts 32 rows of W^O and 64 of its columns into shared memory, transposed; zeros outside the matrix. Column c lies in row
-// (c % kVector) kLanes + c / kVector, so that the lanes of a warp write to different banks.
+// Puts 32 rows of W^O and 64 of its columns into shared memory, transposed; zeros outside the matrix. Column
+// c lies in row (c % kVector) kLanes + c / kVector, so that the lanes of a warp write to different banks.
 template <Storage T>
 __device__ void load_rows(const DeviceTensor<const T>& projection, int64_t head, int first, int64_t column,
                           double* to) {
@@ -87,8 +88,8 @@ __device__ void multiply(const double* of_rows, const double* of_columns, int qu
   }
 }
 
-// 32 x 32 numbers of one head's Gram matrix, and their mirror image: each of four groups of threads multiplies a quarter of the columns
-// of W^O that are in shared memory.
+// 32 x 32 numbers of one head's Gram matrix, and their mirror image: each of four groups of threads
+// multiplies a quarter of the columns of W^O that are in shared memory.
 //
 //                                            W^O's rows that are G's columns, 64 columns at a time
 //                                            +-------------------------+
@@ -103,7 +104,8 @@ __device__ void multiply(const double* of_rows, const double* of_columns, int qu
 // block      256
 // shared     34,816 bytes
 // registers  76 of 16-bit types, 128 of fp32 (sm_90a and sm_80)
-// bytes      read: 64 model_dim sizeof(T) for each block, half of it on the diagonal; written: 4 query_heads head_dim^2
+// bytes      read: 64 model_dim sizeof(T) for each block, half of it on the diagonal; written:
+//            4 query_heads head_dim^2
 // FLOP       fp64, query_heads head_dim (head_dim + 32) model_dim
 template <Storage T>
 __global__ void __launch_bounds__(kThreads) gram_kernel(DeviceTensor<const T> projection, float* gram) {

@@ -1,5 +1,5 @@
-// The kernels of lengths: Gram matrices; squared lengths after W^O, by mma.sync for 16-bit types and by fp32 multiply-adds for fp32,
-// and their roots; squared lengths in the head's own space.
+// The kernels of lengths: Gram matrices; squared lengths after W^O, by mma.sync for 16-bit types and by fp32
+// multiply-adds for fp32, and their roots; squared lengths in the head's own space.
 #pragma once
 
 #include <kvbound/cuda/primitives/row_fragments.hpp>
@@ -50,8 +50,8 @@ void launch_head_squares(const DeviceTensor<const T>& values, int64_t group_size
 template <Storage T>
 void launch_roots(const RootArguments<T>& arguments, Stream stream);
 
-/// The least share of |v|^2 tr G that v G v^T must have for its root to be the norm: an eighth of what it has if v lies in all of W's
-/// directions alike.
+/// The least share of |v|^2 tr G that v G v^T must have for its root to be the norm: an eighth of what it has
+/// if v lies in all of W's directions alike.
 inline float gram_share(int64_t head_dim) { return 0x1p-3f / static_cast<float>(head_dim); }
 
 /// The depths of a value that is projected, over head_dim and over model_dim.
@@ -62,7 +62,8 @@ int64_t root_accumulation_depth(int64_t model_dim);
 int64_t mma_square_depth(int64_t head_dim);
 int64_t portable_square_depth(int64_t head_dim);
 
-/// What tensor cores' sums of a squared length are off by, as a share of the sum of its terms' absolute values.
+/// What tensor cores' sums of a squared length are off by, as a share of the sum of
+/// its terms' absolute values.
 double mma_square_sums(int64_t head_dim);
 
 }  // namespace value_space_kernels

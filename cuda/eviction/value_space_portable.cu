@@ -29,8 +29,8 @@ struct NormShared {
 // block      128
 // shared     64 head_dim bytes
 // registers  72 (sm_90a), 64 (sm_80)
-// bytes      read: 4 head_dim for each token and query head, and 4 head_dim^2 of G for each warp, mostly from the
-//            L1 and L2 cache; written: 4 query_heads tokens
+// bytes      read: 4 head_dim for each token and query head, and 4 head_dim^2 of G for each warp, mostly from
+//            the L1 and L2 cache; written: 4 query_heads tokens
 // FLOP       2 query_heads tokens head_dim (head_dim + 1)
 __global__ void __launch_bounds__(kNormThreads) squared_norms_kernel(Arguments<float> p) {
   SharedMemory memory;

@@ -1,4 +1,5 @@
-// Kernels that read each value once: squared lengths in the head's own space, and roots of squared lengths after W^O.
+// Kernels that read each value once: squared lengths in the head's own space, and roots of
+// squared lengths after W^O.
 #include <algorithm>
 #include <cfloat>
 
@@ -23,8 +24,8 @@ constexpr int kPart = 16;
 template <Storage T, int kDims>
 inline constexpr int kRows = kThreads / 32 * RowLanes<T, kDims>::kWarpRows;
 
-// A value that this lane has: 8, 16 or 32 lanes load a value together (row_lanes.hpp), four loads are in flight, and each sum of squares
-// is kept by one of these lanes. The whole block makes it.
+// A value that this lane has: 8, 16 or 32 lanes load a value together (row_lanes.hpp), four loads are in
+// flight, and each sum of squares is kept by one of these lanes. The whole block makes it.
 //
 //     lanes  0 .. 15       16 .. 31        head_dim 128 of 16-bit numbers
 //            token 0       token 1
@@ -72,7 +73,8 @@ struct OwnValue {
   }
 };
 
-// The squared lengths of a KV head's values in the head's space, which are the same for all query heads of its group.
+// The squared lengths of a KV head's values in the head's space, which are the same for all
+// query heads of its group.
 //
 // grid       (ceil(tokens / block's tokens), kv_heads): 64 tokens for 16-bit types and head_dim 128
 // block      256; no shared memory
@@ -102,8 +104,8 @@ __device__ float trace_of(const float* gram, int head_dim) {
   return warp_sum(sum);
 }
 
-// Whether the root of v G v^T is the norm: not if it is a small share of |v|^2 tr G, or if anything that counts may have been lost below
-// the normal range or is not finite.
+// Whether the root of v G v^T is the norm: not if it is a small share of |v|^2 tr G, or if anything that
+// counts may have been lost below the normal range or is not finite.
 //
 // length  |v|^2
 template <Storage T>
@@ -112,7 +114,8 @@ __device__ bool says_the_norm(const RootArguments<T>& p, float square, float len
          trace >= kLeastRootTrace;
 }
 
-// || v W ||_2 by fp32 multiply-adds, in all lanes: lane l has the columns l, l + 32, ... The whole warp calls it.
+// || v W ||_2 by fp32 multiply-adds, in all lanes: lane l has the columns l, l + 32, ...
+// The whole warp calls it.
 template <Storage T>
 __device__ float norm_of_projected(const T* value, const T* projection, int64_t row_stride, int head_dim,
                                    int64_t model_dim) {
@@ -134,8 +137,8 @@ __device__ float norm_of_projected(const T* value, const T* projection, int64_t 
   return sqrtf(warp_sum(squares));
 }
 
-// Turns the squares of a warp's lanes into norms, of one query head. Where v G v^T is a small difference of large numbers and says
-// little, the warp projects its lanes' values, one after the other.
+// Turns the squares of a warp's lanes into norms, of one query head. Where v G v^T is a small difference of
+// large numbers and says little, the warp projects its lanes' values, one after the other.
 template <Storage T, int kDims>
 __device__ void write_norms(const RootArguments<T>& p, int64_t head, const OwnValue<T, kDims>& own,
                             float trace) {
@@ -160,8 +163,9 @@ __device__ void write_norms(const RootArguments<T>& p, int64_t head, const OwnVa
 // block      256
 // shared     4 group_size bytes
 // registers  40-48 (sm_90a), 48-58 (sm_80)
-// bytes      read: head_dim sizeof(T) for each token and KV head, 4 query_heads tokens; the diagonals of G for each block, and W^O for
-//            each value that is projected, from the L2 cache; written: 4 query_heads tokens
+// bytes      read: head_dim sizeof(T) for each token and KV head, 4 query_heads tokens; the diagonals
+//            of G for each block, and W^O for each value that is projected, from the L2 cache;
+//            written: 4 query_heads tokens
 // FLOP       2 head_dim for each token and KV head; 2 head_dim model_dim for each value that is projected
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kThreads) norms_of_squares_kernel(RootArguments<T> p) {

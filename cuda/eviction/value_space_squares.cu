@@ -1,8 +1,8 @@
 // Squared lengths after W^O by mma.sync: 16-bit types, compute capability 8.0.
 //
-// Tensor cores multiply 16-bit numbers: a number of G is the sum of three of BF16, a value's number is one, or the sum of two where
-// it is FP16. All of these sums are exact (number_parts.hpp), so that only the sums of products round. Since G is symmetric, a
-// squared length is
+// Tensor cores multiply 16-bit numbers: a number of G is the sum of three of BF16, a value's number is one,
+// or the sum of two where it is FP16. All of these sums are exact (number_parts.hpp), so that only the sums
+// of products round. Since G is symmetric, a squared length is
 //
 //     v G v = 2 sum_c v_c (sum of v_k G_ck over the tiles left of c's tile on the diagonal
 //                          + half of the one over that tile)
@@ -26,7 +26,8 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
 constexpr int kSection = 64;  // rows of G in shared memory at a time
 
-// BF16 numbers whose sum a value's number is, and tiles of 16 tokens of a warp, as many as its registers have room for.
+// BF16 numbers whose sum a value's number is, and tiles of 16 tokens of a warp, as many as its
+// registers have room for.
 template <Storage16 T>
 inline constexpr int kValueParts = std::is_same_v<T, Bfloat16> ? 1 : 2;
 template <Storage16 T, int kSteps>
@@ -37,8 +38,8 @@ inline constexpr int kBlockTokens = kWarps* kTokenTiles<T, kSteps>* kTile;
 template <Storage16 T, int kSteps>
 struct Shared {
   static constexpr int kRows = std::max(kBlockTokens<T, kSteps>, Parts::kCount* kSection);
-  uint4*
-      rows;  // [kRows, stride]: the block's values, and then a section of G: [Parts::kCount, kSection, stride]
+  // [kRows, stride]: the block's values, and then a section of G: [Parts::kCount, kSection, stride]
+  uint4* rows;
 
   __host__ __device__ explicit Shared(SharedMemory& memory)
       : rows(memory.array<uint4>(kRows * PaddedRows<kSteps>::kStride)) {}
@@ -88,7 +89,8 @@ struct Values {
   }
 };
 
-// Copies rows first..first + 63 of a head's G to shared memory, in parts: of each the tiles up to the diagonal, of that on it half.
+// Copies rows first..first + 63 of a head's G to shared memory, in parts: of each the tiles up to the
+// diagonal, of that on it half.
 template <int kSteps>
 __device__ void load_section(const float* gram, int first, int head_dim, uint4* rows) {
   constexpr int kWords = 4 * PaddedRows<kSteps>::kStride;
@@ -116,7 +118,8 @@ struct ColumnSums {
   float chain[kTiles][2][4] = {};
   float smaller[kTiles][2][4] = {};  // of all other parts' products
 
-  // Adds the products of 16 numbers of the values with those of G's rows; `rows` are 16 columns of G's part 0.
+  // Adds the products of 16 numbers of the values with those of G's rows; `rows` are
+  // 16 columns of G's part 0.
   __device__ void add(const Values<T, kSteps>& values, const uint4* rows, int step) {
 #pragma unroll
     for (int part = Parts::kCount - 1; part >= 0; --part) {
@@ -139,7 +142,8 @@ struct ColumnSums {
       sum = 0;
     }
   }
-  // Adds the columns' terms to the squares of tokens lane / 4 + 8 r of each tile; the columns are numbers 16 step.. of values.
+  // Adds the columns' terms to the squares of tokens lane / 4 + 8 r of each tile; the columns are
+  // numbers 16 step.. of values.
   __device__ void add_terms(const Values<T, kSteps>& values, int step, float (&squares)[kTiles][2]) const {
 #pragma unroll
     for (int i = 0; i < kTiles * 2; ++i) {
@@ -161,7 +165,8 @@ struct ColumnSums {
   }
 };
 
-// Adds to the squares what 16 columns give, up to whose tile on the diagonal, number `last` of kSteps, values are multiplied.
+// Adds to the squares what 16 columns give, up to whose tile on the diagonal, number `last` of
+// kSteps, values are multiplied.
 template <Storage16 T, int kSteps>
 __device__ void add_columns(const Values<T, kSteps>& values, const uint4* rows, int last,
                             float (&squares)[kTokenTiles<T, kSteps>][2]) {
@@ -176,8 +181,9 @@ __device__ void add_columns(const Values<T, kSteps>& values, const uint4* rows, 
   }
 }
 
-// The squared lengths of a block's tokens after one query head's W^O: a warp has the values of 16 or 32 tokens in registers, and G
-// passes through shared memory in sections of 64 rows, of which tensor cores take the tiles up to the diagonal.
+// The squared lengths of a block's tokens after one query head's W^O: a warp has the values of 16 or 32
+// tokens in registers, and G passes through shared memory in sections of 64 rows, of which tensor cores take
+// the tiles up to the diagonal.
 //
 //                                   G, in three parts: rows c
 //                                   +---+
@@ -190,12 +196,13 @@ __device__ void add_columns(const Values<T, kSteps>& values, const uint4* rows, 
 //       head_dim, kSteps tiles      |   |   |   |1/2|
 //                                   +---+---+---+---+
 //
-// grid       (ceil(tokens / block's tokens), query_heads): 256 tokens, 128 for FP16 and kSteps 8 and for kSteps 16
+// grid       (ceil(tokens / block's tokens), query_heads): 256 tokens, 128 for FP16 and
+//            kSteps 8 and for kSteps 16
 // block      256
 // shared     kSteps 4: 36,864, 8: 69,632 (BF16), 52,224 (FP16), 16: 101,376
 // registers  kSteps 4, 8, 16: 118, 152, 121 of BF16, 202, 160, 252 of FP16 (sm_90a; at most 6 fewer on sm_80)
-// bytes      read: 2 head_dim for each token and query head, 2 to 4 head_dim^2 of G for each block, mostly from the L2 cache;
-//            written: 4 query_heads tokens
+// bytes      read: 2 head_dim for each token and query head, 2 to 4 head_dim^2 of G for each block, mostly
+//            from the L2 cache; written: 4 query_heads tokens
 // FLOP       on tensor cores 3 query_heads tokens d (d + 16) for BF16, d = 16 kSteps, twice as many for FP16
 template <Storage16 T, int kSteps>
 __global__ void __launch_bounds__(kThreads) squares_mma_kernel(Arguments<T> p) {
@@ -249,12 +256,14 @@ void launch_squares_mma(const Arguments<T>& arguments, Stream stream) {
 template void launch_squares_mma(const Arguments<Float16>&, Stream);
 template void launch_squares_mma(const Arguments<Bfloat16>&, Stream);
 
-// The chains of the largest parts and the sum of the others; four columns' terms, tiles of 16 columns, four lanes.
+// The chains of the largest parts and the sum of the others; four columns' terms, tiles
+// of 16 columns, four lanes.
 int64_t mma_square_depth(int64_t head_dim) {
   return ceil_division(head_dim, kRowChain * kStepNumbers) + 1 + 3 + ceil_division(head_dim, kTile) + 2;
 }
 
-// As output_product_sums: the smaller parts' terms are 2^-8 (1 + 2^-5) of all at most, in a chain of 80 sums at most.
+// As output_product_sums: the smaller parts' terms are 2^-8 (1 + 2^-5) of all at most, in a
+// chain of 80 sums at most.
 double mma_square_sums(int64_t head_dim) {
   const double of_chain = static_cast<double>(row_product_chain(head_dim)) * kChainedTensorSums;
   return of_chain * (1 + of_chain) * (1 + 0x3p-4);

@@ -81,13 +81,14 @@ __device__ int64_t next_of(const DrawArguments& p, int64_t g, int64_t i) {
   return p.leaving.positions[g * p.leaving.stride + i] - i;
 }
 
-// Draws whether the value of one leaving entry is spread, and gives each share its weight: a thread has one entry.
+// Draws whether the value of one leaving entry is spread, and gives each share its
+// weight: a thread has one entry.
 //
 // grid       (ceil(stride / 128), kv_heads)
 // block      128; no shared memory
 // registers  32 (sm_90a and sm_80)
-// bytes      read: 12 for each leaving entry, and 12 for each of those that share its value, from the caches; written: 5 for
-//            each leaving entry
+// bytes      read: 12 for each leaving entry, and 12 for each of those that share its value, from the caches;
+//            written: 5 for each leaving entry
 // FLOP       one for each entry that shares a value
 __global__ void __launch_bounds__(kEach) draw_kernel(DrawArguments p) {
   const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x;
@@ -141,8 +142,8 @@ struct AddArguments {
 // grid       (ceil(capacity / 4), kv_heads)
 // block      128; no shared memory
 // registers  56 (sm_90a), 64 (sm_80)
-// bytes      read: 4 head_dim for each of up to `neighbours` sums, mostly from the caches, and head_dim sizeof(T); written:
-//            head_dim sizeof(T) for each kept entry
+// bytes      read: 4 head_dim for each of up to `neighbours` sums, mostly from the caches, and head_dim
+//            sizeof(T); written: head_dim sizeof(T) for each kept entry
 // FLOP       head_dim for each of these sums
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32) add_shares_kernel(AddArguments<T> p) {
@@ -179,7 +180,8 @@ struct SpreadShared {
         is_drawn(memory.array<int>(1)) {}
 };
 
-// The attention and the smallest position of the entries that share a value, in every thread's order: [0] of shared arrays.
+// The attention and the smallest position of the entries that share a value, in every thread's
+// order: [0] of shared arrays.
 template <class Shares>
 __device__ void reduce_sharing(const SpreadArguments& p, int64_t g, const Shares& shares,
                                const SpreadShared& shared) {
@@ -208,8 +210,8 @@ __device__ void reduce_sharing(const SpreadArguments& p, int64_t g, const Shares
 // block      1024
 // shared     33,300 bytes
 // registers  48 (sm_90a), 46 (sm_80)
-// bytes      read: 8 for each entry for each pass of the selection, of which there are four, and for the draw and the list
-//            12 and 8; written: 8 for each entry that shares the value, 16 for each KV head
+// bytes      read: 8 for each entry for each pass of the selection, of which there are four, and for the draw
+//            and the list 12 and 8; written: 8 for each entry that shares the value, 16 for each KV head
 // FLOP       1 for each entry
 __global__ void __launch_bounds__(kThreads, 1) choose_sharing_kernel(SpreadArguments p) {
   SharedMemory memory;

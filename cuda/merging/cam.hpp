@@ -12,12 +12,14 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// The mean of the attention weights of a KV head's query heads, for each entry of a cache: reference::mean_attention.
+/// The mean of the attention weights of a KV head's query heads, for each entry of a cache:
+/// reference::mean_attention.
 ///
 /// logits, log_sum_exp  [query_heads, capacity], [query_heads]: from `attention`
 /// count                [kv_heads], device memory: entries
 /// mean                 [kv_heads, capacity]; of entries behind `count` it is left as it is
-/// precision            fp32; error: group_mean_errors in reference/bounds/error_bounds.hpp, and those of the weights
+/// precision            fp32; error: group_mean_errors in reference/bounds/error_bounds.hpp,
+///                      and those of the weights
 /// throws               ShapeMismatch; DeviceError
 void mean_attention(const float* logits, const float* log_sum_exp, int64_t query_heads, int64_t kv_heads,
                     int64_t capacity, const int64_t* count, float* mean, Stream stream);
@@ -27,9 +29,11 @@ void mean_attention(const float* logits, const float* log_sum_exp, int64_t query
 /// stride  of the leaving entries
 int64_t spread_leaving_workspace(int64_t kv_heads, int64_t stride, int64_t capacity, int64_t head_dim);
 
-/// Spreads the values of all entries of a prompt that are not kept over those of the kept ones: reference::spread_leaving.
+/// Spreads the values of all entries of a prompt that are not kept over those of the kept ones:
+/// reference::spread_leaving.
 ///
-///     v_j += sum of v_e / count_e  over the entries e before j of which j is one of the `count_e` next kept ones,
+///     v_j += sum of v_e / count_e  over the entries e before j of which j is one of the
+///                                  `count_e` next kept ones,
 ///            count_e <= neighbours, and for which `reference::spreads` draws true
 ///
 /// attention  [kv_heads, tokens], device memory: mean_attention of the last query
@@ -39,8 +43,8 @@ int64_t spread_leaving_workspace(int64_t kv_heads, int64_t stride, int64_t capac
 /// cache      [kv_heads, capacity, head_dim], capacity = kept.stride: the kept entries' values
 /// spread     [kv_heads, leaving.stride], device memory: 1 for entries whose values were spread, else 0
 /// status     set to 1 if an attention weight is NaN or infinite, or a value does not fit the storage type
-/// precision  fp32, values rounded once to the storage type. A draw may differ from the reference's only where rounding moves
-///            the probability across the drawn number
+/// precision  fp32, values rounded once to the storage type. A draw may differ from the reference's only
+///            where rounding moves the probability across the drawn number
 /// throws     ShapeMismatch; DeviceError
 /// source     CaM (ICML 2024, "CaM: Cache Merging for Memory-efficient LLMs Inference")
 template <Storage T>
@@ -53,7 +57,8 @@ void spread_leaving(const Cam& options, const float* attention, const PositionLi
 /// attention    [kv_heads, capacity], device memory: mean_attention of the step's query
 /// slots        `free` is the evicted entry's slot, -1 for none; positions below 2^31
 /// cache        [kv_heads, capacity, head_dim]: values
-/// changed      receives the slots of the entries that share the value, ascending; stride >= min(neighbours, capacity)
+/// changed      receives the slots of the entries that share the value, ascending;
+///              stride >= min(neighbours, capacity)
 /// merged_into  [kv_heads]: the smallest of their positions, kNotMerged or kNothingEvicted
 /// status, precision, throws, source: as above
 template <Storage T>

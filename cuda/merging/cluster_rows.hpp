@@ -8,9 +8,9 @@
 //
 //     entries  kept, member, member, ...
 //
-// The entries' rows and weights are read once, by one load of all lanes, into shared memory; then four rows at a
-// time are in flight, each of which is added to the sums of kHeads rows of weights. Entries are added in their
-// order, the kept one first, so that a sum does not depend on how many lanes a cluster has.
+// The entries' rows and weights are read once, by one load of all lanes, into shared memory; then four rows
+// at a time are in flight, each of which is added to the sums of kHeads rows of weights. Entries are added in
+// their order, the kept one first, so that a sum does not depend on how many lanes a cluster has.
 #pragma once
 
 #include <limits>
@@ -38,7 +38,8 @@ struct ClusterLanes : RowLanes<T, kDims> {
 
   /// The calling lane's group.
   __device__ static int group() { return static_cast<int>(threadIdx.x) / kLanes; }
-  /// Where the lane's four numbers 4 quad, ... lie in a row that is stored as lanes read it, and the column of the number there.
+  /// Where the lane's four numbers 4 quad, ... lie in a row that is stored as lanes read it, and the
+  /// column of the number there.
   __device__ static int place(int quad) { return (quad * kLanes + lane_in_row()) * 4; }
   __device__ static int column_at(int place) {
     constexpr int kQuads = kVectorNumbers / 4;  // of a vector
@@ -71,8 +72,8 @@ struct LaneRow {
       if (column < head_dim) work(column, numbers[i]);
     }
   }
-  /// Calls work(number, other) for all numbers of this lane and those of a row in shared memory or among the parts, which
-  /// lies there as lanes read it: four numbers of each lane, then the next four of each.
+  /// Calls work(number, other) for all numbers of this lane and those of a row in shared memory or among the
+  /// parts, which lies there as lanes read it: four numbers of each lane, then the next four of each.
   template <class Work>
   __device__ void with(const float* others, const Work& work) {
 #pragma unroll
@@ -122,7 +123,8 @@ struct alignas(4 * kHeads) EntryWeights {
   float numbers[kHeads] = {};
 };
 
-/// The numbers of one entry for `together` rows of weights, which lie side by side (WeightLayout); 0 for others.
+/// The numbers of one entry for `together` rows of weights, which lie side by side
+/// (WeightLayout); 0 for others.
 template <int kHeads>
 __device__ EntryWeights<kHeads> load_weights(const float* from, int together) {
   if (together == kHeads) return *reinterpret_cast<const EntryWeights<kHeads>*>(from);
@@ -134,8 +136,8 @@ __device__ EntryWeights<kHeads> load_weights(const float* from, int together) {
   return weights;
 }
 
-/// The entries of each group's cluster in shared memory: up to 64 members and the kept one, filled up to a multiple of four
-/// by entries that are none.
+/// The entries of each group's cluster in shared memory: up to 64 members and the kept one, filled up to a
+/// multiple of four by entries that are none.
 template <int kHeads>
 struct StagedEntries {
   static constexpr int kEntries = static_cast<int>(kChunk) + 4;
@@ -148,8 +150,8 @@ struct StagedEntries {
         weights(memory.array<EntryWeights<kHeads>>(groups * kEntries)) {}
 };
 
-/// Writes `count` entries of the group's cluster to shared memory: row(e), weights(e). The whole warp calls it, before which
-/// it must have read what was there.
+/// Writes `count` entries of the group's cluster to shared memory: row(e), weights(e). The whole warp calls
+/// it, before which it must have read what was there.
 template <Storage T, int kDims, int kHeads, class Row, class Weights>
 __device__ void stage_entries(const StagedEntries<kHeads>& staged, int count, const Row& row,
                               const Weights& weights) {
@@ -308,7 +310,8 @@ __device__ uint16_t rounded(float number) {
   }
 }
 
-/// Writes the row of kept entry i, by whole vectors where head_dim ends with one. All lanes of a group call it.
+/// Writes the row of kept entry i, by whole vectors where head_dim ends with one. All
+/// lanes of a group call it.
 template <Storage T, int kDims>
 __device__ void store_row(const MergedRows<T>& merged, int64_t g, int64_t i, int head_dim,
                           LaneRow<T, kDims>& row) {

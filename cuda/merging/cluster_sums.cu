@@ -46,15 +46,15 @@ __device__ void list_parts_of(int from, int to, const PartShared<T, kDims, kHead
   }
 }
 
-// Lists the block's parts, in any order: a warp looks at 256 successive clusters at a time, of which it reads the offsets by whole
-// sectors. The whole block calls it.
+// Lists the block's parts, in any order: a warp looks at 256 successive clusters at a time, of which it reads
+// the offsets by whole sectors. The whole block calls it.
 //
 //     lanes       0         1         ..  31
 //     offsets     first     first + 1     first + 31
 //                 .. + 32   .. + 33       .. + 63
 //
-// A lane has one cluster of each 32, which ends where the next lane's begins, that of lane 31 where lane 0's next
-// one begins.
+// A lane has one cluster of each 32, which ends where the next lane's begins, that of lane 31 where
+// lane 0's next one begins.
 template <Storage T, int kDims, int kHeads>
 __device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, kDims, kHeads>& shared) {
   constexpr int kOfWarp = 32 * kScanned, kSectorBytes = 32;
@@ -79,8 +79,8 @@ __device__ void list_parts(const HeadClusters<T, kDims>& p, const PartShared<T, 
   __syncthreads();
 }
 
-// A team's part: a group of lanes sums an equal share of its members, and the shares are added in their order. The whole
-// block calls it; a team that has no part with one of no members.
+// A team's part: a group of lanes sums an equal share of its members, and the shares are added in their
+// order. The whole block calls it; a team that has no part with one of no members.
 template <int kHeads, int kDims, Storage T>
 __device__ void sum_part(const Sums<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
                          const Part& part, int first_head, const PartShared<T, kDims, kHeads>& shared,
@@ -110,15 +110,17 @@ __device__ void sum_part(const Sums<T>& p, int64_t g, const HeadClusters<T, kDim
   __syncthreads();
 }
 
-// The parts of large clusters, for up to kHeads rows of weights at a time: a block has those of every gridDim.x-th slot, a
-// team of 128 threads one of them at a time.
+// The parts of large clusters, for up to kHeads rows of weights at a time: a block has those of every
+// gridDim.x-th slot, a team of 128 threads one of them at a time.
 //
 // grid       (about two blocks for each multiprocessor, divided by the KV heads; kv_heads)
 // block      256
-// shared     2 kGroups (272 + 4 kHeads (68 + kDims)) + 12 slots / gridDim.x bytes, of 8 groups for 16-bit types and head_dim 128
+// shared     2 kGroups (272 + 4 kHeads (68 + kDims)) + 12 slots / gridDim.x bytes, of 8 groups for
+//            16-bit types and head_dim 128
 // registers  kHeads 1: 56-80, 4: 74-106 (sm_90a)
-// bytes      read: for each member of a large cluster head_dim sizeof(T), 8 and 4 for each row of weights; all offsets for
-//            each block, mostly from the L2 cache; written: 4 kDims for each row of weights and part
+// bytes      read: for each member of a large cluster head_dim sizeof(T), 8 and 4 for each row of
+//            weights; all offsets for each block, mostly from the L2 cache; written: 4 kDims for
+//            each row of weights and part
 // FLOP       2 head_dim for each row of weights and member of a large cluster
 template <int kHeads, int kDims, Storage T>
 __global__ void __launch_bounds__(kPartThreads, 2) sum_parts_kernel(Sums<T> p, float* parts) {

@@ -1,9 +1,9 @@
 // Clusters' members, and the parts by which large clusters are summed, with weights.
 //
-// A cluster of up to 64 members is summed by its own lanes (cluster_rows.hpp). A larger one has a part for each 128 members,
-// which is summed beforehand, by a block of its own. Parts lie one behind the other, the first one of a cluster in the slot of
-// its first member's chunk of 64 places. No two clusters share a slot: m > 64 members reach over at least floor(m / 64) chunks,
-// and have ceil(m / 128) parts.
+// A cluster of up to 64 members is summed by its own lanes (cluster_rows.hpp). A larger one has a part for
+// each 128 members, which is summed beforehand, by a block of its own. Parts lie one behind the other, the
+// first one of a cluster in the slot of its first member's chunk of 64 places. No two clusters share a slot:
+// m > 64 members reach over at least floor(m / 64) chunks, and have ceil(m / 128) parts.
 //
 //     place     0 ..  63 | 64 .. 127 | 128 .. 191 | 192 .. 255 | 256
 //     cluster   a a b b b b b b b b b b b b b b b b c c c c c c ...

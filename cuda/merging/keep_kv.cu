@@ -28,8 +28,9 @@ struct DenominatorShared {
       : by_warp(memory.array<float>(kSumWarps)) {}
 };
 
-// Calls work(z) for the logits z of all entries of a query head that the thread has, in their order: t, t + 256, ... The loads of
-// eight are begun before one is waited for; behind the last entry logits are kNothing.
+// Calls work(z) for the logits z of all entries of a query head that the thread has, in their
+// order: t, t + 256, ... The loads of eight are begun before one is waited for; behind the last
+// entry logits are kNothing.
 template <class Work>
 __device__ __forceinline__ void each_logit(const DenominatorArguments& p, int64_t h, const Work& work) {
   const int64_t g = h / p.group_size;
@@ -55,7 +56,8 @@ __device__ __forceinline__ void each_logit(const DenominatorArguments& p, int64_
 // block      256
 // shared     32 bytes
 // registers  39 (sm_90a and sm_80)
-// bytes      read: 4 for each query head and entry, and 4 for its votes, both a second time from the caches; written: 4
+// bytes      read: 4 for each query head and entry, and 4 for its votes, both a second time
+//            from the caches; written: 4
 // FLOP       4, two logarithms and an exponential for each query head and entry
 __global__ void __launch_bounds__(kSumThreads) log_denominators_kernel(DenominatorArguments p) {
   SharedMemory memory;

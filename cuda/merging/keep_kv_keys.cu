@@ -54,7 +54,8 @@ __device__ float4 four_of(const float* row, int column, int head_dim) {
   return numbers;
 }
 
-// Copies the group's queries and their pseudo-inverse to shared memory, as lanes read them; both are in flight together.
+// Copies the group's queries and their pseudo-inverse to shared memory, as lanes read them;
+// both are in flight together.
 template <Storage T, int kDims, int kHeads>
 __device__ void copy_queries(const Arguments<T>& p, int64_t g, const Shared<T, kDims, kHeads>& shared) {
   const int head_dim = p.sums.head_dim();
@@ -86,7 +87,8 @@ __device__ void sum_heads(const Arguments<T>& p, const HeadWeights& weights,
   if (cluster.is_large()) cluster.add_parts(clusters, first_head, sums);
 }
 
-// The divergence of the weights' row h of the group's cluster in its h-th lane, 0 in others; of an only head in all lanes.
+// The divergence of the weights' row h of the group's cluster in its h-th lane, 0 in others; of
+// an only head in all lanes.
 template <int kHeads, int kDims, Storage T>
 __device__ float own_divergence(const Arguments<T>& p, const HeadWeights& weights, const Cluster& cluster) {
   const int h = kHeads > 1 ? ClusterLanes<T, kDims>::lane_in_row() : 0;
@@ -94,8 +96,8 @@ __device__ float own_divergence(const Arguments<T>& p, const HeadWeights& weight
   return p.numbers.divergences[weights.before_kept + cluster.i * weights.together + h];
 }
 
-// What the logits of the first kHeads of `heads` heads lack, scale q_h . (k-_h - mean) - KL_h, in all lanes of the group. The
-// heads' products are summed over the lanes together. The whole warp calls it.
+// What the logits of the first kHeads of `heads` heads lack, scale q_h . (k-_h - mean) - KL_h, in all lanes
+// of the group. The heads' products are summed over the lanes together. The whole warp calls it.
 //
 // queries  [heads, kDims], as lanes read them
 template <Storage T, int kDims, int kHeads>
@@ -150,8 +152,8 @@ __device__ bool is_finite(const LaneRow<T, kDims>& row) {
   return (finite & all) == all;
 }
 
-// The key of a group's cluster: its mean, multiplied by ZIP's scale or with the smallest correction of its logits, if that is
-// finite. The whole warp calls it.
+// The key of a group's cluster: its mean, multiplied by ZIP's scale or with the smallest correction of its
+// logits, if that is finite. The whole warp calls it.
 template <int kHeads, bool kOnePass, int kDims, Storage T>
 __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
                                         const HeadClusters<T, kDims>& clusters, const Cluster& cluster,
@@ -192,17 +194,18 @@ __device__ LaneRow<T, kDims> merged_key(const Arguments<T>& p, int64_t g,
 template <bool kOnePass, int kRowBytes>
 constexpr int kResidentBlocks = kRowBytes <= 512 ? (kOnePass ? 6 : 4) : (kOnePass ? 4 : 3);
 
-// The keys of clusters: a group of lanes has two kept entries, one behind the other (cluster_rows.hpp). Sums for up to
-// kHeads rows of weights are formed together, and stay in registers until their mean is known.
+// The keys of clusters: a group of lanes has two kept entries, one behind the other (cluster_rows.hpp). Sums
+// for up to kHeads rows of weights are formed together, and stay in registers until their mean is known.
 //
 // grid       (ceil(capacity / (2 groups)), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
 // shared     groups (272 + 272 kHeads) + 8 heads kDims bytes: 14,976 for four heads of head_dim 128
 // registers  kHeads 1: 56-80, 4: 72-103 in one pass, 92-127 in more (sm_90a); 56-80, 78-108, 96-128 (sm_80)
-// bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights, again from the caches for more
-//            than kHeads rows; the queries and their pseudo-inverse once for each block; written: head_dim sizeof(T) for each
-//            cluster
-// FLOP       2 head_dim for each row of weights and merging entry, 6 head_dim for each row of weights and cluster
+// bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights, again from the
+//            caches for more than kHeads rows; the queries and their pseudo-inverse once for each block;
+//            written: head_dim sizeof(T) for each cluster
+// FLOP       2 head_dim for each row of weights and merging entry, 6 head_dim for each
+//            row of weights and cluster
 template <int kHeads, bool kOnePass, int kDims, Storage T>
 __global__ void __launch_bounds__(kRowsThreads, kResidentBlocks<kOnePass, kDims * sizeof(T)>)
     merged_keys_kernel(Arguments<T> p) {

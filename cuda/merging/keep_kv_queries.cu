@@ -18,7 +18,8 @@ constexpr int kDotLanes = 8;                 // have a product of two rows toget
 constexpr int kDots = kThreads / kDotLanes;  // of a block at a time
 constexpr int kLaneColumns = 4;              // whose loads are in flight together
 constexpr int kMostSweeps = 40;  // a few are enough; rows that cancel to rounding noise would go on
-// The cosine of rows that are not turned any more (reference/bounds/merge_cluster_errors.md, "Joint corrections").
+// The cosine of rows that are not turned any more
+// (reference/bounds/merge_cluster_errors.md, "Joint corrections").
 constexpr double kOrthogonal = 0x1p-32;
 
 template <Storage T>
@@ -34,7 +35,8 @@ struct Shape {
   int rows, head_dim;
 };
 
-// The rotation that makes two rows orthogonal: (cosine a - sine b, sine a + cosine b) for a of one and b of the other.
+// The rotation that makes two rows orthogonal: (cosine a - sine b, sine a + cosine b) for a
+// of one and b of the other.
 struct Rotation {
   double cosine = 1, sine = 0;
 
@@ -45,8 +47,8 @@ struct Rotation {
   }
 };
 
-// One group's queries Q, and vectors Q Q^T vectors^T, which rotations make diagonal. In shared memory. An odd number of rows
-// has one of zeros behind it, so that every row has a partner.
+// One group's queries Q, and vectors Q Q^T vectors^T, which rotations make diagonal. In shared memory. An odd
+// number of rows has one of zeros behind it, so that every row has a partner.
 struct Rotated {
   int count, head_dim, players;
   int columns;      // head_dim, rounded up to a multiple of 8
@@ -95,7 +97,8 @@ struct Rotated {
   }
 };
 
-// Rounds of pairs that have no row in common, so that a sweep has every pair once: a tournament of an even number of players.
+// Rounds of pairs that have no row in common, so that a sweep has every pair once: a tournament of
+// an even number of players.
 struct Pair {
   int i, j;
 
@@ -107,8 +110,9 @@ struct Pair {
   }
 };
 
-// Finds the rotation of two rows; false if they are orthogonal already, or one of them is as good as zero. Its angle is rounded
-// to single precision, which costs less than the next sweep's squares gain; its length is not.
+// Finds the rotation of two rows; false if they are orthogonal already, or one of them is as good as
+// zero. Its angle is rounded to single precision, which costs less than the next sweep's squares
+// gain; its length is not.
 //
 // longest  the largest squared length of the rows as they were
 // unit     1 / longest
@@ -130,7 +134,8 @@ __device__ bool find_rotation(const Rotated& q, const Pair& pair, double longest
   return true;
 }
 
-// Turns the rows and columns of all pairs of a round: two by two products, and the same of the vectors, of a thread at a time.
+// Turns the rows and columns of all pairs of a round: two by two products, and the same of the
+// vectors, of a thread at a time.
 __device__ void turn_rows(const Rotated& q, int round) {
   const int pairs = q.players / 2;
   for (int own = warp(); own < pairs; own += kWarps) {
@@ -164,7 +169,8 @@ __device__ bool sweep(const Rotated& q, double longest, double unit) {
   return turned;
 }
 
-// The queries that merge: those of every head of the group, or their mean. A warp has a row, four columns of each lane at once.
+// The queries that merge: those of every head of the group, or their mean. A warp has a row, four
+// columns of each lane at once.
 template <Storage T>
 __device__ void load_queries(const Arguments<T>& p, int64_t g, const Rotated& q) {
   const int heads = p.group_size / q.count;  // of one row
@@ -221,9 +227,10 @@ __device__ void store(const Arguments<T>& p, int64_t g, const Rotated& q) {
   }
 }
 
-// The pseudo-inverse of one group's queries, by Jacobi's rotations of Q Q^T: a thread finds the rotation of a pair of rows, and
-// the threads of a warp turn it. Rotations of the rows themselves would be exact for singular values far below the largest as
-// well, but each has products of rows to wait for; sqrt(head_dim 2^-52) is the smallest that is distinguished from zero here.
+// The pseudo-inverse of one group's queries, by Jacobi's rotations of Q Q^T: a thread finds the rotation of a
+// pair of rows, and the threads of a warp turn it. Rotations of the rows themselves would be exact for
+// singular values far below the largest as well, but each has products of rows to wait for;
+// sqrt(head_dim 2^-52) is the smallest that is distinguished from zero here.
 //
 //     round 0  rows 3 and 0    1 and 2         a group of 4: three rounds are a sweep
 //     round 1  rows 3 and 1    2 and 0

@@ -42,8 +42,8 @@ struct Member {
   float votes = 1, log_votes = 0;
 };
 
-// The lanes of a warp that weights a cluster. They have several rows of scores at a time, each of them by as many lanes as the
-// cluster has members.
+// The lanes of a warp that weights a cluster. They have several rows of scores at a time, each of them by as
+// many lanes as the cluster has members.
 //
 //     a cluster of 5 members
 //     lanes  0 .. 7                  8 .. 15                16 .. 23     24 .. 31
@@ -75,7 +75,8 @@ class WarpTeam {
   int lanes_ = 1;
 };
 
-// The threads of a block that weights a large cluster: two warps have a row of scores; of a single row, all pairs have the same.
+// The threads of a block that weights a large cluster: two warps have a row of scores; of a single row,
+// all pairs have the same.
 class BlockTeam {
  public:
   static constexpr int kRowWarps = 2, kThreads = 256;
@@ -220,7 +221,8 @@ struct RowScores {
   }
 };
 
-// -ln sum_j (p_j / P) exp(x_j) for scores x with weighted mean 0. Near x = 0 it is formed from expm1, without cancellation.
+// -ln sum_j (p_j / P) exp(x_j) for scores x with weighted mean 0. Near x = 0 it is formed from
+// expm1, without cancellation.
 template <class Team, class Scores>
 __device__ float divergence(const Cluster<Team>& cluster, const Scores& scores, float first, float middle,
                             float all_votes) {
@@ -257,8 +259,8 @@ __device__ uint8_t form_zip_scale(const Cluster<Team>& cluster, const Scores& sc
   return outcome;
 }
 
-// The weights of one cluster by the lanes' row of scores, of which those behind the last row repeat it. Returns what ZIP's
-// scale is. The whole team calls it.
+// The weights of one cluster by the lanes' row of scores, of which those behind the last row repeat it.
+// Returns what ZIP's scale is. The whole team calls it.
 //
 // log_shares  [rows], shared memory
 template <class Team>
@@ -352,7 +354,8 @@ __device__ void weigh(const Cluster<Team>& cluster, float* log_shares) {
   }
 }
 
-// The members, the kept entry not counted, of a cluster that a warp weights: a lane has one of each row at most.
+// The members, the kept entry not counted, of a cluster that a warp weights: a lane has
+// one of each row at most.
 constexpr int kMostOfWarp = 31;
 
 struct WarpShared {
@@ -368,8 +371,9 @@ struct WarpShared {
 // block      128
 // shared     16 bytes for each row of weights
 // registers  72 (sm_90a and sm_80)
-// bytes      read: for each merging entry 8, 4 for its votes and 4 for each query head; written: 4 for each row of weights and
-//            merging entry, 8 for each cluster and row, 4 for each cluster and query head, up to 13 for each cluster
+// bytes      read: for each merging entry 8, 4 for its votes and 4 for each query head; written: 4 for each
+//            row of weights and merging entry, 8 for each cluster and row, 4 for each cluster and query head,
+//            up to 13 for each cluster
 // FLOP       about 30 with four exponentials for each row of weights and merging entry
 __global__ void __launch_bounds__(kWarps * 32) cluster_weights_kernel(WeightArguments p) {
   SharedMemory memory;
@@ -405,7 +409,8 @@ struct BlockShared {
 // block      256
 // shared     1,060 bytes, and 16 for each four rows of weights
 // registers  96 (sm_90a and sm_80)
-// bytes      as above, for the entries of large clusters, from the caches again for each of four passes; all offsets
+// bytes      as above, for the entries of large clusters, from the caches again for each of
+//            four passes; all offsets
 // FLOP       as above
 __global__ void __launch_bounds__(BlockTeam::kThreads, 1) large_cluster_weights_kernel(WeightArguments p) {
   SharedMemory memory;

@@ -30,9 +30,9 @@ __device__ float squares_of(const LoadedRow<T, kDims>& key, float scale) {
   return sum;
 }
 
-/// The length of the n-th key in the n-th of the lanes that share it, and 0 in lanes that have none. Numbers are multiplied by
-/// the power of two that makes the largest one of their key about 1, so that no square overflows, nor one that matters
-/// underflows. The whole warp calls it.
+/// The length of the n-th key in the n-th of the lanes that share it, and 0 in lanes that have none. Numbers
+/// are multiplied by the power of two that makes the largest one of their key about 1, so that no square
+/// overflows, nor one that matters underflows. The whole warp calls it.
 template <int kRows, int kDims, Storage T>
 __device__ float own_length(const LoadedRow<T, kDims> (&keys)[kRows]) {
   using Lanes = RowLanes<T, kDims>;

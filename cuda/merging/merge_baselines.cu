@@ -57,7 +57,8 @@ __device__ void to_direction(int head_dim, Columns& vector) {
 // grid       (ceil(stride / 4), kv_heads)
 // block      128; no shared memory
 // registers  56 (sm_90a), 48 (sm_80)
-// bytes      read: 2 head_dim sizeof(T) and 16 for each member, of which the kept entry's mostly from the caches; written: 4
+// bytes      read: 2 head_dim sizeof(T) and 16 for each member, of which the kept entry's mostly
+//            from the caches; written: 4
 // FLOP       10 head_dim for each member
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 4) cosines_kernel(Sums<T> p) {
@@ -78,7 +79,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4) cosines_kernel(Sums<T> p) {
 // grid       (ceil(stride / 4), kv_heads)
 // block      128; no shared memory
 // registers  56 (sm_90a), 48 (sm_80)
-// bytes      read: 2 head_dim sizeof(T) and 16 for each member, of which the kept entry's mostly from the caches; written: 8
+// bytes      read: 2 head_dim sizeof(T) and 16 for each member, of which the kept entry's mostly
+//            from the caches; written: 8
 // FLOP       5 head_dim for each member
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 4) distances_kernel(Sums<T> p, SquaredLength* distances) {
@@ -126,8 +128,8 @@ __global__ void __launch_bounds__(kWarps * 32, 8) similarity_weights_kernel(Sums
 // grid       (ceil(capacity / 4), kv_heads)
 // block      128; no shared memory
 // registers  39 (sm_90a and sm_80)
-// bytes      read: 8 for each member, again from the caches for each of four passes, 16 for each kept entry; written: 4 for
-//            each merging entry
+// bytes      read: 8 for each member, again from the caches for each of four passes, 16 for each kept entry;
+//            written: 4 for each merging entry
 // FLOP       about 20 with two exponentials for each member
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 8)

@@ -26,13 +26,14 @@ struct RootArguments {
   float* cosines;   // [kv_heads, count]: above any threshold
 };
 
-// The roots of one KV head's candidates: every round halves the chains, by following each candidate's link twice.
+// The roots of one KV head's candidates: every round halves the chains, by following
+// each candidate's link twice.
 //
 // grid       kv_heads
 // block      1024; no shared memory
 // registers  32 (sm_90a and sm_80)
-// bytes      read: 12 for each candidate, 16 in each of up to log2(count) rounds, from the caches; written: 20, and 8 in each
-//            round; no FLOP
+// bytes      read: 12 for each candidate, 16 in each of up to log2(count) rounds, from the caches; written:
+//            20, and 8 in each round; no FLOP
 __global__ void __launch_bounds__(kThreads, 1) roots_kernel(RootArguments p) {
   const int64_t g = blockIdx.x, size = p.candidates.count;
   int64_t* from = p.roots + g * size;
@@ -47,7 +48,8 @@ __global__ void __launch_bounds__(kThreads, 1) roots_kernel(RootArguments p) {
   }
   if (threadIdx.x == 0) p.count[g] = size;
   bool moved = true;
-  // 2^kMostRounds links are more than there are, unless parents form a cycle, which no parents of higher scores do.
+  // 2^kMostRounds links are more than there are, unless parents form a cycle, which no
+  // parents of higher scores do.
   for (int round = 0; round < kMostRounds && moved; ++round) {
     __syncthreads();
     bool own = false;

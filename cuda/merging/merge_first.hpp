@@ -1,4 +1,5 @@
-// order=merge-first on the device: candidates merge before the selection, which chooses among the roots of their clusters.
+// order=merge-first on the device: candidates merge before the selection, which chooses among the
+// roots of their clusters.
 #pragma once
 
 #include <cstdint>
@@ -33,14 +34,16 @@ int64_t merge_first_workspace(int64_t kv_heads, int64_t tokens);
 
 /// The roots, and the entries that are kept: reference::merge_first.
 ///
-///     root(i) = the end of i's chain of parents;   score(root) = sum of the scores of all candidates with this root
+///     root(i) = the end of i's chain of parents;   score(root) = sum of the scores of all
+///                                                  candidates with this root
 ///
 /// parents    from nearest_better_keys; one counts if its cosine is above the threshold
 /// k          [kv_heads], device memory: largest number of roots to keep, 0..count
-/// kept       receives ascending positions: of the k roots of largest sum, ties: smaller position, and of the entries that
-///            are no candidates; and their number
+/// kept       receives ascending positions: of the k roots of largest sum, ties: smaller position, and of the
+///            entries that are no candidates; and their number
 /// status     set to 1 if a score is NaN
-/// precision  sums in fp32, of up to 32 + members / 32 terms in a row; all else is exact. The same bits always
+/// precision  sums in fp32, of up to 32 + members / 32 terms in a row; all else is
+///            exact. The same bits always
 /// throws     ShapeMismatch; DeviceError
 void merge_first(const MergingCandidates& candidates, const NearestKeys& parents, const SimilarTarget& target,
                  const int64_t* k, const MergeRoots& roots, const PositionLists& kept, int64_t kv_heads,

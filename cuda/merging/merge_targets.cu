@@ -77,14 +77,15 @@ __device__ int64_t items_before(const uint64_t* items, int64_t size, int64_t tar
   return first;
 }
 
-// The clusters of one KV head: a stable sort of the leaving entries by target, then a search for every target's first.
+// The clusters of one KV head: a stable sort of the leaving entries by target, then a search
+// for every target's first.
 //
 // grid       kv_heads
 // block      1024
 // shared     32,912 bytes
 // registers  56 (sm_90a), 54 (sm_80)
-// bytes      read: 20 for each leaving entry; in the workspace 24 a pass and entry, and 8 log2(leaving) for each kept
-//            entry; written: 8 for each merging and each kept entry
+// bytes      read: 20 for each leaving entry; in the workspace 24 a pass and entry, and 8 log2(leaving) for
+//            each kept entry; written: 8 for each merging and each kept entry
 // no FLOP
 __global__ void __launch_bounds__(kThreads, 1) form_clusters_kernel(ClusterArguments p) {
   SharedMemory memory;

@@ -1,4 +1,5 @@
-// The clusters that form at the prompt's end or at a rebuild: which evicted entries merge into which kept one.
+// The clusters that form at the prompt's end or at a rebuild: which evicted entries
+// merge into which kept one.
 #pragma once
 
 #include <cstdint>
@@ -54,17 +55,19 @@ void form_clusters(const PositionLists& leaving, const NearestKeys& nearest, con
                    int64_t kv_heads, int64_t tokens, const Clusters& clusters, Workspace workspace,
                    Stream stream);
 
-/// The same during decoding: the entry of every KV head that was evicted last joins its nearest one, if their cosine is above
-/// the threshold: reference::nearest_key.
+/// The same during decoding: the entry of every KV head that was evicted last joins its nearest one, if their
+/// cosine is above the threshold: reference::nearest_key.
 ///
 /// cache        its rows and their lengths; `count` is not read
 /// slots        `free` is the evicted entry's slot, -1 for none
-/// nearest      stride 1: receives the slot and the cosine; -1 where nothing was evicted or no other entry is left
+/// nearest      stride 1: receives the slot and the cosine; -1 where nothing was evicted
+///              or no other entry is left
 /// kept         stride 1: receives the slot of the nearest entry, and 1; 0 where nothing merges
 /// clusters     stride 1, capacity 1
 /// merged_into  [kv_heads]: that entry's position, kNotMerged or kNothingEvicted
 /// ties         the smaller position
-/// precision    of cosines fp32; error: cosine_error in reference/bounds/merge_cluster_errors.hpp with nearest_key_arithmetic()
+/// precision    of cosines fp32; error: cosine_error in reference/bounds/merge_cluster_errors.hpp with
+///              nearest_key_arithmetic()
 /// the same inputs give the same bits on every device
 /// throws       ShapeMismatch; DeviceError
 template <Storage T>

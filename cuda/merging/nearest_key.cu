@@ -24,7 +24,8 @@ using nearest_key_search::require_valid;
 constexpr int kNormThreads = 256;
 constexpr int kNormWarps = kNormThreads / 32;
 
-// The lengths of keys: 8, 16 or 32 lanes have a row, and four loads are in flight; the warp's lengths are written at once.
+// The lengths of keys: 8, 16 or 32 lanes have a row, and four loads are in flight; the warp's
+// lengths are written at once.
 //
 //     lanes  0 .. 15       16 .. 31        head_dim 128 of 16-bit numbers
 //            row 0         row 1

@@ -10,8 +10,8 @@
 
 namespace kvbound::cuda {
 
-/// Which kernel searches for nearest keys: mma needs a 16-bit type and compute capability 8.0; wgmma also head_dim 64 or 128
-/// and compute capability 9.0; portable has no requirements.
+/// Which kernel searches for nearest keys: mma needs a 16-bit type and compute capability 8.0; wgmma also
+/// head_dim 64 or 128 and compute capability 9.0; portable has no requirements.
 enum class SearchKernel { chosen, portable, mma, wgmma };
 
 /// The kernel that `chosen` selects, and why.
@@ -78,16 +78,16 @@ void nearest_better_keys(const KeyRows<T>& candidates, NumberRows<const float> s
                          const NearestKeys& nearest, Stream stream,
                          SearchKernel kernel = SearchKernel::chosen);
 
-/// The fastest kernel whose results of a small problem are right on this device: wgmma, mma or portable. A process tries them
-/// once for each device, type and head_dim, which waits for the device.
+/// The fastest kernel whose results of a small problem are right on this device: wgmma, mma or portable. A
+/// process tries them once for each device, type and head_dim, which waits for the device.
 template <Storage T>
 SearchChoice search_choice(int64_t head_dim);
 /// The kernel that `chosen` selects on this device.
 template <Storage T>
 SearchKernel chosen_search_kernel(int64_t head_dim);
 
-/// The arithmetic of both searches: product_depth over the head_dim products of one cosine, with mma over the tensor
-/// cores' chains of four sums of 16 products. wgmma sums all products in one chain.
+/// The arithmetic of both searches: product_depth over the head_dim products of one cosine, with mma over the
+/// tensor cores' chains of four sums of 16 products. wgmma sums all products in one chain.
 ///
 /// kernel  portable, mma or wgmma
 KernelArithmetic nearest_keys_arithmetic(int64_t head_dim, SearchKernel kernel);

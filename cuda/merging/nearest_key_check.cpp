@@ -16,12 +16,13 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace nearest_key_search {
 namespace {
 
-// 150 leaving keys, with a ragged tail in the second of wgmma's consumers, and seven stages of 128 kept keys, the last of them
-// ragged, so that each of the three in shared memory is filled more than once.
+// 150 leaving keys, with a ragged tail in the second of wgmma's consumers, and seven stages of 128 kept keys,
+// the last of them ragged, so that each of the three in shared memory is filled more than once.
 constexpr int64_t kLeaving = 150;
 constexpr int64_t kKept = 800;
 
-// Random numbers -2, ..., 63/32, exact in every type; of BF16 every 13th key is too long for products in single precision.
+// Random numbers -2, ..., 63/32, exact in every type; of BF16 every 13th key is too long for
+// products in single precision.
 template <Storage T>
 Tensor keys(int64_t rows, int64_t head_dim, uint32_t seed) {
   Tensor tensor(1, rows, head_dim);

@@ -1,4 +1,5 @@
-// Which kernel of the search for nearest keys runs on a device: the fastest whose results on a small problem are right there.
+// Which kernel of the search for nearest keys runs on a device: the fastest whose results on a small
+// problem are right there.
 #pragma once
 
 #include "nearest_key_search.hpp"
@@ -14,12 +15,12 @@ struct TensorCoreKernels {
   void (*mma)(const Arguments<T>&, Stream) = launch_mma<false, T>;
 };
 
-/// Tries the kernels whose requirements the device and head_dim meet on a problem with ragged tails of leaving and kept keys:
-/// the first one whose every cosine is within its error bound of the exact one, and not clearly below the largest, is chosen,
-/// else portable.
+/// Tries the kernels whose requirements the device and head_dim meet on a problem with ragged tails of
+/// leaving and kept keys: the first one whose every cosine is within its error bound of the exact one, and
+/// not clearly below the largest, is chosen, else portable.
 ///
-/// Waits for the device, and allocates outside of any pool; what it asks of the device is not counted. A kernel that ends
-/// the process's use of the device, or never ends, cannot be passed over.
+/// Waits for the device, and allocates outside of any pool; what it asks of the device is not counted. A
+/// kernel that ends the process's use of the device, or never ends, cannot be passed over.
 template <Storage T>
 SearchChoice checked_choice(int64_t head_dim, const TensorCoreKernels<T>& kernels = {});
 

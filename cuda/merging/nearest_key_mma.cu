@@ -1,9 +1,10 @@
 // The search for nearest keys by mma.sync: 16-bit types, any head_dim, compute capability 8.0.
 //
-// A warp has its leaving keys in registers, as the A operand. The kept keys are copied to shared memory 64 at a time,
-// into two buffers, and every warp of the block multiplies by every tile. Tensor cores accumulate the
-// products of kChain steps of 16; these sums are added in single precision outside them. A product is compared as soon as
-// it is formed: a thread has the largest one of each of its rows, and no [leaving, kept] matrix exists.
+// A warp has its leaving keys in registers, as the A operand. The kept keys are copied to shared memory 64
+// at a time, into two buffers, and every warp of the block multiplies by every tile. Tensor cores
+// accumulate the products of kChain steps of 16; these sums are added in single precision outside them. A
+// product is compared as soon as it is formed: a thread has the largest one of each of its rows, and no
+// [leaving, kept] matrix exists.
 //
 // Keys whose products may overflow or underflow are multiplied by a power of two where they are loaded
 // (nearest_key_scales.hpp).
@@ -25,7 +26,8 @@ constexpr int kTile = 16;  // rows, keys and depth of the tensor cores' tiles
 constexpr int kChain = 4;  // steps of 16 that the tensor cores accumulate
 constexpr int kChunk = 8;  // 16-bit numbers in 16 bytes
 
-// kSteps: the tiles of 16 that head_dim is padded to with zeros. A warp has 32 leaving keys for up to 8 steps, else 16.
+// kSteps: the tiles of 16 that head_dim is padded to with zeros. A warp has 32 leaving keys
+// for up to 8 steps, else 16.
 template <int kSteps>
 inline constexpr int kRowTiles = kSteps <= 8 ? 2 : 1;
 template <int kSteps>
@@ -49,7 +51,8 @@ struct Shared {
         scores(memory.array<float>(kStages * kKeys)) {}
 };
 
-// The place of a key's chunk in a tile: ldmatrix reads one chunk of eight keys at a time, without bank conflicts.
+// The place of a key's chunk in a tile: ldmatrix reads one chunk of eight keys at a
+// time, without bank conflicts.
 template <int kSteps>
 __device__ int swizzled(int key, int chunk) {
   static_assert(kChunks<kSteps> % 8 == 0, "eight keys' chunks of the same number lie in different banks");
@@ -74,7 +77,8 @@ __device__ void load_tile(const Arguments<T>& p, int64_t g, int tile, int kept, 
   async_commit();
 }
 
-// The kept key of a tile whose length and score this thread reads: thread t has key t, the last ones have none.
+// The kept key of a tile whose length and score this thread reads: thread t has key t,
+// the last ones have none.
 struct OwnKey {
   float length = 0;
   float score = 0;
@@ -105,8 +109,8 @@ struct OwnKey {
   }
 };
 
-// A warp's leaving keys, multiplied by their scales, as the A operands of m16n8k16: lane l has rows l / 4 and l / 4 + 8 of
-// a tile, two numbers at a time. Zeros behind the last key.
+// A warp's leaving keys, multiplied by their scales, as the A operands of m16n8k16: lane l has rows l / 4 and
+// l / 4 + 8 of a tile, two numbers at a time. Zeros behind the last key.
 template <int kSteps>
 struct LeavingKeys {
   uint32_t fragments[kRowTiles<kSteps>][kSteps][4];
@@ -136,7 +140,8 @@ struct LeavingKeys {
   }
 };
 
-// What a thread has found for its rows of the warp's leaving keys, half a tile of 16 having two rows of a thread.
+// What a thread has found for its rows of the warp's leaving keys, half a tile of 16
+// having two rows of a thread.
 template <bool kBetter, int kSteps>
 struct Nearest {
   Best best[kRowTiles<kSteps>][2];       // cosines, multiplied by the leaving keys' lengths
@@ -190,8 +195,8 @@ struct Nearest {
   }
 };
 
-// products[half][tile] += the products of kChain steps, or = for the first ones: of a warp's leaving keys and twice 8 kept
-// ones, of which this lane gives the address of `row`.
+// products[half][tile] += the products of kChain steps, or = for the first ones: of a warp's leaving keys and
+// twice 8 kept ones, of which this lane gives the address of `row`.
 template <Storage T, int kSteps>
 __device__ void add_chain(float (&products)[2][kRowTiles<kSteps>][4], const LeavingKeys<kSteps>& rows,
                           const uint16_t* keys, int row, int first_step) {
@@ -253,9 +258,10 @@ __device__ void search_tile(const LeavingKeys<kSteps>& rows, const uint16_t* til
 // block      128
 // shared     4,096 kSteps + 1,024 bytes: 17,408, 33,792 or 66,560 for kSteps 4, 8 and 16
 // registers  kSteps 4: 96-106, 8: 158-162, 16: 162-164 (sm_90a); 94-105, 154-158, 162-164 (sm_80)
-// bytes      read: 2 head_dim for each leaving key; 2 head_dim + 4 for each kept key, again for each block, mostly from
-//            the L2 cache; written: 12 for each leaving key
-// FLOP       2 leaving kept (16 kSteps) on tensor cores; kSteps / kChain on fp32 units for each of the leaving kept products
+// bytes      read: 2 head_dim for each leaving key; 2 head_dim + 4 for each kept key, again for each block,
+//            mostly from the L2 cache; written: 12 for each leaving key
+// FLOP       2 leaving kept (16 kSteps) on tensor cores; kSteps / kChain on fp32 units for each of
+//            the leaving kept products
 template <bool kBetter, int kSteps, Storage T>
 __global__ void __launch_bounds__(kThreads, 3) nearest_keys_mma_kernel(Arguments<T> p) {
   SharedMemory memory;

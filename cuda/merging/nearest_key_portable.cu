@@ -46,11 +46,11 @@ __device__ void load_directions(const Arguments<T>& p, int64_t g, int64_t first,
 //
 // grid       (ceil(most leaving / 32), kv_heads)
 // block      128
-// shared     1024 stages (v | 1) + 128 (row + 4) bytes, with v vectors of 16 bytes and `row` numbers in a padded row;
-//            51,712 for head_dim 128, BF16, 2 stages
+// shared     1024 stages (v | 1) + 128 (row + 4) bytes, with v vectors of 16 bytes and `row` numbers in a
+//            padded row; 51,712 for head_dim 128, BF16, 2 stages
 // registers  96-128 (sm_90a), 96-124 (sm_80)
-// bytes      read: 16 v for each kept key, again for each block, mostly from the L2 cache; head_dim sizeof(T) for each
-//            leaving key; written: 12 for each leaving key
+// bytes      read: 16 v for each kept key, again for each block, mostly from the L2 cache; head_dim sizeof(T)
+//            for each leaving key; written: 12 for each leaving key
 // FLOP       2 leaving kept head_dim
 template <Storage T, bool kBetter>
 __global__ void __launch_bounds__(kThreads, 4) nearest_keys_portable_kernel(Arguments<T> p, Shape shape) {

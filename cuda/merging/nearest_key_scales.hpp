@@ -1,7 +1,8 @@
 // The powers of two by which the search on tensor cores multiplies keys.
 //
-// Products of stored BF16 keys may overflow or underflow. A key whose length is outside kLeastLength..kMostLength is
-// therefore multiplied by a power of two where it is loaded, which its cosines do not depend on.
+// Products of stored BF16 keys may overflow or underflow. A key whose length is outside
+// kLeastLength..kMostLength is therefore multiplied by a power of two where it is loaded, which its
+// cosines do not depend on.
 #pragma once
 
 #include <kvbound/cuda/primitives/tensor_core.hpp>
@@ -12,14 +13,15 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace nearest_key_search {
 
-// The products of two keys of such lengths, and all sums on the way, are 2^120 at most. Each of less than 2 head_dim
-// operations loses at most 2^-126 to underflow, all of them 2 head_dim 2^-30 of the two lengths' product: less than 1/50 of
-// the rounding that cosine_error allows for. A number that becomes subnormal by rescaling loses 2^-134 of its key's length.
+// The products of two keys of such lengths, and all sums on the way, are 2^120 at most. Each of less than 2
+// head_dim operations loses at most 2^-126 to underflow, all of them 2 head_dim 2^-30 of the two lengths'
+// product: less than 1/50 of the rounding that cosine_error allows for. A number that becomes subnormal by
+// rescaling loses 2^-134 of its key's length.
 inline constexpr float kLeastLength = 0x1p-48F;
 inline constexpr float kMostLength = 0x1p60F;
 
-// The power of two that a key of this length is multiplied by: 1, or one that makes its length about 1. Keys of FP16
-// are 0 or have lengths of 2^-24 to 2^20.
+// The power of two that a key of this length is multiplied by: 1, or one that makes its length about 1. Keys
+// of FP16 are 0 or have lengths of 2^-24 to 2^20.
 template <Storage16 T>
 __device__ float scale_of(float length) {
   if (std::is_same_v<T, Float16> || length == 0) return 1;

@@ -19,8 +19,8 @@ using nearest_key_search::require_valid;
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-// The blocks of a cluster that share a KV head, on compute capability 9.0, if it may have more entries than one block takes at
-// once.
+// The blocks of a cluster that share a KV head, on compute capability 9.0, if it may have more entries than
+// one block takes at once.
 constexpr int kClusterBlocks = 8;
 
 struct Shared {
@@ -107,8 +107,9 @@ __device__ void join(const Joining& p, int64_t g, const Entries<T, kDims>& entri
   p.merged_into[g] = merges ? entries.positions[nearest.slot] : not_merged;
 }
 
-// Compares the slots from `first` on that the warp takes at once. Each of the lanes that share rows ends with the product of one,
-// successive lanes with the same one's. Rows that do not compete are loaded as well: the last row again behind the last.
+// Compares the slots from `first` on that the warp takes at once. Each of the lanes that share rows ends with
+// the product of one, successive lanes with the same one's. Rows that do not compete are loaded as well: the
+// last row again behind the last.
 template <Storage T, int kDims>
 __device__ void compare(const Entries<T, kDims>& entries, int first, Nearest& nearest) {
   using Lanes = RowLanes<T, kDims>;
@@ -131,7 +132,8 @@ __device__ void compare(const Entries<T, kDims>& entries, int first, Nearest& ne
   nearest.offer(own, norm > 0 ? clamped(products[0] / norm) : 0, position);
 }
 
-// The entry of one KV head nearest to the one that was evicted. Lanes share rows, and four rows of each are in flight.
+// The entry of one KV head nearest to the one that was evicted. Lanes share rows, and four
+// rows of each are in flight.
 //
 //     slots of a cluster of kBlocks = 8, head_dim 128 of 16-bit numbers
 //

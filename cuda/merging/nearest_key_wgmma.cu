@@ -1,21 +1,24 @@
 // The search for nearest keys by wgmma: 16-bit types, head_dim 64 and 128, compute capability 9.0.
 //
-// A block is three warpgroups. The first, the producer, lets TMA copy kept keys to shared memory, 128 at a time, in three
-// stages, and writes what their products are multiplied by beside them. The two others, the consumers, have 128 leaving keys
-// each in registers, as two A operands of 64 keys, and multiply both by every stage. While a consumer compares one product,
-// the tensor cores work on its other one or on the other consumer's. No [leaving, kept] matrix exists.
+// A block is three warpgroups. The first, the producer, lets TMA copy kept keys to shared memory, 128 at a
+// time, in three stages, and writes what their products are multiplied by beside them. The two others, the
+// consumers, have 128 leaving keys each in registers, as two A operands of 64 keys, and multiply both by
+// every stage. While a consumer compares one product, the tensor cores work on its other one or on the other
+// consumer's. No [leaving, kept] matrix exists.
 //
-// The blocks stay and take items one after the other: 256 leaving keys of one KV head. Neighbouring items have the same KV
-// head, so that blocks that run at the same time read the same kept keys from the L2 cache: for 26,215 leaving and 6,553 kept
-// keys of 8 KV heads 824 x 1.7 MB = 1.4 GB, in the 445 us of the products (at 790 TFLOP/s) 3.1 TB/s. How items are distributed
-// does not change a bit of the results.
+// The blocks stay and take items one after the other: 256 leaving keys of one KV head. Neighbouring items
+// have the same KV head, so that blocks that run at the same time read the same kept keys from the L2 cache:
+// for 26,215 leaving and 6,553 kept keys of 8 KV heads 824 x 1.7 MB = 1.4 GB, in the 445 us of the products
+// (at 790 TFLOP/s) 3.1 TB/s. How items are distributed does not change a bit of the results.
 //
-// Tensor cores accumulate all products of two keys. A key that has to be rescaled (nearest_key_scales.hpp) is rescaled in its
-// stage by the producer's warp that has written its inverse length; consumers wait for both the copy and these warps.
+// Tensor cores accumulate all products of two keys. A key that has to be rescaled (nearest_key_scales.hpp) is
+// rescaled in its stage by the producer's warp that has written its inverse length; consumers wait for both
+// the copy and these warps.
 //
-// Registers: of the 65,536 of a multiprocessor the producer's 128 threads have 40 each and the consumers' 256 have 232. For
-// head_dim 128, leaving keys take 2 x 32 and products of 64 by 128 keys 2 x 64; a product's comparison takes four instructions
-// for each of its numbers, together 2 x 300 for each warp and stage, in the 2,048 cycles that its products take at the peak.
+// Registers: of the 65,536 of a multiprocessor the producer's 128 threads have 40 each and the consumers' 256
+// have 232. For head_dim 128, leaving keys take 2 x 32 and products of 64 by 128 keys 2 x 64; a product's
+// comparison takes four instructions for each of its numbers, together 2 x 300 for each warp and stage, in
+// the 2,048 cycles that its products take at the peak.
 #include <kvbound/cuda/primitives/proxy_fence.hpp>
 #include <kvbound/cuda/primitives/registers.hpp>
 #include <kvbound/cuda/primitives/tensor_load.hpp>
@@ -104,8 +107,8 @@ __device__ void rescale(uint16_t* stage, int key, float scale) {
   }
 }
 
-// The producer's work: all stages of all items of the block, each as soon as the consumers have left its memory. A thread has
-// one key of each stage.
+// The producer's work: all stages of all items of the block, each as soon as the consumers have left its
+// memory. A thread has one key of each stage.
 template <bool kBetter, int kHeadDim, Storage T>
 __device__ void produce(const Arguments<T>& p, const TensorMap& keys, const Shared<kHeadDim>& shared) {
   const int own = static_cast<int>(threadIdx.x);
@@ -137,8 +140,9 @@ __device__ void produce(const Arguments<T>& p, const TensorMap& keys, const Shar
         if (scale != 1) rescale<kHeadDim, T>(stage, own, scale);
         fence_async_proxy();
       }
-      // Orders the lanes' writes before lane 0's arrival. In machine code it is a NOP, as the warp has not diverged and its
-      // accesses to shared memory take place in order; so racecheck reports the writes of the 31 others as hazards.
+      // Orders the lanes' writes before lane 0's arrival. In machine code it is a NOP, as the warp has not
+      // diverged and its accesses to shared memory take place in order; so racecheck reports the writes of
+      // the 31 others as hazards.
       __syncwarp();
       if (lane() == 0) mbarrier_arrive(shared.ready + ring.stage);
       ring.advance();
@@ -149,8 +153,8 @@ __device__ void produce(const Arguments<T>& p, const TensorMap& keys, const Shar
 // A thread's rows of an A operand: this one, and the eighth after it.
 __device__ int row_of_thread() { return warp() % 4 * 16 + lane() / 4; }
 
-// 64 leaving keys, multiplied by their scales, as A operands: lane l has rows l / 4 and l / 4 + 8 of its warp's 16, two
-// numbers at a time. Zeros behind the last key.
+// 64 leaving keys, multiplied by their scales, as A operands: lane l has rows l / 4 and l / 4 + 8 of its
+// warp's 16, two numbers at a time. Zeros behind the last key.
 template <int kHeadDim>
 struct LeavingTile {
   uint32_t fragments[kHeadDim / kDepth][4];
@@ -304,12 +308,13 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //                   64 keys               |                               |     key's length, and its index
 //                                         +-------------------------------+
 //
-// grid       one block for each multiprocessor, or for each of the ceil(most leaving / 256) kv_heads items if there are fewer
+// grid       one block for each multiprocessor, or for each of the ceil(most leaving / 256) kv_heads
+//            items if there are fewer
 // block      384: a producer's warpgroup and two consumers'
 // shared     768 head_dim + 3,160 bytes: 52,312 or 101,464 for head_dim 64 and 128
 // registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers
-// bytes      read: 2 head_dim for each leaving key; 2 head_dim + 4 for each kept key, again for each item, mostly from the L2
-//            cache; written: 12 for each leaving key
+// bytes      read: 2 head_dim for each leaving key; 2 head_dim + 4 for each kept key, again for each item,
+//            mostly from the L2 cache; written: 12 for each leaving key
 // FLOP       2 leaving kept head_dim on tensor cores; 1 on fp32 units for each of the leaving kept products
 template <bool kBetter, int kHeadDim, Storage T>
 __global__ void __launch_bounds__(kThreads, 1)

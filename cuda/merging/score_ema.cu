@@ -28,7 +28,8 @@ constexpr int kAtOnce = 32;  // tokens whose logits a warp has in shared memory,
 constexpr int kLogitRow =
     kAtOnce + 4;  // numbers from one query's to the next: four queries are in different banks
 
-// A mantissa below this limit is moved into its exponent, so that no exponential underflows that would change the sum.
+// A mantissa below this limit is moved into its exponent, so that no exponential underflows
+// that would change the sum.
 constexpr float kLeastMantissa = 0x1p-64f;
 
 struct LogitsShared {
@@ -40,13 +41,15 @@ struct LogitsShared {
         queries(memory.array<float>(shape.query_rows * shape.query_row)) {}
 };
 
-// The logits of one query head's window for a tile of 64 tokens, fp32; those of tokens in a query's future are written, too.
+// The logits of one query head's window for a tile of 64 tokens, fp32; those of tokens in a query's
+// future are written, too.
 //
 // grid       (ceil(tokens / 64), group), group = query_heads / kv_heads
 // block      128
 // shared     1024 (v | 1) + 128 (row + 4) bytes, with v vectors of 16 bytes and `row` numbers in a padded row
 // registers  96 (sm_90a and sm_80)
-// bytes      read: 16 v for each token and query head, and the queries for each block; written: 4 for each logit
+// bytes      read: 16 v for each token and query head, and the queries for each block;
+//            written: 4 for each logit
 // FLOP       2 window tokens head_dim for each query head
 __global__ void __launch_bounds__(kThreads, 4)
     window_logits_kernel(Window<float> window, int64_t g, float* logits, Shape shape) {
@@ -97,8 +100,8 @@ struct Decay {
 struct Average {
   float exponent, mantissa;
 
-  // S' = a S + (1 - a) e^number, with the larger of both exponents. A factor below 2^-60 goes into the past's exponent: its
-  // product with a mantissa might underflow, though the past outweighs the number.
+  // S' = a S + (1 - a) e^number, with the larger of both exponents. A factor below 2^-60 goes into the past's
+  // exponent: its product with a mantissa might underflow, though the past outweighs the number.
   __device__ void observe(const Decay& decay, float number) {
     if (decay.forgets) {
       exponent = number;
@@ -115,8 +118,9 @@ struct Average {
     settle();
   }
 
-  // Observes numbers from..rows - 1 of a part; decay.lasts. With the largest exponent of all known beforehand, each takes one
-  // exponential and no branch, and those that underflow are smaller than 2^-48 of the sum.
+  // Observes numbers from..rows - 1 of a part; decay.lasts. With the largest exponent of all
+  // known beforehand, each takes one exponential and no branch, and those that underflow are
+  // smaller than 2^-48 of the sum.
   //
   // numbers  [part, kLogitRow]
   __device__ void observe_all(const Decay& decay, const float* numbers, int from, int rows) {
@@ -151,13 +155,14 @@ struct AccumulateArguments {
   ScoreAverages averages;
 };
 
-// The averages of one query head's scores of a token: a thread takes in the queries that see its token, in their order.
+// The averages of one query head's scores of a token: a thread takes in the queries that see
+// its token, in their order.
 //
 // grid       (ceil(tokens / 128), group)
 // block      128; no shared memory
 // registers  30 (sm_90a and sm_80)
-// bytes      read: 4 for each logit, and the log-sum-exp for each block; written: 8 for each query head and token, 4 for
-//            each KV head and token
+// bytes      read: 4 for each logit, and the log-sum-exp for each block; written: 8 for each query head and
+//            token, 4 for each KV head and token
 // FLOP       6 and an exponential for each logit
 __global__ void __launch_bounds__(kEach) accumulate_kernel(AccumulateArguments p) {
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, h = blockIdx.y;
@@ -241,18 +246,21 @@ __device__ inline void observe_part(const Decay& decay, const ScoreAverages& ave
   *weight = own;
 }
 
-// The averages of a split's tokens for a query head each warp, 16-bit types: a warp forms the scores of 32 tokens by mma.sync
-// as window_attention_mma_kernel does, and each lane takes one token's in. Larger windows take a part after the other.
+// The averages of a split's tokens for a query head each warp, 16-bit types: a warp forms the scores of 32
+// tokens by mma.sync as window_attention_mma_kernel does, and each lane takes one token's in. Larger windows
+// take a part after the other.
 //
 // grid       (ceil(group / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
 // block      128
-// shared     1,024 (2 kSteps + 1) stages + max(512 (2 kSteps + 1), 576 queries of a part) bytes; 70,656 for head_dim 128 and 3
-//            stages, so that a multiprocessor has three blocks
-// registers  kSteps 4: 128, 5: 144, 6: 160, 8: 162, 12: 238, 16: 188 (sm_90a); 137, 146, 160, 164, 238, 188 (sm_80)
-// bytes      read: 2 head_dim for each token and KV head, again for each block along x and each part; the queries and their
-//            log-sum-exp for each split; written: 8 for each query head and token, 4 for each KV head and token, for each part
-// FLOP       2 query_heads window tokens head_dim on tensor cores, with all padded to whole steps and parts; 7 and an
-//            exponential for each logit where averages last (Decay)
+// shared     1,024 (2 kSteps + 1) stages + max(512 (2 kSteps + 1), 576 queries of a part) bytes; 70,656 for
+//            head_dim 128 and 3 stages, so that a multiprocessor has three blocks
+// registers  kSteps 4: 128, 5: 144, 6: 160, 8: 162, 12: 238, 16: 188 (sm_90a); 137, 146,
+//            160, 164, 238, 188 (sm_80)
+// bytes      read: 2 head_dim for each token and KV head, again for each block along x and each part; the
+//            queries and their log-sum-exp for each split; written: 8 for each query head and token, 4 for
+//            each KV head and token, for each part
+// FLOP       2 query_heads window tokens head_dim on tensor cores, with all padded to whole steps and parts;
+//            7 and an exponential for each logit where averages last (Decay)
 template <Storage16 T, int kSteps>
 __global__ void __launch_bounds__(kThreads, kSteps <= 8 ? 3 : 2)
     window_averages_kernel(WindowArguments<T> p, RingShape shape) {
@@ -362,14 +370,14 @@ struct ObserveArguments {
   float* predicted;  // null: not wanted
 };
 
-// The averages of one slot for all query heads of a KV head, and what they predict: a thread has one slot. Four heads' numbers
-// are loaded before any is stored.
+// The averages of one slot for all query heads of a KV head, and what they predict: a thread has one slot.
+// Four heads' numbers are loaded before any is stored.
 //
 // grid       (ceil(capacity / 128), kv_heads)
 // block      128; no shared memory
 // registers  32 (sm_90a and sm_80)
-// bytes      read: 12 for each query head and entry, 4 for each KV head and entry; written: 8 or, with predictions, 12 and 4 for
-//            each
+// bytes      read: 12 for each query head and entry, 4 for each KV head and entry; written: 8 or, with
+//            predictions, 12 and 4 for each
 // FLOP       6 and an exponential for each query head and entry; with predictions 2 and a logarithm more
 __global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments p) {
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, g = blockIdx.y;
@@ -440,8 +448,8 @@ struct ReplaceArguments {
 // grid       (ceil(clusters' capacity / 128), query_heads)
 // block      128; no shared memory
 // registers  20 (sm_90a), 18 (sm_80)
-// bytes      read: 16 for each query head and kept entry, up to 20 for each query head and cluster; written: 8 for each query
-//            head and cluster
+// bytes      read: 16 for each query head and kept entry, up to 20 for each query head and cluster; written:
+//            8 for each query head and cluster
 // FLOP       1 and a logarithm for each query head and cluster
 __global__ void __launch_bounds__(kEach) replace_scores_kernel(ReplaceArguments p) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, head = blockIdx.y;
@@ -486,8 +494,9 @@ template int64_t prompt_averages_workspace<Bfloat16>(int64_t, int64_t, int64_t, 
 
 namespace {
 
-// fp32: one KV head's group at a time. Its logits take 16 MiB for four heads, 32 queries and 32,768 tokens, which the L2 cache
-// of an A100 (40 MB) or an H100 (50 MB) has room for; those of longer prompts go through device memory.
+// fp32: one KV head's group at a time. Its logits take 16 MiB for four heads, 32 queries and 32,768
+// tokens, which the L2 cache of an A100 (40 MB) or an H100 (50 MB) has room for; those of longer prompts
+// go through device memory.
 void launch_averages_portable(const Window<float>& window, const float* log_sum_exp, const Decay& decay,
                               const ScoreAverages& averages, float* logits, Stream stream) {
   const int64_t group_size = window.group_size(), tokens = window.tokens();

@@ -1,4 +1,5 @@
-// Prediction of future queries' scores by an exponential moving average (EMA) of past queries' scores, on the device.
+// Prediction of future queries' scores by an exponential moving average (EMA) of past
+// queries' scores, on the device.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 template <Storage T>
 int64_t prompt_averages_workspace(int64_t query_heads, int64_t kv_heads, int64_t window, int64_t tokens);
 
-/// The averages after the prompt, over the window's queries that can see an entry, in their order: reference::prompt_ema.
+/// The averages after the prompt, over the window's queries that can see an entry, in their
+/// order: reference::prompt_ema.
 ///
 ///     S' = a S + (1 - a) s,   c' = a c + (1 - a),   from S = c = 0
 ///
@@ -42,19 +44,23 @@ template <Storage T>
 void prompt_averages(const PredictedScores& options, const WindowView<T>& window, const float* log_sum_exp,
                      const ScoreAverages& averages, Workspace workspace, Stream stream);
 
-/// Updates the averages of a cache's entries with one query of each query head: reference::ScoreEma::observe_logits.
+/// Updates the averages of a cache's entries with one query of each query head:
+/// reference::ScoreEma::observe_logits.
 ///
-/// logits       [query_heads, capacity], log_sum_exp [query_heads]: from `attention`, votes included in the latter
+/// logits       [query_heads, capacity], log_sum_exp [query_heads]: from `attention`,
+///              votes included in the latter
 /// slots        the newest entry has been seen by no query before
 /// query_heads  kv_heads divides it
-/// predicted    [query_heads, capacity]: receives what predicted_scores gives for them, with this log_seen; null: not wanted
+/// predicted    [query_heads, capacity]: receives what predicted_scores gives for them, with this
+///              log_seen; null: not wanted
 /// precision    fp32; error: as above
 /// throws       ShapeMismatch; DeviceError
 void observe_scores(const PredictedScores& options, const float* logits, const float* log_sum_exp,
                     const CacheSlots& slots, int64_t query_heads, const ScoreAverages& averages,
                     const float* log_seen, float* predicted, Stream stream);
 
-/// ln (1 - a^tokens), by which averages are divided unless they are normalised exactly. Throws ShapeMismatch for no tokens.
+/// ln (1 - a^tokens), by which averages are divided unless they are normalised exactly. Throws
+/// ShapeMismatch for no tokens.
 float log_seen_share(const PredictedScores& options, int64_t tokens);
 
 /// Sets the predictions of merged entries: reference::ScoreEma::replace.

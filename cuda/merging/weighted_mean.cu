@@ -35,7 +35,8 @@ struct MeanArguments {
   }
 };
 
-// The weight of one entry in the mean of its cluster: the sum of its weights in all rows, multiplied by their shares.
+// The weight of one entry in the mean of its cluster: the sum of its weights in all rows,
+// multiplied by their shares.
 template <int kDims, Storage T>
 __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClusters<T, kDims>& clusters,
                              const Cluster& cluster, int entry) {
@@ -51,15 +52,15 @@ __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClu
   return sum;
 }
 
-// The mean of one cluster: a group of lanes has one kept entry (cluster_rows.hpp). A row's weights are multiplied by their
-// shares and added before they multiply the row, so that it is read once.
+// The mean of one cluster: a group of lanes has one kept entry (cluster_rows.hpp). A row's weights are
+// multiplied by their shares and added before they multiply the row, so that it is read once.
 //
 // grid       (ceil(capacity / groups), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
 // shared     544 bytes for each group
 // registers  48-56 (sm_90a and sm_80)
-// bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights; 4 for each row of weights and
-//            cluster; written: head_dim sizeof(T) for each cluster
+// bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights; 4 for each row
+//            of weights and cluster; written: head_dim sizeof(T) for each cluster
 // FLOP       2 head_dim and 2 for each row of weights, for each merging entry
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kRowsThreads, 9) weighted_means_kernel(MeanArguments<T> p) {

@@ -10,8 +10,8 @@
 
 namespace kvbound::cuda {
 
-/// Where the numbers lie that every row of weights has for every entry of the KV heads. Those of four rows lie side by side, so
-/// that one load reads an entry's:
+/// Where the numbers lie that every row of weights has for every entry of the KV heads. Those of four rows
+/// lie side by side, so that one load reads an entry's:
 ///
 ///     rows 0..3, 4..7, ...  [kv_heads, entries, 4] each, one behind the other
 ///     the rows that remain  [kv_heads, entries, rows % 4]
@@ -30,8 +30,8 @@ struct WeightLayout {
   }
 };
 
-/// The weights of clusters' entries; device memory, 16-byte aligned, in the order of WeightLayout. A KV head has one row of
-/// weights, or one for every query head of its group.
+/// The weights of clusters' entries; device memory, 16-byte aligned, in the order of WeightLayout. A KV head
+/// has one row of weights, or one for every query head of its group.
 struct ClusterWeights {
   int64_t rows = 1;          ///< of each KV head
   float* kept = nullptr;     ///< of capacity entries: the kept ones
@@ -58,12 +58,13 @@ int64_t cluster_sums_workspace(int64_t kv_heads, int64_t rows, int64_t stride, i
 ///     cache[g, into(i), :] = sum_h shares[h, g, i] (weights.kept[h, g, i] entries[g, kept(i), :]
 ///                                                   + sum_j weights.members[h, g, j] entries[g, j, :])
 ///
-/// entries    [kv_heads, rows, head_dim], head_dim 1..256; may be the cache itself if every head has at most one cluster
+/// entries    [kv_heads, rows, head_dim], head_dim 1..256; may be the cache itself if every
+///            head has at most one cluster
 /// shares     of capacity entries, as weights.kept; null: 1 / weights.rows each
 /// cache      [kv_heads, ..., head_dim]; rows of kept entries without members are left as they are
 /// status     set to 1 if a result does not fit the storage type or is NaN
-/// precision  fp32, then rounded to the storage type; clusters of more than 64 members are summed by parts of 128. Errors:
-///            UncertainWeights::mean_errors in reference/bounds/merge_rounding.hpp
+/// precision  fp32, then rounded to the storage type; clusters of more than 64 members are summed by parts
+///            of 128. Errors: UncertainWeights::mean_errors in reference/bounds/merge_rounding.hpp
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
 void weighted_means(DeviceTensor<const T> entries, const MergedEntries& merged, const ClusterWeights& weights,

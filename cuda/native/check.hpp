@@ -15,7 +15,8 @@ inline std::string words(cudaError_t error) {
   return std::string(cudaGetErrorName(error)) + ", " + cudaGetErrorString(error);
 }
 
-/// Throws DeviceError unless the call succeeded. `call` returns its description, and is called only for an error.
+/// Throws DeviceError unless the call succeeded. `call` returns its description, and is
+/// called only for an error.
 template <std::invocable Call>
 void check(cudaError_t error, const Call& call, CallSite where = CallSite::current()) {
   if (error == cudaSuccess) return;

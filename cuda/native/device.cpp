@@ -132,8 +132,9 @@ namespace {
 
 std::string launch_in(CallSite where) { return std::string("launch in ") + where.function; }
 
-// Allows the kernel all the shared memory that a block of the current device may have, once for each thread, kernel and
-// device. A limit set for one launch could be too small for the launch of another thread, so all threads set the same.
+// Allows the kernel all the shared memory that a block of the current device may have, once for each
+// thread, kernel and device. A limit set for one launch could be too small for the launch of another
+// thread, so all threads set the same.
 void grant_shared_memory(const void* kernel, CallSite where) {
   static thread_local std::set<std::pair<int, const void*>> granted;
   int number = 0;

@@ -12,8 +12,8 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function, found at run time: programs are not linked with the driver's library, which a machine without
-// a GPU lacks.
+// The driver's function, found at run time: programs are not linked with the driver's library, which a
+// machine without a GPU lacks.
 Encode encode_tiled(CallSite where) {
   constexpr const char* kName = "cuTensorMapEncodeTiled";
   void* function = nullptr;

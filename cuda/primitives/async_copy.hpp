@@ -1,8 +1,8 @@
 // Asynchronous copies from global to shared memory (cp.async, sm_80).
 //
-// A thread issues copies, commits them as a group, and waits until all but the latest few of its groups have landed.
-// After the wait the issuing thread may read the copied bytes; the other threads of the block may read them after a
-// barrier. A thread has to wait for all of its copies before it returns.
+// A thread issues copies, commits them as a group, and waits until all but the latest few of its groups have
+// landed. After the wait the issuing thread may read the copied bytes; the other threads of the block may
+// read them after a barrier. A thread has to wait for all of its copies before it returns.
 #pragma once
 
 #include "kernel.hpp"
@@ -12,8 +12,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 #ifdef KVBOUND_CUDA_NATIVE
 
-/// Begins to copy 16 bytes, of which `source_bytes` (0..16) are read and the rest are zero. Both addresses are 16-byte
-/// aligned. The copy bypasses the L1 cache.
+/// Begins to copy 16 bytes, of which `source_bytes` (0..16) are read and the rest are zero. Both addresses
+/// are 16-byte aligned. The copy bypasses the L1 cache.
 __device__ __forceinline__ void async_copy16(void* shared, const void* global, int source_bytes = 16) {
   const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),

@@ -1,5 +1,5 @@
-// Copies of many bytes by one thread (cp.async.bulk, sm_90). Addresses and numbers of bytes are multiples of 16. A copy is
-// complete when its bytes have been counted by the mbarrier, which has to expect them.
+// Copies of many bytes by one thread (cp.async.bulk, sm_90). Addresses and numbers of bytes are multiples
+// of 16. A copy is complete when its bytes have been counted by the mbarrier, which has to expect them.
 //
 // source  PTX ISA, 9.7.9.25.4 (non-tensor bulk copies)
 #pragma once

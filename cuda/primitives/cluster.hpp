@@ -1,14 +1,15 @@
-// Clusters of blocks that run at the same time and access each other's shared memory (sm_90). A kernel is launched in
-// clusters with LaunchShape::in_clusters.
+// Clusters of blocks that run at the same time and access each other's shared memory (sm_90). A kernel is
+// launched in clusters with LaunchShape::in_clusters.
 //
-// Every block of a cluster has a rank, counted along x, then y, then z, and its shared memory is laid out as that of the
-// others. Before a block accesses another one's, a barrier of the cluster has to show that the other block has begun and
-// has written what is read; and a block must not return while another may still access its shared memory.
+// Every block of a cluster has a rank, counted along x, then y, then z, and its shared memory is laid out as
+// that of the others. Before a block accesses another one's, a barrier of the cluster has to show that the
+// other block has begun and has written what is read; and a block must not return while another may still
+// access its shared memory.
 //
-// A thread arrives at the cluster's barrier, and later waits there: what every thread has done before its arrival has
-// then happened. All threads of the cluster take part each time. The emulation runs the blocks of a cluster in turns:
-// shared memory of a block that has not begun or has returned cannot be accessed, and what has not been written is NaN.
-// Stricter than PTX: no thread returns before the cluster's last barrier.
+// A thread arrives at the cluster's barrier, and later waits there: what every thread has done before its
+// arrival has then happened. All threads of the cluster take part each time. The emulation runs the blocks of
+// a cluster in turns: shared memory of a block that has not begun or has returned cannot be accessed, and
+// what has not been written is NaN. Stricter than PTX: no thread returns before the cluster's last barrier.
 //
 // source  PTX ISA, 9.7.13.3 (barrier.cluster), 9.7.9.23 (mapa), 10.12 (%cluster_ctarank)
 #pragma once
@@ -67,8 +68,8 @@ __device__ __forceinline__ void cluster_arrive() {
   }
 }
 
-/// The same of a thread that has written nothing that other blocks read: without the fence that its stores would wait at.
-/// barrier.cluster.arrive.relaxed
+/// The same of a thread that has written nothing that other blocks read: without the fence that its stores
+/// would wait at. barrier.cluster.arrive.relaxed
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   if constexpr (kIsHopper) {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");

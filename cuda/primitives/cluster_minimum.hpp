@@ -8,8 +8,8 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// The cluster's barrier where no warp but a block's first one has written what other blocks read: the fence of a warp waits for
-/// all of its stores.
+/// The cluster's barrier where no warp but a block's first one has written what other blocks read: the fence
+/// of a warp waits for all of its stores.
 __device__ __forceinline__ void cluster_sync_after_first_warp() {
   if (warp() == 0) {
     cluster_arrive();

@@ -6,8 +6,8 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// 2^exponent, off by at most 2 units in the last place, as exp2f is, but 0 where that is below 2^-126. That takes one
-/// instruction instead of four.
+/// 2^exponent, off by at most 2 units in the last place, as exp2f is, but 0 where that is below 2^-126. That
+/// takes one instruction instead of four.
 #ifdef KVBOUND_CUDA_NATIVE
 __device__ __forceinline__ float power_of_two(float exponent) {
   float power;

@@ -1,4 +1,5 @@
-// What the instructions of Hopper (sm_90a) have in common: which code is compiled for it, and addresses in shared memory.
+// What the instructions of Hopper (sm_90a) have in common: which code is compiled for it, and
+// addresses in shared memory.
 //
 // The same kernel is also compiled for sm_80, where it ends with a trap as soon as it comes to one of these
 // instructions: a launch has to ask device().compute_capability first.
@@ -18,7 +19,8 @@ inline constexpr bool kIsHopper = true;
 inline constexpr bool kIsHopper = false;
 #endif
 
-/// The address in the window of shared memory: that of a byte of the block's own, or of another block's of its cluster.
+/// The address in the window of shared memory: that of a byte of the block's own, or of
+/// another block's of its cluster.
 __device__ __forceinline__ uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }

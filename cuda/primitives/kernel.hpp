@@ -1,9 +1,10 @@
-// What every kernel needs: launches, shared memory, lanes, loads. Compiled by nvcc this is CUDA, by the C++ compiler it
-// is the emulation of CUDA (emulation/language.hpp), which runs a block's threads in turns on a processor.
+// What every kernel needs: launches, shared memory, lanes, loads. Compiled by nvcc this is CUDA, by
+// the C++ compiler it is the emulation of CUDA (emulation/language.hpp), which runs a block's threads
+// in turns on a processor.
 //
-// Rules for kernels: they live in kvbound::cuda; they have no static __shared__ variables, all shared memory comes from
-// SharedMemory; blocks are whole warps; no thread returns before the block's last barrier; every *_sync names all lanes
-// that take part; no float atomics.
+// Rules for kernels: they live in kvbound::cuda; they have no static __shared__ variables, all shared memory
+// comes from SharedMemory; blocks are whole warps; no thread returns before the block's last barrier; every
+// *_sync names all lanes that take part; no float atomics.
 #pragma once
 
 #include <algorithm>
@@ -45,8 +46,8 @@ __host__ __device__ constexpr int64_t round_up(int64_t number, int64_t unit) {
   return ceil_division(number, unit) * unit;
 }
 
-/// A grid's or block's extent. Throws ShapeMismatch for a length that is negative or above a grid's limit: 2^31 - 1
-/// blocks along x, 65,535 along y and z.
+/// A grid's or block's extent. Throws ShapeMismatch for a length that is negative or above a grid's limit:
+/// 2^31 - 1 blocks along x, 65,535 along y and z.
 inline dim3 extent(int64_t x, int64_t y = 1, int64_t z = 1) {
   constexpr int64_t kMostX = std::numeric_limits<int>::max(), kMostYZ = 65535;
   const auto require_within = [](char axis, int64_t length, int64_t most) {
@@ -114,18 +115,18 @@ struct Launch<kernel> {
 #endif
 };
 
-/// Queues the kernel: launch<kernel>(shape, arguments...). Throws DeviceError if the launch fails; emulated, also if the
-/// kernel has a fault.
+/// Queues the kernel: launch<kernel>(shape, arguments...). Throws DeviceError if the launch fails; emulated,
+/// also if the kernel has a fault.
 template <auto kernel>
 inline constexpr Launch<kernel> launch{};
 
-/// A cursor over the block's dynamic shared memory. In a kernel `array` returns one array behind the other; on the host
-/// it returns null and only counts bytes. So a struct of arrays whose constructor takes them from a cursor defines both
-/// the layout and, by shared_bytes, its size.
+/// A cursor over the block's dynamic shared memory. In a kernel `array` returns one array behind the other;
+/// on the host it returns null and only counts bytes. So a struct of arrays whose constructor takes them from
+/// a cursor defines both the layout and, by shared_bytes, its size.
 class SharedMemory {
  public:
-  /// `count` objects, not initialised (emulated: NaN, guarded, and the same in every thread). alignment: a power of two,
-  /// 16 to 1024 bytes.
+  /// `count` objects, not initialised (emulated: NaN, guarded, and the same in every thread). alignment: a
+  /// power of two, 16 to 1024 bytes.
   template <class T>
 #ifdef KVBOUND_CUDA_NATIVE
   __host__ __device__ T* array(int64_t count, int alignment = 16) {
@@ -173,8 +174,8 @@ int64_t shared_bytes(Sizes... sizes) {
   return counter.bytes();
 }
 
-/// The first of these block shapes whose Layout(SharedMemory&, shape) fits into the shared memory that a block of this
-/// device may have. Throws ShapeMismatch if there is none.
+/// The first of these block shapes whose Layout(SharedMemory&, shape) fits into the shared memory that a
+/// block of this device may have. Throws ShapeMismatch if there is none.
 template <class Layout, class Shape>
 Shape first_that_fits(std::initializer_list<Shape> shapes) {
   const int64_t most = device().shared_memory_per_block;

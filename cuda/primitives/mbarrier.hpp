@@ -1,10 +1,10 @@
 // Barriers in shared memory that count arrivals and the bytes of bulk copies (mbarrier, sm_90).
 //
-// A barrier is 64 bits, aligned to 8 bytes, and goes through phases 0, 1, 2, ... A phase is complete when all expected
-// arrivals have come, and as many bytes have landed as were expected; the next phase begins at once and expects as many
-// arrivals. A waiting thread names a phase by its parity, number % 2: the current phase, for which it waits, or the one
-// before, for which it does not. So it flips its phase bit after every wait; one that waits with parity 1 on a fresh
-// barrier goes on at once.
+// A barrier is 64 bits, aligned to 8 bytes, and goes through phases 0, 1, 2, ... A phase is complete when all
+// expected arrivals have come, and as many bytes have landed as were expected; the next phase begins at once
+// and expects as many arrivals. A waiting thread names a phase by its parity, number % 2: the current phase,
+// for which it waits, or the one before, for which it does not. So it flips its phase bit after every wait;
+// one that waits with parity 1 on a fresh barrier goes on at once.
 //
 //     one thread:   mbarrier_init(barrier, 1); mbarrier_fence_init(); then a barrier of the block
 //     producer:     mbarrier_arrive_expect(barrier, bytes); bulk copies of so many bytes
@@ -52,8 +52,8 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   }
 }
 
-/// Expects so many bytes of bulk copies in this phase, besides those expected already, and arrives; a phase expects at
-/// most 2^20 - 1 bytes. mbarrier.arrive.expect_tx
+/// Expects so many bytes of bulk copies in this phase, besides those expected already, and arrives; a phase
+/// expects at most 2^20 - 1 bytes. mbarrier.arrive.expect_tx
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
   if constexpr (kIsHopper) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -64,8 +64,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int by
   }
 }
 
-/// Returns when the phase of this parity is complete; what happened before its arrivals has happened, and its bytes have
-/// landed. mbarrier.try_wait.parity
+/// Returns when the phase of this parity is complete; what happened before its arrivals has happened, and its
+/// bytes have landed. mbarrier.try_wait.parity
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, unsigned parity) {
   if constexpr (kIsHopper) {
     uint32_t done = 0;
@@ -107,8 +107,8 @@ inline void mbarrier_wait(uint64_t* barrier, unsigned parity, CallSite where = C
 
 #endif
 
-/// The stages of a pipeline in the order in which its producer and its consumers go through them, each with mbarriers of its
-/// own: the phase that is waited for changes whenever the stages begin anew.
+/// The stages of a pipeline in the order in which its producer and its consumers go through them, each with
+/// mbarriers of its own: the phase that is waited for changes whenever the stages begin anew.
 template <int kStages>
 struct StageRing {
   int stage = 0;

@@ -1,4 +1,5 @@
-// Single-precision numbers as operands of tensor cores, which multiply 16-bit numbers: as sums of such numbers.
+// Single-precision numbers as operands of tensor cores, which multiply 16-bit numbers:
+// as sums of such numbers.
 #pragma once
 
 #include <type_traits>
@@ -33,7 +34,8 @@ struct NumberParts {
     }
   }
 
-  /// The power of two by which numbers are multiplied of which `largest` is the largest absolute value, where kScales.
+  /// The power of two by which numbers are multiplied of which `largest` is the largest
+  /// absolute value, where kScales.
   __device__ static float scale_of(float largest) {
     constexpr int kBias = 127, kMost = 14;
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - kBias;

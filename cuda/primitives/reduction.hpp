@@ -1,4 +1,5 @@
-// Reductions over the lanes of a warp and the threads of a block, in a fixed order: the same bits at every call.
+// Reductions over the lanes of a warp and the threads of a block, in a fixed order: the
+// same bits at every call.
 //
 //     warp   a butterfly: lane l joins its number with that of lane l ^ 16, then l ^ 8, ... l ^ 1
 //     block  every warp by itself, then the warps' numbers in their order
@@ -39,8 +40,8 @@ struct Sum {
   }
 };
 
-/// Joins the numbers of every `lanes` successive lanes, a power of two, to one, which all of them return. The whole warp
-/// calls it.
+/// Joins the numbers of every `lanes` successive lanes, a power of two, to one, which all of them return.
+/// The whole warp calls it.
 ///
 /// join  commutative, so that all lanes return the same
 template <int lanes = 32, class Number, class Join>
@@ -63,8 +64,9 @@ __device__ __forceinline__ Number warp_min(Number number) {
   return join_lanes<lanes>(number, Smaller());
 }
 
-/// Joins a number of each thread of a block of `warps` warps to one, which all threads return. All threads call it; it
-/// has two barriers, the first of which keeps the previous call's numbers until all threads have read them.
+/// Joins a number of each thread of a block of `warps` warps to one, which all threads return. All
+/// threads call it; it has two barriers, the first of which keeps the previous call's numbers until
+/// all threads have read them.
 ///
 /// by_warp  [warps], shared memory
 template <int warps, class Number, class Join>

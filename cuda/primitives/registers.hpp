@@ -1,6 +1,7 @@
-// Registers that one warpgroup gives up for another to have (setmaxnreg, sm_90a): those of a producer, which needs few,
-// for those whose sums need many. The kernel's __launch_bounds__ has to say how many threads a block has, so that ptxas
-// knows with how many registers it begins; a raise waits until others have given up enough.
+// Registers that one warpgroup gives up for another to have (setmaxnreg, sm_90a): those of a producer,
+// which needs few, for those whose sums need many. The kernel's __launch_bounds__ has to say how many
+// threads a block has, so that ptxas knows with how many registers it begins; a raise waits until
+// others have given up enough.
 //
 // source  PTX ISA, 9.7.19.5 (setmaxnreg)
 #pragma once
@@ -14,8 +15,8 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// The registers with which a thread of such a kernel begins, if its blocks have a multiprocessor each. No raise can take more
-/// than the block began with: it would wait forever.
+/// The registers with which a thread of such a kernel begins, if its blocks have a multiprocessor each. No
+/// raise can take more than the block began with: it would wait forever.
 constexpr int launch_registers(int threads) { return 65536 / threads / 8 * 8; }
 
 constexpr bool can_be_set(int registers) { return 24 <= registers && registers <= 256 && registers % 8 == 0; }

@@ -1,5 +1,5 @@
-// Products of rows of 16-bit numbers by tensor cores: of rows in shared memory, 16 at a time, and of rows that a warp has in
-// registers, 8 in a tile. Rows are padded with zeros to kSteps steps of 16 numbers.
+// Products of rows of 16-bit numbers by tensor cores: of rows in shared memory, 16 at a time, and of rows
+// that a warp has in registers, 8 in a tile. Rows are padded with zeros to kSteps steps of 16 numbers.
 #pragma once
 
 #include "async_copy.hpp"
@@ -14,8 +14,8 @@ inline constexpr int kStepNumbers = 16;
 /// Rows in shared memory that are multiplied at a time, and rows in registers of one tile.
 inline constexpr int kRowsAtOnce = 16;
 inline constexpr int kFragmentRows = 8;
-/// Steps whose sums tensor cores chain; the sums of chains are added in single precision. A longer chain takes fewer additions,
-/// and has a wider error bound (reference/bounds/error_bounds.md, "The model").
+/// Steps whose sums tensor cores chain; the sums of chains are added in single precision. A longer chain
+/// takes fewer additions, and has a wider error bound (reference/bounds/error_bounds.md, "The model").
 inline constexpr int kRowChain = 4;
 
 /// The tensor_chain and product_depth (KernelArithmetic) of products of rows of so many numbers.
@@ -26,8 +26,8 @@ constexpr int64_t row_product_depth(int64_t numbers) {
   return std::max(ceil_division(numbers, kStepNumbers * kRowChain) - 1, int64_t{0});
 }
 
-/// Calls work(std::integral_constant<int, kSteps>()) with the steps that rows of so many numbers, at most 256, are padded
-/// to: 4, 5, 6, 8, 12 or 16.
+/// Calls work(std::integral_constant<int, kSteps>()) with the steps that rows of so many numbers, at most
+/// 256, are padded to: 4, 5, 6, 8, 12 or 16.
 template <class Work>
 void with_row_steps(int64_t numbers, const Work& work) {
   const int64_t steps = ceil_division(numbers, kStepNumbers);
@@ -47,14 +47,15 @@ void with_few_row_steps(int64_t numbers, const Work& work) {
   work(std::integral_constant<int, 16>());
 }
 
-/// Rows in shared memory. From one to the next there is an odd number of vectors of 16 bytes, so that ldmatrix reads the same
-/// vector of eight rows from different banks.
+/// Rows in shared memory. From one to the next there is an odd number of vectors of 16 bytes, so that
+/// ldmatrix reads the same vector of eight rows from different banks.
 template <int kSteps>
 struct PaddedRows {
   static constexpr int kVectors = 2 * kSteps;  // of a row
   static constexpr int kStride = kVectors + 1;
 
-  /// What a thread copies of rows: the same vector of every few rows, or zeros for one behind the rows' numbers.
+  /// What a thread copies of rows: the same vector of every few rows, or zeros for one
+  /// behind the rows' numbers.
   struct Share {
     const uint4* from;  // its vector of the first row that the thread copies
     int stride;         // vectors from row to row
@@ -91,8 +92,8 @@ template <int kSteps, int kTiles>
 struct RowFragments {
   uint32_t words[kTiles][kSteps][2];
 
-  /// Rows first..first + 8 kTiles - 1 of a slice that has `count` rows, zeros for those that it does not have. The whole warp
-  /// calls it.
+  /// Rows first..first + 8 kTiles - 1 of a slice that has `count` rows, zeros for those that it does not
+  /// have. The whole warp calls it.
   ///
   /// memory  [kFragmentRows, PaddedRows<kSteps>::kStride], shared memory that other warps do not use
   __device__ void load(const TokenRows& rows, int64_t first, int64_t count, uint4* memory) {
@@ -133,8 +134,8 @@ struct RowFragments {
   }
 };
 
-/// The products of 16 rows in shared memory and all rows of `own`, as C operands: lane l has those of rows l / 4 and l / 4 + 8
-/// with rows 2 (l % 4) and 2 (l % 4) + 1 of each tile. The whole warp calls it.
+/// The products of 16 rows in shared memory and all rows of `own`, as C operands: lane l has those of rows
+/// l / 4 and l / 4 + 8 with rows 2 (l % 4) and 2 (l % 4) + 1 of each tile. The whole warp calls it.
 ///
 /// rows  as PaddedRows<kSteps>
 template <Storage16 T, int kSteps, int kTiles>

@@ -1,5 +1,5 @@
-// Rows of numbers of which some lanes of a warp have one together, by vectors of 16 bytes: r, r + kLanes, ... for the r-th of
-// kLanes lanes. For head_dim 128 of 16-bit numbers:
+// Rows of numbers of which some lanes of a warp have one together, by vectors of 16 bytes: r, r + kLanes, ...
+// for the r-th of kLanes lanes. For head_dim 128 of 16-bit numbers:
 //
 //     lanes    0         1         ...  15        16 ..
 //              8 columns 8 columns      8 columns
@@ -50,8 +50,8 @@ struct RowLanes {
   static constexpr int kWarpRows = kRowsAtOnce * kRowsInFlight;
   static_assert(kLanes >= kRowsInFlight, "each row in flight has a lane of its own");
 
-  /// Roundings that a product of two rows passes if a lane adds its products by fmaf, one after the other, and then lanes
-  /// add their sums by pairs.
+  /// Roundings that a product of two rows passes if a lane adds its products by fmaf, one after the other,
+  /// and then lanes add their sums by pairs.
   static constexpr int64_t kProductDepth = kNumbers + std::countr_zero(static_cast<unsigned>(kLanes));
 
 #if !defined(KVBOUND_CUDA_NATIVE) || defined(__CUDACC__)  // for kernels
@@ -74,8 +74,8 @@ int64_t product_depth_of_lanes(int64_t head_dim) {
 
 #if !defined(KVBOUND_CUDA_NATIVE) || defined(__CUDACC__)  // for kernels
 
-/// A row's vectors as they are stored, which become numbers only where they are used: so all loads of several rows stand before
-/// the first use. Zeros without a row, and behind head_dim.
+/// A row's vectors as they are stored, which become numbers only where they are used: so all loads of several
+/// rows stand before the first use. Zeros without a row, and behind head_dim.
 template <Storage T, int kDims>
 struct LoadedRow {
   using Lanes = RowLanes<T, kDims>;
@@ -112,10 +112,11 @@ struct LoadedRow {
   }
 };
 
-/// Sums each of kCount numbers over every `lanes` successive lanes, as those that share a row; both are powers of two. Lane l of
-/// them then has, in front, the sums of the numbers from l kCount / lanes on, or, if there are more lanes than numbers, of that
-/// number. Lanes exchange half of their numbers, then a quarter, ...: all sums together take kCount - 1 shuffles for up to as
-/// many lanes as numbers, where warp_sum would take one for each number and halving. The whole warp calls it.
+/// Sums each of kCount numbers over every `lanes` successive lanes, as those that share a row; both are
+/// powers of two. Lane l of them then has, in front, the sums of the numbers from l kCount / lanes on, or, if
+/// there are more lanes than numbers, of that number. Lanes exchange half of their numbers, then a
+/// quarter, ...: all sums together take kCount - 1 shuffles for up to as many lanes as numbers, where
+/// warp_sum would take one for each number and halving. The whole warp calls it.
 template <int lanes, int kCount>
 __device__ __forceinline__ void sum_numbers(float (&numbers)[kCount]) {
   static_assert(kCount > 1);

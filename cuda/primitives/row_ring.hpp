@@ -9,8 +9,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// Stages of a ring where shared memory has room for them.
 inline constexpr int kMostRingStages = 3;
 
-/// The same rows of kSlices slices as tiles of kRows, one slice's behind the other's, padded to kSteps steps, from the first to
-/// the last, `passes` times. Results do not depend on the number of stages.
+/// The same rows of kSlices slices as tiles of kRows, one slice's behind the other's, padded to kSteps steps,
+/// from the first to the last, `passes` times. Results do not depend on the number of stages.
 template <int kSteps, int kRows, int kSlices = 1>
 class RowRing {
  public:

@@ -1,13 +1,16 @@
-// Products of small matrices by a warp's tensor cores (mma.sync, sm_80), and the loads of their operands (ldmatrix).
+// Products of small matrices by a warp's tensor cores (mma.sync, sm_80), and the loads of
+// their operands (ldmatrix).
 //
-// The numbers that lane l has of a fragment, with row = l / 4 and pair = 2 (l % 4), low half of a register first:
+// The numbers that lane l has of a fragment, with row = l / 4 and pair = 2 (l % 4), low
+// half of a register first:
 //
 //     A  16 x 16  register 0: A[row, pair..pair+1]       1: A[row + 8, pair..]
 //                          2: A[row, pair + 8..]         3: A[row + 8, pair + 8..]
 //     B  16 x 8   register 0: B[pair..pair+1, row]       1: B[pair + 8.., row]
 //     C  16 x 8   numbers 0, 1: C[row, pair..pair+1]     2, 3: C[row + 8, pair..]
 //
-// Those of half the depth are halves of these: A 16 x 8 registers 0 and 1 or 2 and 3, B 8 x 8 register 0 or 1.
+// Those of half the depth are halves of these: A 16 x 8 registers 0 and 1 or 2 and 3,
+// B 8 x 8 register 0 or 1.
 #pragma once
 
 #include <type_traits>
@@ -27,8 +30,9 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 #ifdef KVBOUND_CUDA_NATIVE
 
-/// Loads four 8 x 8 matrices of 16-bit numbers. Lane l gives the address, in shared memory and 16-byte aligned, of row
-/// l % 8 of matrix l / 8; register i gets matrix i's numbers [row, pair..pair+1]. The whole warp takes part.
+/// Loads four 8 x 8 matrices of 16-bit numbers. Lane l gives the address, in shared memory and
+/// 16-byte aligned, of row l % 8 of matrix l / 8; register i gets matrix i's numbers
+/// [row, pair..pair+1]. The whole warp takes part.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&fragment)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
@@ -62,7 +66,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[
   }
 }
 
-/// The same of half the depth: two products of eight have smaller errors than one of 16, because tensor cores truncate.
+/// The same of half the depth: two products of eight have smaller errors than one of 16,
+/// because tensor cores truncate.
 template <Storage16 T>
 __device__ __forceinline__ void mma_m16n8k8(float (&c)[4], uint32_t a_low, uint32_t a_high, uint32_t b) {
   if constexpr (std::is_same_v<T, Bfloat16>) {

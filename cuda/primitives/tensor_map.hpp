@@ -1,5 +1,5 @@
-// Tensors for load_box (tensor_load.hpp): the host describes one, and the box of it that a copy takes, in a map that a
-// kernel takes as `const __grid_constant__ TensorMap map`.
+// Tensors for load_box (tensor_load.hpp): the host describes one, and the box of it that a copy takes, in a
+// map that a kernel takes as `const __grid_constant__ TensorMap map`.
 //
 // source  CUDA driver API, cuTensorMapEncodeTiled
 #pragma once
@@ -28,8 +28,8 @@ using TensorMap = emulation::TensorMap;
 #endif
 
 /// The map of a tensor that begins at `data` in device memory.
-/// throws  ShapeMismatch if TMA cannot copy such boxes (require_copyable); DeviceError if the driver refuses the map, or
-///         emulated, if the tensor does not lie in one buffer
+/// throws  ShapeMismatch if TMA cannot copy such boxes (require_copyable); DeviceError if the driver refuses
+///         the map, or emulated, if the tensor does not lie in one buffer
 template <Storage T>
 TensorMap tensor_map(const T* data, const TensorTile& tile, CallSite where = CallSite::current()) {
 #ifdef KVBOUND_CUDA_NATIVE

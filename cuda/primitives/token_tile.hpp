@@ -12,8 +12,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// Tokens in a tile.
 inline constexpr int kTileTokens = 64;
 
-/// Vectors from one row of a tile to the next: an odd number, so that eight threads that read the same vector of eight
-/// successive rows read from different banks.
+/// Vectors from one row of a tile to the next: an odd number, so that eight threads that read the same vector
+/// of eight successive rows read from different banks.
 __host__ __device__ constexpr int tile_row_vectors(int vectors) { return vectors | 1; }
 __host__ __device__ constexpr int tile_vectors(int vectors) {
   return kTileTokens * tile_row_vectors(vectors);
@@ -53,8 +53,8 @@ struct TokenRows {
         stride(tensor.row_stride / kVector<T>),
         vectors(static_cast<int>((tensor.cols + kVector<T> - 1) / kVector<T>)) {}
 
-  /// Starts to copy rows first..first + count - 1 to a tile; count <= kTileTokens. All threads of the block call it;
-  /// their number is a power of two >= 64.
+  /// Starts to copy rows first..first + count - 1 to a tile; count <= kTileTokens. All threads of the block
+  /// call it; their number is a power of two >= 64.
   __device__ void copy_to_tile(int64_t first, int count, uint4* tile) const {
     const int columns = power_of_two_above(vectors, 64);
     const int column = static_cast<int>(threadIdx.x) % columns;

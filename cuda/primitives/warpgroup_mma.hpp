@@ -1,33 +1,37 @@
-// Products of matrices by a warpgroup's tensor cores (wgmma, sm_90a): sums [64, 128] += A [64, 16] B [16, 128], numbers of
-// BF16 or FP16, sums in fp32. A warpgroup is four warps of which the first has a number that is a multiple of four; all of
-// its threads take part.
+// Products of matrices by a warpgroup's tensor cores (wgmma, sm_90a): sums [64, 128] += A [64, 16] B
+// [16, 128], numbers of BF16 or FP16, sums in fp32. A warpgroup is four warps of which the first has a number
+// that is a multiple of four; all of its threads take part.
 //
-// The numbers of thread t of the warpgroup, with lane l = t % 32, row = 16 (t / 32) + l / 4 and pair = 2 (l % 4), low half
-// of a register first:
+// The numbers of thread t of the warpgroup, with lane l = t % 32, row = 16 (t / 32) + l / 4 and pair = 2 (l %
+// 4), low half of a register first:
 //
 //     A     64 x 16   register 0: A[row, pair..pair+1]      1: A[row + 8, pair..]
 //                              2: A[row, pair + 8..]        3: A[row + 8, pair + 8..]
 //     sums  64 x 128  numbers 4 j, 4 j + 1: sums[row, 8 j + pair..8 j + pair + 1]
 //                     4 j + 2, 4 j + 3: sums[row + 8, 8 j + pair..]
 //
-// In shared memory A is stored as [64, k] and B as [128, k], k innermost: as boxes of 64 columns that load_box copies lie.
-// A product takes 16 of the columns; a descriptor that begins 32 bytes further on names the next 16.
+// In shared memory A is stored as [64, k] and B as [128, k], k innermost: as boxes of 64 columns
+// that load_box copies lie. A product takes 16 of the columns; a descriptor that begins 32 bytes
+// further on names the next 16.
 //
-// With Major::n B is stored as [k, 128], those 128 innermost. A box of 64 columns holds 64 of them; the other 64 lie `leading`
-// bytes further on. A product takes 16 rows of each box; the next 16 begin two groups of eight rows, 2 stride bytes, further on.
+// With Major::n B is stored as [k, 128], those 128 innermost. A box of 64 columns holds 64 of them; the other
+// 64 lie `leading` bytes further on. A product takes 16 rows of each box; the next 16 begin two groups of
+// eight rows, 2 stride bytes, further on.
 //
 // Products are asynchronous. In this order:
 //
 //     warpgroup_fence(sums)     behind all accesses to registers of sums and A, before the first product
 //     warpgroup_mma ...         any number of them; consecutive ones may add to the same sums
 //     warpgroup_commit()        closes a group
-//     warpgroup_wait<n>(sums)   all groups but the latest n are complete: registers and shared memory are free again
+//     warpgroup_wait<n>(sums)   all groups but the latest n are complete: registers and
+//                               shared memory are free again
 //
 // What threads have written to shared memory needs fence_async_proxy and a barrier before a product reads it.
 //
-// The emulation keeps sums in flight at NaN and notices if they are written, reads shared memory at the wait or, with
-// eager copies, at the issue, and requires a fence before the first product and behind every wait that completes sums. It
-// cannot notice registers of A that are loaded between the fence and the first product that reads them.
+// The emulation keeps sums in flight at NaN and notices if they are written, reads shared memory at the wait
+// or, with eager copies, at the issue, and requires a fence before the first product and behind every wait
+// that completes sums. It cannot notice registers of A that are loaded between the fence and the first
+// product that reads them.
 //
 // source  PTX ISA, 9.7.15 (asynchronous warpgroup level matrix instructions)
 #pragma once
@@ -52,9 +56,11 @@ inline constexpr int kWarpgroupSums = 64;
 /// Along which dimension the numbers of B are adjacent in shared memory.
 enum class Major : uint8_t { k, n };
 
-/// The descriptor of a matrix [rows, 16] of 16-bit numbers in shared memory; with Major::n of its transpose [16, columns].
+/// The descriptor of a matrix [rows, 16] of 16-bit numbers in shared memory; with Major::n of its
+/// transpose [16, columns].
 ///
-/// shared   the first number: a tile begins on a multiple of kSwizzlePeriod, and k advances it by 32 bytes for 16 numbers
+/// shared   the first number: a tile begins on a multiple of kSwizzlePeriod, and k advances it
+///          by 32 bytes for 16 numbers
 /// stride   bytes from a group of eight rows to the next; within a group rows lie kSwizzleSpan bytes apart
 /// leading  with Major::n, bytes from the first 64 columns to the next; else without meaning
 #ifdef KVBOUND_CUDA_NATIVE
@@ -109,7 +115,8 @@ __device__ __forceinline__ void warpgroup_commit() {
   }
 }
 
-/// Waits for all groups but the latest `in_flight`, in which no product may add to these sums: of one array, or of two.
+/// Waits for all groups but the latest `in_flight`, in which no product may add to these sums:
+/// of one array, or of two.
 template <int in_flight, int count>
 __device__ __forceinline__ void warpgroup_wait(float (&sums)[count]) {
   if constexpr (kIsHopper) {

@@ -1,5 +1,5 @@
-// The instructions wgmma.mma_async of m64n128k16 with sums in fp32, for code of sm_90a: d = a b + (add ? d : 0). transposed:
-// B is N-major. Kernels use them through warpgroup_mma.hpp, where the layouts are described.
+// The instructions wgmma.mma_async of m64n128k16 with sums in fp32, for code of sm_90a: d = a b + (add ? d :
+// 0). transposed: B is N-major. Kernels use them through warpgroup_mma.hpp, where the layouts are described.
 //
 // source  PTX ISA, 9.7.15.5.2 (wgmma.mma_async)
 #pragma once

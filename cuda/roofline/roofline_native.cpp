@@ -9,8 +9,8 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-// The declarations of cublas_v2.h that are used here, so that the build does not need cuBLAS. They are the same from
-// CUDA 11 on.
+// The declarations of cublas_v2.h that are used here, so that the build does not need cuBLAS. They are
+// the same from CUDA 11 on.
 namespace cublas {
 using Handle = void*;
 using Status = int;

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154  # the variables of measure.sh
-# The stages of `cuda/measure.sh A` and `B`, each of which runs in a process of its own: a function stage_NAME, whose last line
-# "figure: ..." is shown in the summary.
+# The stages of `cuda/measure.sh A` and `B`, each of which runs in a process of its own: a function
+# stage_NAME, whose last line "figure: ..." is shown in the summary.
 
 # A small case of every operation.
 small_cases='*UnderEverySchedule*:AttentionParity/*.DoesWithoutLogits:ObcacheParity/*.WindowMatchesReferenceAcrossGroups'
@@ -44,8 +44,8 @@ shown() {
 # with_cublas COMMAND...: for programs that look for cuBLAS when they run.
 with_cublas() { env ${cublas:+"LD_LIBRARY_PATH=$cublas${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"} "$@"; }
 
-# run_tests SECONDS PROGRAM OPTION...: runs a program of tests, prints what failed, and the test in which it ended or was stopped.
-# In the foreground, so that it ends with its stage.
+# run_tests SECONDS PROGRAM OPTION...: runs a program of tests, prints what failed, and the test in which it
+# ended or was stopped. In the foreground, so that it ends with its stage.
 run_tests() {
   timeout --foreground --kill-after=2 "$@" 2>&1 | awk '
       /^$|^Running |^\[-+\] / { next }
@@ -63,7 +63,7 @@ counted() {
        END { printf "%d tests%s", ran, skipped ? ", of which " skipped " were skipped: not for this device" : "" }' "$1"
 }
 
-# ---- right? ---------------------------------------------------------------------------------------------------------------
+# ---- right? ------------------------------------------------------------------------------------------------
 
 stage_facts() {
   shown "$folder/kvbound" --version || return
@@ -94,9 +94,9 @@ stage_impulse() {
   ((failed == 0)) && (($(grep -c '^\[  PASSED  \]' "$work/impulse") == ${#all[@]}))
 }
 
-# tests_of FILTER changed|rest: the parity tests of a filter, of the suites that changed or of the others: a line for each suite,
-# as a filter. Without a list all have changed. AttentionParity is the suite of All/AttentionParity/BF16, too. A program that does
-# not end well, or has no test of the filter, is an error.
+# tests_of FILTER changed|rest: the parity tests of a filter, of the suites that changed or of the others: a
+# line for each suite, as a filter. Without a list all have changed. AttentionParity is the suite of
+# All/AttentionParity/BF16, too. A program that does not end well, or has no test of the filter, is an error.
 tests_of() {
   "$folder/kvbound_parity_$kernels" --gtest_list_tests --gtest_filter="$1" | awk -v wanted="$2" -v list="$suites" '
     BEGIN { while (list != "" && (getline line < list) > 0) listed[line] }
@@ -175,7 +175,7 @@ stage_memcheck() {
   figure "clean: $(counted "$work/memcheck")"
 }
 
-# ---- how fast? ------------------------------------------------------------------------------------------------------------
+# ---- how fast? ---------------------------------------------------------------------------------------------
 
 # bench SECONDS OPERATION...: kvbound bench; its JSON becomes a line of bench.jsonl.
 bench() {
@@ -205,8 +205,8 @@ stage_anatomy() {
   return $status
 }
 
-# All operations in one process, which makes the matrices of the rooflines once. If it fails, or hangs, each operation has a process
-# of its own, while there is time.
+# All operations in one process, which makes the matrices of the rooflines once. If it fails, or hangs, each
+# operation has a process of its own, while there is time.
 stage_bench() {
   local operation all=("${main_operations[@]}" compress)
   [[ -z $tiny ]] || all=(attention projected-value-norms select-critical compact)
@@ -238,8 +238,9 @@ stage_peers() {
     awk '/^attention / { on = 1 } on && /torch takes/ { sub(/.*-> /, ""); print; exit }' "$work/peers")"
 }
 
-# profile FILE NAME NCU-OPTION... -- ARGUMENT...: what ncu says of a run of `kvbound bench ARGUMENT...`, behind a line with its name.
-# Without cuBLAS, whose matrices would take a second to make, and in a group of its own, so that the program ends with ncu.
+# profile FILE NAME NCU-OPTION... -- ARGUMENT...: what ncu says of a run of `kvbound bench ARGUMENT...`,
+# behind a line with its name. Without cuBLAS, whose matrices would take a second to make, and in a group of
+# its own, so that the program ends with ncu.
 profile() {
   local file=$1 name=$2 seconds options=()
   seconds=$(($(time_left) < 30 ? $(time_left) : 30))

@@ -20,8 +20,8 @@ struct AppendArguments {
   float* key_norms;
 };
 
-// Copies one key and one value to a slot of a KV head's cache: a warp has one, which it reads before the slot is known. Only this
-// block reads and changes the head's numbers.
+// Copies one key and one value to a slot of a KV head's cache: a warp has one, which it reads before the slot
+// is known. Only this block reads and changes the head's numbers.
 //
 // grid       kv_heads
 // block      64; no shared memory

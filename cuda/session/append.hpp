@@ -9,7 +9,8 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// Copies each KV head's new key and value, padding included, to the head's free slot, or else behind its last slot.
+/// Copies each KV head's new key and value, padding included, to the head's free slot, or
+/// else behind its last slot.
 ///
 ///     s = free[g] >= 0 ? free[g] : entries[g]++
 ///     keys[g, s, :] = new_keys[g, 0, :],   values likewise
@@ -17,18 +18,19 @@ inline namespace KVBOUND_CUDA_BUILD {
 ///
 /// new_keys, new_values  [kv_heads, 1, head_dim], head_dim 1..256
 /// keys, values          [kv_heads, capacity, head_dim]
-/// slots                 of that shape; the caller ensures that every head has a free slot or room for one. A full head
-///                       is left as it is, and its `newest` is set to -1
+/// slots                 of that shape; the caller ensures that every head has a free slot or room for one. A
+///                       full head is left as it is, and its `newest` is set to -1
 /// position              of the new entries, device memory
-/// key_norms             [kv_heads, capacity], device memory: receives key_norms of the new keys; null: they are not kept
+/// key_norms             [kv_heads, capacity], device memory: receives key_norms of the new
+///                       keys; null: they are not kept
 /// throws                ShapeMismatch; DeviceError
 template <Storage T>
 void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
             DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position, float* key_norms,
             Stream stream);
 
-/// Writes each query head's number to the slot of its KV head's newest entry: appended[h, newest[g]] = numbers[h]. Copies
-/// bits; a head whose `newest` is -1 is left as it is.
+/// Writes each query head's number to the slot of its KV head's newest entry:
+/// appended[h, newest[g]] = numbers[h]. Copies bits; a head whose `newest` is -1 is left as it is.
 ///
 /// numbers   [query_heads], device memory; kv_heads divides query_heads
 /// appended  [query_heads, capacity]

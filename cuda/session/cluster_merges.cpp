@@ -158,7 +158,8 @@ Buffer<float> ClusterMerges<T>::log_seen(int64_t tokens, Queue& queue) const {
   return Buffer<float>(std::span(&share, 1), queue.stream());
 }
 
-// ln s^ of all entries of a prompt or a full cache, [query_heads, tokens]; empty for methods that predict no scores.
+// ln s^ of all entries of a prompt or a full cache, [query_heads, tokens]; empty for
+// methods that predict no scores.
 template <Storage T>
 DeviceMatrix ClusterMerges<T>::log_scores_of(const DeviceLayer<T>& layer, LayerScores<T>* known,
                                              Queue& queue) const {

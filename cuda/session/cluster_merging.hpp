@@ -1,4 +1,5 @@
-// One merge of all clusters of a layer, by the policy's method: the operations of cuda/merging in their order.
+// One merge of all clusters of a layer, by the policy's method: the operations of
+// cuda/merging in their order.
 #pragma once
 
 #include <cstdint>

@@ -35,13 +35,14 @@ __host__ __device__ int parts_of(int vectors) {
   return (vectors + kLanes - 1) / kLanes;
 }
 
-// Copies the kept rows of one KV head. kLanes lanes copy a row, or a part of a longer one, a vector of 16 bytes each, and a
-// warp 32 / kLanes rows at once; the warp reads the positions of all its rows by one load, which does not wait for their
-// number, and hands them out. All loads of rows stand before the first store.
+// Copies the kept rows of one KV head. kLanes lanes copy a row, or a part of a longer one, a vector of 16
+// bytes each, and a warp 32 / kLanes rows at once; the warp reads the positions of all its rows by one load,
+// which does not wait for their number, and hands them out. All loads of rows stand before the first store.
 //
 //       a warp, kLanes = 16:      rows 0, 2, 4, 6 by lanes 0..15      rows 1, 3, 5, 7 by lanes 16..31
 //
-// grid       (ceil(capacity / rows of a block), kv_heads, tensors parts): rows of a block = 8 warps x 4 x 32 / kLanes
+// grid       (ceil(capacity / rows of a block), kv_heads, tensors parts): rows of a
+//            block = 8 warps x 4 x 32 / kLanes
 // block      256; no shared memory
 // registers  31-32 (sm_90a and sm_80)
 // bytes      read: 8 + 16 vectors for each kept row; written: 16 vectors for each; no FLOP

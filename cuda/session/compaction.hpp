@@ -15,7 +15,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// rows       [kv_heads, tokens, head_dim]
 /// kept       [kv_heads, kept_stride], device memory: positions in 0..tokens-1
 /// count      [kv_heads], device memory: 0..compacted.rows
-/// compacted  [kv_heads, capacity, head_dim], not the memory of rows; rows from count[g] on are left as they are
+/// compacted  [kv_heads, capacity, head_dim], not the memory of rows; rows from
+///            count[g] on are left as they are
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
 void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_stride, const int64_t* count,
@@ -29,17 +30,19 @@ void compact(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int
              int64_t kept_stride, const int64_t* count, DeviceTensor<T> compacted_keys,
              DeviceTensor<T> compacted_values, Stream stream);
 
-/// compacted[r, i] = numbers[r, kept[g, i]] for i < count[g], where row r is one of KV head g's: the kept entries' scores or
-/// norms. Copies bits.
+/// compacted[r, i] = numbers[r, kept[g, i]] for i < count[g], where row r is one of KV head g's: the kept
+/// entries' scores or norms. Copies bits.
 ///
 /// numbers          [rows, tokens]; kv_heads divides rows
 /// kept, count      as above
-/// compacted        [rows, capacity], not the memory of numbers; columns from count[g] on are left as they are
+/// compacted        [rows, capacity], not the memory of numbers; columns from
+///                  count[g] on are left as they are
 /// throws           ShapeMismatch; DeviceError
 void compact_numbers(NumberRows<const float> numbers, int64_t kv_heads, const int64_t* kept,
                      int64_t kept_stride, const int64_t* count, NumberRows<float> compacted, Stream stream);
 
-/// The positions of some slots of a cache: positions[g, i] = slots.positions[g, chosen(g, i)] for i < chosen.count[g].
+/// The positions of some slots of a cache: positions[g, i] = slots.positions[g, chosen(g, i)]
+/// for i < chosen.count[g].
 ///
 /// positions  [kv_heads, chosen.stride], device memory
 /// throws     ShapeMismatch; DeviceError

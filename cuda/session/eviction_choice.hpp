@@ -1,4 +1,5 @@
-// One KV head's choice of the entry that it evicts: what evict_kernel and evict_critical_kernel have in common.
+// One KV head's choice of the entry that it evicts: what evict_kernel and
+// evict_critical_kernel have in common.
 #pragma once
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
@@ -19,8 +20,8 @@ struct EvictArguments {
   int* status;
 };
 
-/// Threads of a block; and the blocks of a cluster that share a KV head, on compute capability 9.0, if it may have more entries
-/// than one block has threads.
+/// Threads of a block; and the blocks of a cluster that share a KV head, on compute capability 9.0, if it may
+/// have more entries than one block has threads.
 inline constexpr int kThreads = 1024;
 inline constexpr int kWarps = kThreads / 32;
 inline constexpr int kClusterBlocks = 8;
@@ -46,7 +47,8 @@ struct HeadEntries {
   __device__ bool is_always_kept(int64_t at) const { return at < p.rules.sinks || at >= first_recent; }
 };
 
-/// Calls launch_blocks.operator()<kBlocks>(shape) for blocks of kThreads, of which kBlocks, a cluster, have a KV head.
+/// Calls launch_blocks.operator()<kBlocks>(shape) for blocks of kThreads, of which kBlocks, a
+/// cluster, have a KV head.
 template <class LaunchBlocks>
 void launch_heads(const CacheSlots& slots, Stream stream, const LaunchBlocks& launch_blocks) {
   const auto shape = [&](int of_head) {
@@ -89,8 +91,8 @@ __device__ void sum_of_blocks(Number (&own)[kCount], Number* of_block, int& turn
   }
 }
 
-/// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot) that may go; ties: the
-/// larger position. All threads call it, once; every slot is asked for by one thread.
+/// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot) that may
+/// go; ties: the larger position. All threads call it, once; every slot is asked for by one thread.
 ///
 /// least_of  [kWarps + 1], as cluster_minimum takes it
 template <int kBlocks, class Candidates>

@@ -1,4 +1,5 @@
-// The evictions of a layer's KV heads during decoding, on the device: their running scores, and what these follow from.
+// The evictions of a layer's KV heads during decoding, on the device: their running scores,
+// and what these follow from.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,8 @@ class Evictions {
  public:
   /// budgets      [kv_heads]
   /// cache        just filled; values that merged are no longer the layer's
-  /// head_scores  [query_heads, m], with which the kept entries' running scores begin; null: with 0. Not read for hosts
-  ///              that rank no entries
+  /// head_scores  [query_heads, m], with which the kept entries' running scores begin; null: with 0. Not read
+  ///              for hosts that rank no entries
   Evictions(const Policy& policy, std::span<const int64_t> budgets, const DeviceMatrix* head_scores,
             LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
 

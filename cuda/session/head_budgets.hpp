@@ -18,7 +18,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// policy   its host ranks entries
 /// ranking  of the layer, by that policy
 /// budgets  [kv_heads] before the allocation, always-kept entries included
-/// returns  [kv_heads]; waits for the device where the budgets depend on scores. Throws NonFinite if one is NaN
+/// returns  [kv_heads]; waits for the device where the budgets depend on scores.
+///          Throws NonFinite if one is NaN
 template <Storage T>
 std::vector<int64_t> head_budgets(const Policy& policy, const Ranking& ranking,
                                   std::span<const int64_t> budgets, LayerScores<T>& known, Queue& queue);

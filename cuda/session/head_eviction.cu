@@ -13,7 +13,8 @@ namespace {
 using namespace eviction_choice;
 
 constexpr int kUpdateThreads = 128;
-// The query heads whose numbers are loaded before any is stored: a store would delay the loads that follow it.
+// The query heads whose numbers are loaded before any is stored: a store would delay
+// the loads that follow it.
 constexpr int kHeadsAtATime = 4;
 
 struct UpdateArguments {
@@ -44,9 +45,9 @@ struct LogSumExps {
   }
 };
 
-// Updates the running scores of one slot of a KV head and returns their sum or mean. Where there are fewer heads than are
-// loaded at a time, the last one's numbers are loaded again, and where nothing is added, the step's: a load that waited for
-// a condition would wait for the loads before it.
+// Updates the running scores of one slot of a KV head and returns their sum or mean. Where there are fewer
+// heads than are loaded at a time, the last one's numbers are loaded again, and where nothing is added, the
+// step's: a load that waited for a condition would wait for the loads before it.
 template <bool kByFours>
 __device__ float updated_score(const UpdateArguments& p, const CacheSlots& slots, int64_t g, int64_t slot) {
   const bool adds = p.accumulates && slot != slots.newest[g];
@@ -88,13 +89,14 @@ __device__ float updated_score(const UpdateArguments& p, const CacheSlots& slots
   return reduced;
 }
 
-// The running scores of one slot for all query heads of a KV head, and their sum or mean: a thread has one slot.
+// The running scores of one slot for all query heads of a KV head, and their sum or
+// mean: a thread has one slot.
 //
 // grid       (ceil(capacity / 128), kv_heads)
 // block      128; no shared memory
 // registers  40 (sm_90a and sm_80)
-// bytes      read: up to 8 for each query head and entry, and 4 for its votes; written: 4 for each query head and entry,
-//            4 for each KV head and entry
+// bytes      read: up to 8 for each query head and entry, and 4 for its votes; written: 4 for each query head
+//            and entry, 4 for each KV head and entry
 // FLOP       4 and an exponential for each query head and entry
 __global__ void __launch_bounds__(kUpdateThreads) update_scores_kernel(UpdateArguments p, CacheSlots slots) {
   const int64_t g = blockIdx.y;
@@ -110,15 +112,15 @@ struct EvictShared {
       : least(memory.array<uint64_t>(kWarps + 1)) {}
 };
 
-// One KV head's running scores, and the entry that it evicts: thread t of block b has the slots 1024 b + t, and those that are
-// multiples of 1024 kBlocks behind.
+// One KV head's running scores, and the entry that it evicts: thread t of block b has the slots 1024 b + t,
+// and those that are multiples of 1024 kBlocks behind.
 //
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
 // shared     264 bytes
 // registers  64 (sm_90a), 62 (sm_80)
-// bytes      read: 8 for each KV head and entry; written: 16 for each KV head; with an update also its bytes, without the
-//            scores of the KV heads
+// bytes      read: 8 for each KV head and entry; written: 16 for each KV head; with an update also its bytes,
+//            without the scores of the KV heads
 // FLOP       those of the update
 template <int kBlocks>
 __global__ void __launch_bounds__(kThreads, 1)

@@ -51,7 +51,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 struct EvictionStages {
   const float* running = nullptr;  ///< [query_heads, capacity], from update_scores
   const float* norms = nullptr;    ///< [query_heads, capacity]: projected value norms
-  /// [capacity + 1]: for every number of candidates that stay, how many of them stage one takes; null: it is adaptive
+  /// [capacity + 1]: for every number of candidates that stay, how many of them stage one
+  /// takes; null: it is adaptive
   const int64_t* stage_one_counts = nullptr;
   const float* weights =
       nullptr;  ///< [query_heads, capacity]: the step's attention weights, for an adaptive stage one
@@ -71,9 +72,9 @@ struct EvictionStages {
 /// throws     ShapeMismatch; DeviceError
 void update_scores(const ScoreUpdate& update, const CacheSlots& slots, int64_t query_heads, Stream stream);
 
-/// Updates the running scores as update_scores does, to the same bits, and evicts an entry of every KV head that has more
-/// entries than its budget: of those that are not always kept the one of smallest reduced score; ties: the larger
-/// position. Its slot becomes the head's free slot.
+/// Updates the running scores as update_scores does, to the same bits, and evicts an entry of every KV head
+/// that has more entries than its budget: of those that are not always kept the one of smallest reduced
+/// score; ties: the larger position. Its slot becomes the head's free slot.
 ///
 /// update   nullopt: nothing is updated, and all scores are equal
 /// newest   position of the newest entry, device memory
@@ -84,12 +85,13 @@ void update_scores(const ScoreUpdate& update, const CacheSlots& slots, int64_t q
 void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optional<ScoreUpdate>& update,
            int64_t query_heads, const int64_t* newest, int64_t* evicted, int* status, Stream stream);
 
-/// The same by CriticalKV's two stages: of the entries that are not always kept and that stage one does not take, which are
-/// those of largest score, the one of smallest stage-two score is evicted.
+/// The same by CriticalKV's two stages: of the entries that are not always kept and that stage one does not
+/// take, which are those of largest score, the one of smallest stage-two score is evicted.
 ///
-///     stage two   mean_h (running[h, j] + epsilon) norms[h, j], or mean_h (running[h, j]) + epsilon times mean_h norms[h, j]
-///     adaptive    the fewest entries with which every query head's always-kept and stage-one entries hold more than half of
-///                 its attention; if all that stay do not, all of them
+///     stage two   mean_h (running[h, j] + epsilon) norms[h, j], or mean_h (running[h, j]) + epsilon
+///                 times mean_h norms[h, j]
+///     adaptive    the fewest entries with which every query head's always-kept and stage-one entries hold
+///                 more than half of its attention; if all that stay do not, all of them
 ///
 /// scores     [kv_heads, capacity], from update_scores
 /// newest     the position is below kMostPositions

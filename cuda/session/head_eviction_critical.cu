@@ -48,8 +48,8 @@ struct Shared {
         least(memory.array<uint64_t>(kWarps + 1)) {}
 };
 
-// One KV head's two stages. A thread of block b of the head has the slots 1024 b + t, and those that are multiples of
-// 1024 kBlocks behind.
+// One KV head's two stages. A thread of block b of the head has the slots 1024 b + t, and those that are
+// multiples of 1024 kBlocks behind.
 template <int kBlocks>
 struct Stages {
   const Arguments& p;
@@ -103,9 +103,9 @@ struct Stages {
     return counts[0];
   }
 
-  // Whether the always-kept entries and those of at least this rank hold more than half of every query head's attention.
-  // Sums of numbers that are not negative do not grow when one is left out, in single precision, either: the entries with
-  // which this holds are the same for all larger sets.
+  // Whether the always-kept entries and those of at least this rank hold more than half of every query head's
+  // attention. Sums of numbers that are not negative do not grow when one is left out, in single precision,
+  // either: the entries with which this holds are the same for all larger sets.
   __device__ bool suffices(uint64_t least) {
     for (int64_t first = 0; first < p.group_size; first += kHeads) {
       const auto heads = static_cast<int>(min(int64_t{kHeads}, p.group_size - first));
@@ -121,8 +121,8 @@ struct Stages {
     return true;
   }
 
-  // Adds the weights of the thread's entries of at least this rank in successive query heads; kNoRank is the largest rank of
-  // all.
+  // Adds the weights of the thread's entries of at least this rank in successive query heads; kNoRank is
+  // the largest rank of all.
   __device__ void add_weights(int64_t first_head, int heads, uint64_t least, float (&masses)[kHeads]) const {
     const int64_t capacity = p.choice.slots.capacity;
     each_slot([&](int slot) {
@@ -199,8 +199,8 @@ struct Stages {
   }
 };
 
-// The entry that one KV head evicts by two stages. The blocks of a cluster keep their entries' ranks, and exchange numbers of
-// candidates, of digits and, for an adaptive stage one, sums of weights.
+// The entry that one KV head evicts by two stages. The blocks of a cluster keep their entries' ranks, and
+// exchange numbers of candidates, of digits and, for an adaptive stage one, sums of weights.
 //
 //     ranks -> the number of candidates -> one digit after the other of the rank that stage one reaches
 //           -> the least of the other candidates' stage-two scores
@@ -209,9 +209,9 @@ struct Stages {
 // block      1024
 // shared     33,736 bytes; of kBlocks 8: 35,784 and 8,192 ceil(capacity / 8,192)
 // registers  60, of kBlocks 8 64 (sm_90a); 56, of kBlocks 8 30 (sm_80, where it is never launched)
-// bytes      read: 12 for each KV head and entry, of kBlocks 1 in each of up to nine passes, 8 for each query head and entry; an
-//            adaptive stage one reads 4 group more for each entry up to 50 times, from the L2 cache; written: 16 for each KV
-//            head
+// bytes      read: 12 for each KV head and entry, of kBlocks 1 in each of up to nine passes, 8 for each query
+//            head and entry; an adaptive stage one reads 4 group more for each entry up to 50 times, from the
+//            L2 cache; written: 16 for each KV head
 // FLOP       5 for each query head and entry; an adaptive stage one up to 50 more
 template <int kBlocks>
 __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p) {

@@ -21,10 +21,11 @@ class LayerCache {
   /// At least so many entries more than it is filled with fit into a cache that grows, before it has to.
   static constexpr int64_t kRoom = 256;
 
-  /// The capacity of a cache that is filled with at most `entries` entries per KV head: a multiple of eight, so that what a
-  /// head has of single-precision numbers begins with a sector of memory.
+  /// The capacity of a cache that is filled with at most `entries` entries per KV head: a multiple of eight,
+  /// so that what a head has of single-precision numbers begins with a sector of memory.
   ///
-  /// evicts  whether the host evicts an entry for every one that enters; if not the cache grows when it is full
+  /// evicts  whether the host evicts an entry for every one that enters; if not the
+  ///         cache grows when it is full
   static int64_t capacity_for(int64_t entries, bool evicts) {
     return (entries + (evicts ? 1 : kRoom) + 7) / 8 * 8;
   }
@@ -36,8 +37,8 @@ class LayerCache {
   /// votes    whether entries may come to stand for several
   void fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, bool votes, Queue& queue);
 
-  /// Makes room for so many more entries than room was made for before, where the host evicts none. Whether the cache's
-  /// memory is another one then.
+  /// Makes room for so many more entries than room was made for before, where the host evicts none. Whether
+  /// the cache's memory is another one then.
   bool make_room(int64_t entries, Queue& queue);
   /// Appends a decode step's entries, for which there is room.
   ///

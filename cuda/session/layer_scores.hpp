@@ -1,4 +1,5 @@
-// A layer's prompt in device memory, and what depends on it alone: computed once for all policies and budgets.
+// A layer's prompt in device memory, and what depends on it alone: computed once for
+// all policies and budgets.
 #pragma once
 
 #include <cstdint>
@@ -100,7 +101,8 @@ struct ProjectedNorms {
   void operator()(DeviceTensor<const T> values, float* norms, Stream stream) const;
 };
 
-/// Scores and norms that depend on one layer alone: reference::LayerScores. Each is computed on its first use.
+/// Scores and norms that depend on one layer alone: reference::LayerScores. Each is
+/// computed on its first use.
 template <Storage T>
 class LayerScores {
  public:

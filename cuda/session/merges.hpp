@@ -1,4 +1,5 @@
-// The merges of a layer's KV heads on the device, at the prompt's end and during decoding, whatever the method.
+// The merges of a layer's KV heads on the device, at the prompt's end and during
+// decoding, whatever the method.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,8 @@ struct SelectedLayer {
 
 /// reference::HeadMerging of all KV heads.
 ///
-/// A decode step appends its entry with key_norms, and calls observe after its queries attended, and merge after entries were
-/// evicted.
+/// A decode step appends its entry with key_norms, and calls observe after its queries attended, and merge
+/// after entries were evicted.
 template <Storage T>
 class Merges {
  public:
@@ -44,11 +45,13 @@ class Merges {
 
   /// Queues the merge of a layer's entries that are not kept into the cache.
   ///
-  /// records  [kv_heads], when the queue finishes: what is recorded, the whole cache included; NonFinite is thrown then
+  /// records  [kv_heads], when the queue finishes: what is recorded, the whole cache included;
+  ///          NonFinite is thrown then
   virtual void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
                         std::vector<HeadMerge>& records) = 0;
 
-  /// [kv_heads, capacity]: the lengths of the cache's keys, which receive those of appended ones; null: not needed.
+  /// [kv_heads, capacity]: the lengths of the cache's keys, which receive those of
+  /// appended ones; null: not needed.
   virtual float* key_norms() = 0;
   /// Queues the update of what merges depend on.
   ///

@@ -65,8 +65,8 @@ class PromptRoots {
   std::vector<std::vector<int64_t>> kept_;
 };
 
-/// Every entry that is not kept joins the cluster of the most similar kept entry: reference::merge_targets with
-/// order=evict-first.
+/// Every entry that is not kept joins the cluster of the most similar kept entry:
+/// reference::merge_targets with order=evict-first.
 ///
 /// cache  filled with the layer's kept entries
 template <Storage T>

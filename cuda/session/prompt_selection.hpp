@@ -28,13 +28,14 @@ struct KeptEntries {
 /// Selects the entries of a ranked prompt: reference::select_prompt.
 ///
 /// kept    its budgets are read and its positions written
-/// record  when the queue finishes: what is recorded of the selection, all but `merges`; NonFinite is thrown then
+/// record  when the queue finishes: what is recorded of the selection, all but `merges`;
+///         NonFinite is thrown then
 template <Storage T>
 void select_prompt(const Policy& policy, const Ranking& ranking, LayerScores<T>& known, Queue& queue,
                    KeptEntries& kept, PromptRecord& record);
 
-/// What a host that ranks nothing keeps: reference::sinks_and_newest, reference::sinks_drawn_and_newest. The record is
-/// complete at once.
+/// What a host that ranks nothing keeps: reference::sinks_and_newest, reference::sinks_drawn_and_newest. The
+/// record is complete at once.
 ///
 /// layer  the layer's number in its trace or model
 void keep_unranked(const Host& host, int64_t prompt_tokens, int64_t layer, KeptEntries& kept,

@@ -1,4 +1,5 @@
-// Where a session's operations are queued: a stream, the memory that they share, what is read back, and their times.
+// Where a session's operations are queued: a stream, the memory that they share, what is
+// read back, and their times.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +42,8 @@ class Queue {
     });
   }
 
-  /// Queues work that consists of the same launches every time. With times every operation is queued by itself.
+  /// Queues work that consists of the same launches every time. With times every
+  /// operation is queued by itself.
   template <class Work>
   void repeat(Recording& recording, const Work& work) {
     if (times_) return work();
@@ -67,7 +69,8 @@ class Queue {
     pending_.clear();
     status_.clear(stream());
   }
-  /// Reads both flags back: NonFinite is thrown if one was raised, and names `score` or a merged key or value.
+  /// Reads both flags back: NonFinite is thrown if one was raised, and names `score`
+  /// or a merged key or value.
   void require_numbers(Readback& reads, const char* score) {
     reads.then([score, raised = reads.of(status_)](const Arrived& arrived) {
       if (!launches_are_whole()) return;

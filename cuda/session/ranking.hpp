@@ -15,14 +15,14 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// reference::Ranking in device memory. Where scores were given, entries may be always kept anywhere: they are candidates here,
-/// whose scores are above all others.
+/// reference::Ranking in device memory. Where scores were given, entries may be always kept anywhere: they
+/// are candidates here, whose scores are above all others.
 struct Ranking {
   HostRules rules;
   AlwaysKept always;
   int64_t candidates = 0;  ///< successive positions, from always.sinks on
-  DeviceMatrix
-      head_scores;  ///< [query_heads, m]: per query head, as the host scores; m = rules.scored, or n if they were given
+  /// [query_heads, m]: per query head, as the host scores; m = rules.scored, or n if they were given
+  DeviceMatrix head_scores;
   DeviceMatrix scores;               ///< [kv_heads, m]: reduced over the group
   std::vector<int64_t> pinned = {};  ///< ascending positions of candidates that are always kept
   DeviceMatrix first_scores = {};    ///< if there are any: `scores`, in which they are infinite

@@ -61,7 +61,8 @@ class Arrived {
 /// One transfer to the host: what it consists of, and what is done with it.
 ///
 ///     1. of(...) for everything that is wanted, and then(...) for what is done with it
-///     2. fetch(...), or pack(...) and transfer(...), behind the work that computes it; its memory may then be released
+///     2. fetch(...), or pack(...) and transfer(...), behind the work that computes it; its
+///        memory may then be released
 ///     3. after the pool's wait(): arrive()
 class Readback {
  public:

@@ -16,8 +16,8 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// The attention of queries of each query head over a cache, and without their dominant entries: AttendedQueries that owns its
-/// memory, which is reused for the next queries.
+/// The attention of queries of each query head over a cache, and without their dominant entries:
+/// AttendedQueries that owns its memory, which is reused for the next queries.
 template <Storage T>
 class AttendedOutputs {
  public:

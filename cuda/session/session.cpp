@@ -193,8 +193,8 @@ class DeviceSession final : public Session {
     }
   }
 
-  // Takes the memory of rebuilds into the pool: a step that begins with one, of the prompt's entries, of which nothing is
-  // kept or read.
+  // Takes the memory of rebuilds into the pool: a step that begins with one, of the prompt's entries, of
+  // which nothing is kept or read.
   void rehearse_rebuild() {
     LayerCache<T> cache = std::exchange(cache_, {});
     std::optional<Evictions<T>> evictions = std::exchange(evictions_, {});
@@ -211,8 +211,8 @@ class DeviceSession final : public Session {
     queue_.pool().settle();
   }
 
-  // Fills the cache with the selection that a layer's queries make among its entries, which are all so far, and merges the
-  // others into it. Running scores start at 0.
+  // Fills the cache with the selection that a layer's queries make among its entries, which are all so far,
+  // and merges the others into it. Running scores start at 0.
   void rebuild(const DeviceLayer<T>& layer, StepRecord& record) {
     recorded_step_.forget();
     evictions_.reset();

@@ -12,9 +12,9 @@
 
 namespace kvbound::cuda {
 
-// All builds' functions are declared, whichever build the translation unit selects (build.hpp), because a program
-// chooses between them at run time. Those of native are defined only in builds with a CUDA compiler
-// (KVBOUND_HAS_NATIVE).
+// All builds' functions are declared, whichever build the translation unit selects (build.hpp), because a
+// program chooses between them at run time. Those of native are defined only in builds with a CUDA
+// compiler (KVBOUND_HAS_NATIVE).
 namespace native {
 std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
                                       Stream stream = nullptr);
@@ -30,16 +30,18 @@ SessionArithmetic session_arithmetic(Dtype storage, const LayerShape& shape, int
 }  // namespace counted
 
 namespace emulated {
-/// A session that stores keys, values, queries and W^O as F32, F16 or BF16, rounded once, and computes in fp32.
+/// A session that stores keys, values, queries and W^O as F32, F16 or BF16, rounded
+/// once, and computes in fp32.
 ///
 /// storage  throws InvalidPolicy for any other type
-/// times    receives the time of every operation: upload, window_attention, window_scores, projected_value_norms,
-///          stage_two_scores, removal_order, selection, score_ema, merge_targets, merging, compaction, attention (with the
-///          scores that follow from it), eviction; the session then waits for each operation. Null: not measured
+/// times    receives the time of every operation: upload, window_attention, window_scores,
+///          projected_value_norms, stage_two_scores, removal_order, selection, score_ema, merge_targets,
+///          merging, compaction, attention (with the scores that follow from it), eviction; the session then
+///          waits for each operation. Null: not measured
 /// stream   on which all operations are queued
-/// compress and step throw what the reference throws, NonFinite also for results that overflow single precision or, of
-/// merges, the storage type, and ShapeMismatch also for a head_dim above 256; DeviceError. Results are the same bits at
-/// every call
+/// compress and step throw what the reference throws, NonFinite also for results that overflow single
+/// precision or, of merges, the storage type, and ShapeMismatch also for a head_dim above 256; DeviceError.
+/// Results are the same bits at every call
 std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times = nullptr,
                                       Stream stream = nullptr);
 

@@ -1,4 +1,5 @@
-// CaM's merges of a layer's KV heads on the device: values of evicted entries are dropped or spread over those that follow.
+// CaM's merges of a layer's KV heads on the device: values of evicted entries are dropped or
+// spread over those that follow.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,8 @@ struct Arguments {
 // grid       kv_heads
 // block      64; no shared memory
 // registers  29-32 (sm_90a and sm_80)
-// bytes      read: 2 padded rows, 24 and 8 for each query head; written: 2 padded rows, 8 and 8 for each query head
+// bytes      read: 2 padded rows, 24 and 8 for each query head; written: 2 padded rows, 8
+//            and 8 for each query head
 // FLOP       3 head_dim for each KV head
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kThreads) keep_changes_kernel(Arguments<T> p) {

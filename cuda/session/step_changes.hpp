@@ -9,7 +9,8 @@
 
 namespace kvbound::cuda {
 
-/// What is known of each KV head's merged entry; device memory. Where nothing has merged, all is left as it is.
+/// What is known of each KV head's merged entry; device memory. Where nothing has
+/// merged, all is left as it is.
 template <Storage T>
 struct StepChanges {
   float* key_norms = nullptr;    ///< [kv_heads, capacity]: the lengths of the cache's keys

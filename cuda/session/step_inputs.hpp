@@ -18,7 +18,8 @@ class StepInputs {
  public:
   explicit StepInputs(const LayerShape& shape) : shape_(shape), current_(block_bytes()) {}
 
-  /// Queues the transfer of successive steps in one copy. None of them is the current one yet, but for a step that is alone.
+  /// Queues the transfer of successive steps in one copy. None of them is the current one yet, but
+  /// for a step that is alone.
   ///
   /// position    of the first one's entries
   /// prediction  as in MergeRules

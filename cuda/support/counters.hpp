@@ -51,8 +51,9 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// The calling thread's requests so far.
 DeviceCounters& counters();
 
-/// Whether all blocks of all launches run. While launches are sampled in order to be counted (counting/counting.hpp) they do
-/// not: results are then not those of an operation, and nobody asks whether they are finite.
+/// Whether all blocks of all launches run. While launches are sampled in order to be counted
+/// (counting/counting.hpp) they do not: results are then not those of an operation, and nobody asks
+/// whether they are finite.
 bool launches_are_whole();
 void set_launches_whole(bool whole);
 

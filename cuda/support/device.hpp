@@ -1,5 +1,5 @@
-// Device memory, streams and copies: as little of the CUDA runtime as the operations and their callers need, without
-// its headers. In the emulated build the device is this processor.
+// Device memory, streams and copies: as little of the CUDA runtime as the operations and their callers need,
+// without its headers. In the emulated build the device is this processor.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ struct DeviceInfo {
   int64_t shared_memory_per_block;  ///< bytes, the most that a block may have
 };
 
-/// The current device; nullopt if the kernels cannot run on it or there is none, with the runtime's message in `why`.
+/// The current device; nullopt if the kernels cannot run on it or there is none, with the
+/// runtime's message in `why`.
 std::optional<DeviceInfo> find_device(std::string* why = nullptr);
 
 /// The current device. Throws DeviceError if there is none.
@@ -43,14 +44,15 @@ namespace detail {
 /// 256-byte aligned; throws DeviceError. Emulated: every byte 0xff (NaN), guarded behind the first `bytes`.
 void* allocate(int64_t bytes, int64_t room);
 void release(void* memory) noexcept;
-/// Keeps memory for renew(), which makes it memory of at most its room again. Emulated: until then it is inaccessible.
+/// Keeps memory for renew(), which makes it memory of at most its room again. Emulated: until
+/// then it is inaccessible.
 void* set_aside(void* memory) noexcept;
 void* renew(void* set_aside, int64_t bytes);
 void* allocate_page_locked(int64_t bytes);
 void release_page_locked(void* memory) noexcept;
 
-// Copies that are not waited for. The host's memory must stay as it is until the stream was synchronised; emulated,
-// what is copied to the host arrives only then.
+// Copies that are not waited for. The host's memory must stay as it is until the stream was synchronised;
+// emulated, what is copied to the host arrives only then.
 void queue_to_device(void* to, const void* from, int64_t bytes, Stream stream);
 void queue_to_host(void* to, const void* from, int64_t bytes, Stream stream);
 void queue_on_device(void* to, const void* from, int64_t bytes, Stream stream);
@@ -66,7 +68,8 @@ void upload(void* to, const void* from, int64_t bytes, Stream stream);
 void download(void* to, const void* from, int64_t bytes, Stream stream);
 }  // namespace detail
 
-/// Waits for everything that was queued on the stream. Throws DeviceError, also for an earlier operation's failure.
+/// Waits for everything that was queued on the stream. Throws DeviceError, also for an
+/// earlier operation's failure.
 void synchronise(Stream stream);
 
 /// `size` objects in device memory, not initialised; from the pool in force on the thread, if there is one.
@@ -131,8 +134,8 @@ class Buffer {
   T* data_ = nullptr;
 };
 
-/// An operation's scratch memory: at least as many bytes as its ..._workspace function returns, 256-byte aligned. Its
-/// contents need not outlive the operation.
+/// An operation's scratch memory: at least as many bytes as its ..._workspace function returns, 256-byte
+/// aligned. Its contents need not outlive the operation.
 struct Workspace {
   void* data = nullptr;
   int64_t bytes = 0;

@@ -12,10 +12,11 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 /// Device memory for the buffers of one stream's work, and page-locked memory through which copies pass.
 ///
-/// While a PoolScope is in force on a thread, every Buffer of that thread takes its memory from the pool and gives it
-/// back at its end, without waiting: the next owner's work is queued on the same stream, behind that of the last one.
-/// Uploads then do not wait either: their numbers are kept in page-locked memory until wait(). Those of more than 4 MiB are
-/// waited for instead: to page-lock memory for a whole prompt takes longer than its copy.
+/// While a PoolScope is in force on a thread, every Buffer of that thread takes its memory from the pool
+/// and gives it back at its end, without waiting: the next owner's work is queued on the same stream,
+/// behind that of the last one. Uploads then do not wait either: their numbers are kept in page-locked
+/// memory until wait(). Those of more than 4 MiB are waited for instead: to page-lock memory for a whole
+/// prompt takes longer than its copy.
 class MemoryPool {
  public:
   explicit MemoryPool(Stream stream) : stream_(stream) {}
@@ -31,16 +32,17 @@ class MemoryPool {
     growth_ = kUsualGrowth;
     phase_ = Phase::usual;
   }
-  /// The same with another factor, at least 1. Until settle() also a block that is used again has that room; afterwards any
-  /// block that is large enough is used. So the same work finds blocks again, as long as it takes no more than that.
+  /// The same with another factor, at least 1. Until settle() also a block that is used again has that room;
+  /// afterwards any block that is large enough is used. So the same work finds blocks again, as long as it
+  /// takes no more than that.
   void reserve_growth(double factor) {
     growth_ = factor;
     phase_ = Phase::reserving;
   }
   void settle() { phase_ = Phase::settled; }
 
-  /// Device memory of so many bytes, as detail::allocate returns it: in the smallest free block in which they fit, unless,
-  /// before settle(), it is more than twice as large as a new one; or else in a new one.
+  /// Device memory of so many bytes, as detail::allocate returns it: in the smallest free block in which they
+  /// fit, unless, before settle(), it is more than twice as large as a new one; or else in a new one.
   void* take(int64_t bytes);
   void give(void* memory) noexcept;
 

@@ -11,8 +11,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 /// Launches that are queued as one: a CUDA graph, or emulated a list of the launches with their arguments.
 ///
-/// The work may launch kernels, set memory to 0 and copy within the device, always with the same arguments, in memory
-/// that stays where it is until forget().
+/// The work may launch kernels, set memory to 0 and copy within the device, always with the same arguments,
+/// in memory that stays where it is until forget().
 class Recording {
  public:
   Recording();
@@ -20,9 +20,10 @@ class Recording {
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
 
-  /// Queues work on a stream. The first time it is called as it is, so that it may allocate what it needs; the second time
-  /// it is called to record what it queues on the stream that it is given; from then on it is not called any more. Throws
-  /// DeviceError, the second time also if the work waits, allocates, or copies to or from the host.
+  /// Queues work on a stream. The first time it is called as it is, so that it may allocate what it needs;
+  /// the second time it is called to record what it queues on the stream that it is given; from then on it
+  /// is not called any more. Throws DeviceError, the second time also if the work waits, allocates, or
+  /// copies to or from the host.
   void run(Stream stream, const std::function<void(Stream)>& work);
   /// The next work is another one, or has other arguments.
   void forget();

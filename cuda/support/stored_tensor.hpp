@@ -1,4 +1,5 @@
-// The host's doubles in device memory, rounded to a cache's storage type, and the device's single-precision results.
+// The host's doubles in device memory, rounded to a cache's storage type, and the device's
+// single-precision results.
 #pragma once
 
 #include <algorithm>

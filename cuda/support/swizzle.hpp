@@ -5,7 +5,8 @@
 
 namespace kvbound::cuda {
 
-/// Bytes of a row of units of 16 bytes, which are permuted among each other: the widest of the hardware's modes.
+/// Bytes of a row of units of 16 bytes, which are permuted among each other: the widest
+/// of the hardware's modes.
 inline constexpr int64_t kSwizzleSpan = 128;
 
 /// Bytes after which the permutations repeat: a tile's address in shared memory is a multiple of it.

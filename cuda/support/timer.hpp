@@ -8,8 +8,8 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// Two marks on a stream. Native: CUDA events, whose times the device records, with a resolution of half a microsecond.
-/// Emulated: the processor's steady clock, because launches are synchronous there.
+/// Two marks on a stream. Native: CUDA events, whose times the device records, with a resolution of half a
+/// microsecond. Emulated: the processor's steady clock, because launches are synchronous there.
 class Timer {
  public:
   Timer();  ///< throws DeviceError, as all members do

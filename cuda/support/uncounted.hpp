@@ -1,4 +1,5 @@
-// Work that a process does once, whatever it is asked for: it does not count among what was asked of the device.
+// Work that a process does once, whatever it is asked for: it does not count among what
+// was asked of the device.
 #pragma once
 
 #include "counters.hpp"

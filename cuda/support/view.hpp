@@ -10,9 +10,10 @@ namespace kvbound::cuda {
 
 /// slices x rows x cols stored numbers in device memory.
 ///
-/// data is 16-byte aligned; row_stride and slice_stride are multiples of 16 bytes, row_stride >= padded<T>(cols), and
-/// the numbers between cols and padded<T>(cols) of every row are 0, so that rows are read by whole loads alone.
-/// Operations throw ShapeMismatch for other strides; the caller ensures that the padding is 0.
+/// data is 16-byte aligned; row_stride and slice_stride are multiples of 16 bytes,
+/// row_stride >= padded<T>(cols), and the numbers between cols and padded<T>(cols) of every row are 0, so
+/// that rows are read by whole loads alone. Operations throw ShapeMismatch for other strides; the caller
+/// ensures that the padding is 0.
 template <class T>
 struct DeviceTensor {
   T* data = nullptr;
@@ -22,7 +23,8 @@ struct DeviceTensor {
   int64_t row_stride = 0;    ///< numbers from one row to the next
   int64_t slice_stride = 0;  ///< numbers from one slice to the next
 
-  /// A view for writing converts to one for reading. A template, because nvcc warns of a conversion to the same type (554-D).
+  /// A view for writing converts to one for reading. A template, because nvcc warns of a conversion
+  /// to the same type (554-D).
   template <class U>
   requires(!std::is_const_v<T> && std::is_same_v<U, const T>) operator DeviceTensor<U>() const {
     return {data, slices, rows, cols, row_stride, slice_stride};
@@ -46,8 +48,8 @@ struct CacheView {
   const float* log_votes = nullptr;  ///< [kv_heads, capacity], natural log; null: every entry counts once
 };
 
-/// The observation window over a whole prompt, as reference::window_attention sees it: window query i sits at position
-/// tokens - window + i and attends to keys 0..that position.
+/// The observation window over a whole prompt, as reference::window_attention sees it: window query i sits at
+/// position tokens - window + i and attends to keys 0..that position.
 template <Storage T>
 struct WindowView {
   DeviceTensor<const T> queries;  ///< [query_heads, window, head_dim]
@@ -55,8 +57,8 @@ struct WindowView {
   double scale = 1;
 };
 
-/// Which rows of a cache hold which entries; device memory. A row is a slot: an evicted entry's slot is taken by the
-/// next one, so that nothing moves, and positions do not ascend.
+/// Which rows of a cache hold which entries; device memory. A row is a slot: an evicted entry's slot is taken
+/// by the next one, so that nothing moves, and positions do not ascend.
 struct CacheSlots {
   int64_t kv_heads = 0;
   int64_t capacity = 0;
@@ -64,7 +66,8 @@ struct CacheSlots {
   int64_t* free = nullptr;       ///< [kv_heads]: the slot whose entry was evicted last; -1: none
   int64_t* newest = nullptr;     ///< [kv_heads]: the slot of the entry that was appended last
   int64_t* positions = nullptr;  ///< [kv_heads, capacity]; null: not recorded
-  /// [kv_heads, capacity]: of merged entries how many they stand for, and the natural log of that; null: all stand for one
+  /// [kv_heads, capacity]: of merged entries how many they stand for, and the natural log of
+  /// that; null: all stand for one
   float *votes = nullptr, *log_votes = nullptr;
 };
 

@@ -1,4 +1,5 @@
-// The kernels that OBCache's scores of a prompt choose from: by mma.sync for 16-bit types, by fp32 multiply-adds for fp32.
+// The kernels that OBCache's scores of a prompt choose from: by mma.sync for 16-bit types, by
+// fp32 multiply-adds for fp32.
 #pragma once
 
 #include <kvbound/cuda/primitives/kernel.hpp>

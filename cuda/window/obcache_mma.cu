@@ -1,9 +1,10 @@
 // OBCache's scores of a prompt by mma.sync: 16-bit types, compute capability 8.0.
 //
-// A warp has 16 queries of one head in registers (8 for 16 steps), as B operands: the queries, and their outputs times G as
-// 16-bit numbers, three of BF16 or two of FP16 for each (output_parts.hpp). Keys and values of a split of the tokens pass through
-// one ring of tiles in shared memory, which every warp multiplies by what it has, 16 tokens at a time: keys by queries, values by
-// the parts of outputs. Scores are formed in registers; those of the warps that share a head are added in shared memory.
+// A warp has 16 queries of one head in registers (8 for 16 steps), as B operands: the queries, and their
+// outputs times G as 16-bit numbers, three of BF16 or two of FP16 for each (output_parts.hpp). Keys and
+// values of a split of the tokens pass through one ring of tiles in shared memory, which every warp
+// multiplies by what it has, 16 tokens at a time: keys by queries, values by the parts of outputs. Scores are
+// formed in registers; those of the warps that share a head are added in shared memory.
 //
 // In the head of the kernel below, k = kSteps steps of 16 numbers are what head_dim is padded to.
 #include <kvbound/cuda/primitives/exponential.hpp>
@@ -89,8 +90,8 @@ struct Shared {
   }
 };
 
-// The lengths of a tile's values under G, two in each lane. Those of the next tile are loaded while this one is scored: a product
-// that waited for them would wait for device memory.
+// The lengths of a tile's values under G, two in each lane. Those of the next tile are loaded while this one
+// is scored: a product that waited for them would wait for device memory.
 class TileNorms {
  public:
   // rows  of the split's tokens, of which there are `count`
@@ -173,7 +174,8 @@ struct Scorer {
   // Where the thread's i-th query is among the warp's.
   __device__ static int place_of(int i) { return i / 2 * kFragmentRows + lane() % 4 * 2 + i % 2; }
 
-  // Puts the scores that tokens have because a query does not see them, or because they are its dominant ones.
+  // Puts the scores that tokens have because a query does not see them, or because
+  // they are its dominant ones.
   __device__ void put_special_scores(PartProducts<kTiles>& scores, int token) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -190,8 +192,8 @@ struct Scorer {
     }
   }
 
-  // Puts the scores of 16 tokens in the place of their logits. No branch stands between them, so that all eight of a thread are
-  // formed at a time; the few special ones are put right afterwards.
+  // Puts the scores of 16 tokens in the place of their logits. No branch stands between them, so that all
+  // eight of a thread are formed at a time; the few special ones are put right afterwards.
   __device__ void form_scores(PartProducts<kTiles>& logits, PartProducts<kTiles>& products, float binary,
                               const float (&norm)[2], int token) const {
     bool special = token + kRowsAtOnce > visible.all;  // hidden from some queries
@@ -241,7 +243,8 @@ struct Scorer {
   }
 };
 
-// Writes a tile's scores of all heads of a block, or adds them to those of earlier passes. All threads call it.
+// Writes a tile's scores of all heads of a block, or adds them to those of earlier
+// passes. All threads call it.
 //
 // partials  [kWarps, kTileTokens]
 template <Storage16 T>
@@ -277,9 +280,9 @@ __device__ Ring<change, kSteps> ring_of(const Arguments<T>& p, int64_t first, in
   }
 }
 
-// The window's scores of a split of the tokens: a warp has up to 16 queries of a head (8 for 16 steps), a block those of up to 8
-// heads. With fewer than 8 such parts, warps share the tokens of a tile; more than 8 parts of a head take several launches, whose
-// scores are added in device memory.
+// The window's scores of a split of the tokens: a warp has up to 16 queries of a head (8 for 16 steps), a
+// block those of up to 8 heads. With fewer than 8 such parts, warps share the tokens of a tile; more than 8
+// parts of a head take several launches, whose scores are added in device memory.
 //
 //                                           a split of the tokens, 64 in a tile, 3 tiles in shared memory
 //                                           keys                    values
@@ -292,15 +295,18 @@ __device__ Ring<change, kSteps> ring_of(const Arguments<T>& p, int64_t first, in
 //       warp 2: 16 of the next head        |    |    |    |    |   |    |    |    |    |  over the queries
 //       ...                                 +----+----+----+----+   +----+----+----+----+
 //
-// grid       (ceil(group / heads), splits, kv_heads), heads <= 8, splits so that every multiprocessor has a block
+// grid       (ceil(group / heads), splits, kv_heads), heads <= 8, splits so that every
+//            multiprocessor has a block
 // block      256
-// shared     16 (2 k + 1) (64 slices stages + 64) + 6,144 bytes, 2 slices, of `value` 1; 128,000 for head_dim 128 and 3 stages
-// registers  steps 4: 177, 8: 254, 16: 255 (sm_90a); 173, 254, 255 (sm_80), of BF16; fewer of FP16 and of `value`
-// bytes      read: 4 head_dim for each token and KV head, 2 head_dim of `value`, again for each block along x and each launch,
-//            mostly from the L2 cache; 4 for each token and query head; the queries, their outputs and norms for each block;
-//            written: 4 query_heads tokens, for each launch
-// FLOP       2 query_heads window tokens (16 k) for logits, three times as many for BF16's outputs, twice for FP16's, on tensor
-//            cores; 14 and an exponential for each query and token
+// shared     16 (2 k + 1) (64 slices stages + 64) + 6,144 bytes, 2 slices, of `value` 1; 128,000 for
+//            head_dim 128 and 3 stages
+// registers  steps 4: 177, 8: 254, 16: 255 (sm_90a); 173, 254, 255 (sm_80), of BF16;
+//            fewer of FP16 and of `value`
+// bytes      read: 4 head_dim for each token and KV head, 2 head_dim of `value`, again for each block along x
+//            and each launch, mostly from the L2 cache; 4 for each token and query head; the queries, their
+//            outputs and norms for each block; written: 4 query_heads tokens, for each launch
+// FLOP       2 query_heads window tokens (16 k) for logits, three times as many for BF16's outputs, twice for
+//            FP16's, on tensor cores; 14 and an exponential for each query and token
 template <Change change, Storage16 T, int kSteps>
 __global__ void __launch_bounds__(kThreads)
     window_change_scores_mma_kernel(Arguments<T> p, float binary, Partition partition, Shape shape) {

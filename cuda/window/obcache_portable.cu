@@ -1,6 +1,6 @@
-// OBCache's scores of a prompt by fp32 multiply-adds: fp32. Products are formed as window_tiles.hpp says: of queries and keys,
-// and of outputs times G and values. In the head of the kernel below, a padded row of keys has v vectors of 16 bytes, `row`
-// numbers in all.
+// OBCache's scores of a prompt by fp32 multiply-adds: fp32. Products are formed as window_tiles.hpp says: of
+// queries and keys, and of outputs times G and values. In the head of the kernel below, a padded row of keys
+// has v vectors of 16 bytes, `row` numbers in all.
 #include <kvbound/cuda/primitives/token_tile.hpp>
 
 #include "obcache_kernels.hpp"
@@ -29,7 +29,8 @@ struct Shared {
         partials(queries) {}
 };
 
-// The tiles of keys and values of one block. Where shared memory has room for one, each is copied again when it is used.
+// The tiles of keys and values of one block. Where shared memory has room for one, each is
+// copied again when it is used.
 struct Tiles {
   TokenRows keys, values;
   const Shared& shared;
@@ -57,8 +58,8 @@ struct Tiles {
   }
 };
 
-// Copies the outputs times G of queries first, first + 1, ... of a head to shared memory; rows from `count` on, and
-// columns from head_dim on, are zeros.
+// Copies the outputs times G of queries first, first + 1, ... of a head to shared memory; rows from `count`
+// on, and columns from head_dim on, are zeros.
 __device__ void load_outputs(const Arguments<float>& p, int64_t head, int64_t first, int count,
                              const Shape& shape, float* outputs) {
   const auto head_dim = static_cast<int>(p.values.cols);
@@ -94,7 +95,8 @@ __device__ void add_scores(const Arguments<float>& p, const Products<float, kRow
   }
 }
 
-// The squared lengths of the values of the thread's tokens, for one query head; 0 for tokens that the tile does not have.
+// The squared lengths of the values of the thread's tokens, for one query head; 0 for tokens
+// that the tile does not have.
 __device__ void load_norms(const Arguments<float>& p, int64_t head, int64_t first_token, int count,
                            float (&norms)[kTokens]) {
 #pragma unroll
@@ -104,7 +106,8 @@ __device__ void load_norms(const Arguments<float>& p, int64_t head, int64_t firs
   }
 }
 
-// Adds the scores by up to kQueryRows queries, first, first + 1, ... of query head h of a group, in the group's order.
+// Adds the scores by up to kQueryRows queries, first, first + 1, ... of query head h of a
+// group, in the group's order.
 template <Change change>
 __device__ void add_queries(const Arguments<float>& p, const Tiles& tiles, int64_t h, int64_t head,
                             int64_t first, const float (&norms)[kTokens], float (&sums)[kTokens]) {
@@ -129,7 +132,8 @@ __device__ void add_queries(const Arguments<float>& p, const Tiles& tiles, int64
   }
 }
 
-// Adds the sums of the threads that have the same tokens, and writes the scores of the tile for one query head.
+// Adds the sums of the threads that have the same tokens, and writes the scores of the
+// tile for one query head.
 __device__ void store_scores(const Arguments<float>& p, const Tiles& tiles, int64_t head,
                              const float (&sums)[kTokens]) {
   const auto thread = static_cast<int>(threadIdx.x);
@@ -150,8 +154,8 @@ __device__ void store_scores(const Arguments<float>& p, const Tiles& tiles, int6
 // block      128
 // shared     stages (1024 (v | 1) + 4 max(32 (row + 4), 512)) bytes; 68,608 for head_dim 128, BF16, 2 stages
 // registers  118-158 (sm_90a), 120-154 (sm_80)
-// bytes      read: 32 v for each token and KV head; the group's queries, outputs and their norms for each block, mostly
-//            from the L2 cache; 4 query_heads tokens; written: 4 query_heads tokens
+// bytes      read: 32 v for each token and KV head; the group's queries, outputs and their norms for each
+//            block, mostly from the L2 cache; 4 query_heads tokens; written: 4 query_heads tokens
 // FLOP       4 query_heads window tokens head_dim, 10 and an exponential for each query and token
 template <Change change>
 __global__ void __launch_bounds__(kThreads, 3)

@@ -27,8 +27,8 @@ __device__ inline Factors table_2(float exponent, float z) {
   return table_2<change>(expf(exponent), change == Change::exact ? -expm1f(exponent) : 0, z);
 }
 
-/// The same for the dominant entry, where o is the output of the other entries, of which `rest` = 1 - weight is the
-/// share.
+/// The same for the dominant entry, where o is the output of the other entries, of which
+/// `rest` = 1 - weight is the share.
 template <Change change>
 __device__ inline Factors dominant_factors(float weight, float rest, float z) {
   if constexpr (change == Change::joint) return {weight, 1 + z * rest, z * rest};

@@ -1,4 +1,5 @@
-// Outputs of queries times G as operands of tensor cores, which multiply 16-bit numbers: as sums of such numbers.
+// Outputs of queries times G as operands of tensor cores, which multiply 16-bit numbers:
+// as sums of such numbers.
 #pragma once
 
 #include <kvbound/cuda/primitives/number_parts.hpp>
@@ -10,8 +11,8 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace window_tiles {
 
-/// The error of a product of a value and such an output, as a share of the sum of its terms' absolute values, without the
-/// additions outside of tensor cores (reference/bounds/obcache_errors.md, "Lengths").
+/// The error of a product of a value and such an output, as a share of the sum of its terms' absolute values,
+/// without the additions outside of tensor cores (reference/bounds/obcache_errors.md, "Lengths").
 template <Storage16 T>
 double output_product_sums(int64_t head_dim) {
   const double of_chain = static_cast<double>(row_product_chain(head_dim)) * kChainedTensorSums;
@@ -65,8 +66,8 @@ struct OutputFragments {
   }
 };
 
-/// Forms the products of 16 tokens: of keys with queries, and of values with outputs times G before they are multiplied by
-/// `scales`.
+/// Forms the products of 16 tokens: of keys with queries, and of values with outputs times G before they
+/// are multiplied by `scales`.
 template <Storage16 T, int kSteps, int kTiles>
 __device__ __forceinline__ void form_both(const uint4* keys, const RowFragments<kSteps, kTiles>& queries,
                                           PartProducts<kTiles>& logits, const uint4* values,

@@ -1,5 +1,6 @@
-// Parts of a window's queries that warps multiply by mma.sync, and products of 16 tokens with them as C operands
-// (primitives/row_fragments.hpp). Exponents are to base 2, so that the scale and log2 e are one factor.
+// Parts of a window's queries that warps multiply by mma.sync, and products of 16 tokens with
+// them as C operands (primitives/row_fragments.hpp). Exponents are to base 2, so that the scale
+// and log2 e are one factor.
 #pragma once
 
 #include <numbers>
@@ -12,7 +13,8 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace window_tiles {
 
-/// The part of a window that a warp multiplies: some queries of one head, which need not all exist, in tiles of 8.
+/// The part of a window that a warp multiplies: some queries of one head, which need not
+/// all exist, in tiles of 8.
 struct QueryPart {
   int64_t head;
   int first;  ///< query
@@ -70,8 +72,8 @@ struct PartProducts {
   }
 };
 
-/// Adds what the four lanes that share their tokens have for tokens l / 4 and l / 4 + 8: returns the sum for the former, and in
-/// odd lanes for the latter.
+/// Adds what the four lanes that share their tokens have for tokens l / 4 and l / 4 + 8: returns the sum for
+/// the former, and in odd lanes for the latter.
 __device__ inline float sum_over_queries(const float (&sums)[2]) {
   const bool odd = lane() % 2 != 0;
   float sum = (odd ? sums[1] : sums[0]) + __shfl_xor_sync(kAllLanes, odd ? sums[0] : sums[1], 1);

@@ -1,4 +1,5 @@
-// The kernels that SnapKV's and H2O's scores choose from: by mma.sync for 16-bit types, by fp32 multiply-adds for fp32.
+// The kernels that SnapKV's and H2O's scores choose from: by mma.sync for 16-bit types, by
+// fp32 multiply-adds for fp32.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +15,10 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace snap_kv_kernels {
 
-/// How the tokens of a prompt are split for window_log_sum_exp, on any device: sums of splits are added in an order that it must
-/// not depend on. 48 splits of 8 KV heads are 384 blocks, which 132 multiprocessors have places for at once where each has three;
-/// longer prompts take two such waves for 65,536 tokens, four for 131,072.
+/// How the tokens of a prompt are split for window_log_sum_exp, on any device: sums of splits are added
+/// in an order that it must not depend on. 48 splits of 8 KV heads are 384 blocks, which 132
+/// multiprocessors have places for at once where each has three; longer prompts take two such waves for
+/// 65,536 tokens, four for 131,072.
 struct Splits {
   int64_t tokens;  ///< of one split
   int64_t count;
@@ -61,8 +63,8 @@ void launch_attention_mma(const window_tiles::Window<T>& window, const float* lo
 void launch_attention_portable(const window_tiles::Window<float>& window, const float* log_sum_exp,
                                WindowReduction reduction, float* weights, Stream stream);
 
-/// Additions that a term passes through on its way into the sum of one split of so many tokens, and how often the sum is
-/// rescaled.
+/// Additions that a term passes through on its way into the sum of one split of so many tokens, and how
+/// often the sum is rescaled.
 int64_t mma_split_depth(int64_t tokens);
 int64_t portable_split_depth(int64_t tokens);
 int64_t mma_split_rescalings(int64_t tokens);

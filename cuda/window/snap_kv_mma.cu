@@ -1,10 +1,11 @@
 // SnapKV's and H2O's scores by mma.sync: 16-bit types, compute capability 8.0.
 //
-// A warp has 32 queries of one head in registers, as the B operand, 16 for 16 steps; a block's warps have those of as many query
-// heads of one KV head, or of further parts of larger windows. The keys of a split of the tokens pass through a ring of tiles in
-// shared memory, which every warp multiplies by its queries, 16 tokens at a time (primitives/row_fragments.hpp). Exponents
-// are to base 2, so that scale and log2 e are one factor. In the heads of the kernels below, k = kSteps steps of 16 numbers
-// are what head_dim is padded to, a part has 32 queries (16 for 16 steps), and parts = ceil(window / queries of a part).
+// A warp has 32 queries of one head in registers, as the B operand, 16 for 16 steps; a block's warps have
+// those of as many query heads of one KV head, or of further parts of larger windows. The keys of a split of
+// the tokens pass through a ring of tiles in shared memory, which every warp multiplies by its queries, 16
+// tokens at a time (primitives/row_fragments.hpp). Exponents are to base 2, so that scale and log2 e are one
+// factor. In the heads of the kernels below, k = kSteps steps of 16 numbers are what head_dim is padded to, a
+// part has 32 queries (16 for 16 steps), and parts = ceil(window / queries of a part).
 #include <kvbound/cuda/primitives/exponential.hpp>
 #include <kvbound/cuda/primitives/row_fragments.hpp>
 #include <kvbound/cuda/primitives/row_ring.hpp>
@@ -65,7 +66,8 @@ struct RunningSums {
     for (float& entry : largest) entry = kLowest;
   }
 
-  // Takes in the products as logits. Sums are rescaled if any lane has a larger logit than before: by 1 in the others.
+  // Takes in the products as logits. Sums are rescaled if any lane has a larger logit than
+  // before: by 1 in the others.
   __device__ void add(PartProducts<kTiles>& logits) {
     float most[kOwn];
     bool grown = false;
@@ -101,7 +103,8 @@ struct RunningSums {
     }
   }
 
-  // Writes the sums of a query: of the eight lanes that share them each takes one, so that the warp's lie side by side.
+  // Writes the sums of a query: of the eight lanes that share them each takes one, so that the
+  // warp's lie side by side.
   template <Storage16 T>
   __device__ void write(const Window<T>& window, const QueryPart& part, int64_t split,
                         const SplitPartials& partials) const {
@@ -132,10 +135,12 @@ struct RunningSums {
 // grid       (ceil(group parts / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
 // block      128
 // shared     16 (2 k + 1) (64 stages + 32) bytes; 60,928 for head_dim 128 and 3 stages
-// registers  steps 4: 110, 5: 123, 6: 140, 8: 160, 12: 222, 16: 164 (sm_90a); 112, 118, 138, 158, 216, 158 (sm_80)
-// bytes      read: 2 head_dim for each token and KV head, again for each block along x; the queries for each split; written:
-//            8 for each query and split
-// FLOP       2 query_heads (parts of a window, filled up) tokens (16 k) on tensor cores, an exponential and 5 for each logit
+// registers  steps 4: 110, 5: 123, 6: 140, 8: 160, 12: 222, 16: 164 (sm_90a); 112, 118,
+//            138, 158, 216, 158 (sm_80)
+// bytes      read: 2 head_dim for each token and KV head, again for each block along x; the queries for each
+//            split; written: 8 for each query and split
+// FLOP       2 query_heads (parts of a window, filled up) tokens (16 k) on tensor cores, an
+//            exponential and 5 for each logit
 template <Storage16 T, int kSteps, int kTokens, int kResident>
 __global__ void __launch_bounds__(kThreads, kResident)
     window_log_sum_exp_mma_kernel(Window<T> window, float scale, Splits splits, SplitPartials partials,
@@ -190,8 +195,9 @@ __device__ float sum_of_weights(PartProducts<kTiles>& exponents) {
   return sum_over_queries(sums);
 }
 
-// The window's mean or summed attention to a split of the tokens, for a query head each warp. Larger windows take a part of
-// 32 queries after the other, whose sums are added in device memory by the threads that wrote them.
+// The window's mean or summed attention to a split of the tokens, for a query head each warp. Larger
+// windows take a part of 32 queries after the other, whose sums are added in device memory by the
+// threads that wrote them.
 //
 //                                     a split of up to 704 tokens, 64 in a tile, 3 tiles in shared memory
 //                                     +----+----+----+----+
@@ -204,11 +210,15 @@ __device__ float sum_of_weights(PartProducts<kTiles>& exponents) {
 //
 // grid       (ceil(group / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
 // block      128
-// shared     16 (2 k + 1) (kTokens stages + 32) bytes; 60,928 for head_dim 128, 64 tokens in a tile and 3 stages
-// registers  steps 4: 125, 5: 138, 6: 151, 8: 162, 12: 228, 16: 182 (sm_90a); 120, 134, 149, 162, 222, 178 (sm_80)
-// bytes      read: 2 head_dim for each token and KV head, again for each block along x and each part, the latter mostly from
-//            the L2 cache; the queries and their log-sum-exp for each split; written: 4 query_heads tokens, for each part
-// FLOP       2 query_heads (parts of a window, filled up) tokens (16 k) on tensor cores, an exponential and 3 for each logit
+// shared     16 (2 k + 1) (kTokens stages + 32) bytes; 60,928 for head_dim 128, 64
+//            tokens in a tile and 3 stages
+// registers  steps 4: 125, 5: 138, 6: 151, 8: 162, 12: 228, 16: 182 (sm_90a); 120, 134,
+//            149, 162, 222, 178 (sm_80)
+// bytes      read: 2 head_dim for each token and KV head, again for each block along x and each part, the
+//            latter mostly from the L2 cache; the queries and their log-sum-exp for each split; written: 4
+//            query_heads tokens, for each part
+// FLOP       2 query_heads (parts of a window, filled up) tokens (16 k) on tensor cores, an
+//            exponential and 3 for each logit
 template <Storage16 T, int kSteps, int kTokens, int kResident>
 __global__ void __launch_bounds__(kThreads, kResident)
     window_attention_mma_kernel(Window<T> window, float scale, const float* log_sum_exp, float share,

@@ -1,6 +1,6 @@
-// SnapKV's and H2O's scores by fp32 multiply-adds: fp32. Logits are formed as window_tiles.hpp says. In the heads of the kernels
-// below, group = query_heads / kv_heads, query_rows = 8 kRows, and a padded row of keys has v vectors of 16 bytes, `row` numbers
-// in all.
+// SnapKV's and H2O's scores by fp32 multiply-adds: fp32. Logits are formed as window_tiles.hpp says. In the
+// heads of the kernels below, group = query_heads / kv_heads, query_rows = 8 kRows, and a padded row of keys
+// has v vectors of 16 bytes, `row` numbers in all.
 #include <kvbound/cuda/primitives/reduction.hpp>
 
 #include "snap_kv_kernels.hpp"
@@ -80,17 +80,18 @@ __device__ void visible_of_split(const Window<float>& window, int64_t first_row,
   }
 }
 
-// The largest logit and the sum of exponentials over one split of the tokens, for query_rows queries of a KV head's
-// group.
+// The largest logit and the sum of exponentials over one split of the tokens, for query_rows
+// queries of a KV head's group.
 //
 // grid       (ceil(group window / query_rows), ceil(tokens / split_tokens), kv_heads)
 // block      128
-// shared     1024 stages (v | 1) + 4 max(query_rows (row + 4), 512) bytes; 101,376 for head_dim 128, kRows 8, 2 stages
+// shared     1024 stages (v | 1) + 4 max(query_rows (row + 4), 512) bytes; 101,376 for
+//            head_dim 128, kRows 8, 2 stages
 // registers  kRows 4: 96, kRows 8: 128 (sm_90a); 96, 168 (sm_80)
-// bytes      read: 16 v for each token and KV head, again for each block along x; the queries for each split; written:
-//            8 for each query and split
-// FLOP       2 query_heads window tokens head_dim, and an exponential for each logit; tokens in a query's future and
-//            rows beyond the last query cost products, too
+// bytes      read: 16 v for each token and KV head, again for each block along x; the queries for each split;
+//            written: 8 for each query and split
+// FLOP       2 query_heads window tokens head_dim, and an exponential for each logit; tokens in a query's
+//            future and rows beyond the last query cost products, too
 template <int kRows>
 __global__ void __launch_bounds__(kThreads)
     window_log_sum_exp_portable_kernel(Window<float> window, Splits splits, SplitPartials partials,
@@ -138,7 +139,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Adds the weights exp(z - log-sum-exp) of the thread's rows, of queries first, first + 1, ... of one query head.
+// Adds the weights exp(z - log-sum-exp) of the thread's rows, of queries first,
+// first + 1, ... of one query head.
 template <int kRows>
 __device__ void add_weights(const Window<float>& window, const Products<float, kRows>& logits, int64_t first,
                             int64_t first_token, const float* log_sum_exp, float (&sums)[kTokens]) {
@@ -155,16 +157,17 @@ __device__ void add_weights(const Window<float>& window, const Products<float, k
   }
 }
 
-// The window's mean or summed attention to one tile of tokens, for all query heads of its KV head, one after the other.
+// The window's mean or summed attention to one tile of tokens, for all query heads of its KV
+// head, one after the other.
 //
 // grid       (ceil(tokens / 64), kv_heads)
 // block      128
 // shared     1024 (v | 1) + 4 max(query_rows (row + 4), 512) bytes; 50,688 for head_dim 128, kRows 4
 // registers  kRows 4: 96, kRows 8: 123 (sm_90a and sm_80)
-// bytes      read: 16 v for each token and KV head; the group's queries and log-sum-exp for each block, mostly from the
-//            L2 cache; written: 4 query_heads tokens
-// FLOP       2 query_heads window tokens head_dim, and an exponential for each logit; rows up to a multiple of
-//            query_rows cost products, too
+// bytes      read: 16 v for each token and KV head; the group's queries and log-sum-exp for each block,
+//            mostly from the L2 cache; written: 4 query_heads tokens
+// FLOP       2 query_heads window tokens head_dim, and an exponential for each logit; rows up to a multiple
+//            of query_rows cost products, too
 template <int kRows>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     window_attention_portable_kernel(Window<float> window, const float* log_sum_exp, float divisor,
@@ -205,8 +208,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 constexpr int kFewRows = 4, kManyRows = 8;  // queries of a thread
 
-// The first shape that fits into shared memory: many rows or few, and up to `stages` tiles at a time; where memory is
-// short, fewer tiles, then fewer rows. Neither changes the order of a sum, so results are the same bits.
+// The first shape that fits into shared memory: many rows or few, and up to `stages` tiles at a
+// time; where memory is short, fewer tiles, then fewer rows. Neither changes the order of a sum, so
+// results are the same bits.
 Shape shape_that_fits(const Window<float>& window, bool many, int stages) {
   const auto with = [&](int rows, int tiles) { return Shape(window.keys, tiles, rows * kRowLanes); };
   const int rows = many ? kManyRows : kFewRows;

@@ -21,7 +21,8 @@ struct WindowTile {
 inline constexpr WindowTile kWindowTiles[] = {{64, 3}, {32, 3}, {128, 2}, {64, 2}};
 inline constexpr int kWindowTileCount = static_cast<int>(std::size(kWindowTiles));
 
-/// window_attention with any of the tiles. head_dim: at most 128, padded to it; throws ShapeMismatch as window_attention.
+/// window_attention with any of the tiles. head_dim: at most 128, padded to it; throws
+/// ShapeMismatch as window_attention.
 void window_attention_by(int tile, const WindowView<Bfloat16>& window, const float* log_sum_exp,
                          WindowReduction reduction, float* weights, Stream stream);
 

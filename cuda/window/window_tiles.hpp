@@ -1,7 +1,8 @@
-// The argument checks of operations over an observation window, and products of its rows and tiles of tokens by fp32 multiply-adds: of queries and keys, or of outputs and values.
+// The argument checks of operations over an observation window, and products of its rows and tiles of tokens
+// by fp32 multiply-adds: of queries and keys, or of outputs and values.
 //
-// A thread has kRows rows and four tokens of a tile; shared memory holds the tile in its storage type and the rows as
-// fp32:
+// A thread has kRows rows and four tokens of a tile; shared memory holds the tile in its storage
+// type and the rows as fp32:
 //
 //                        token 0 .. 15   16 .. 31   32 .. 47   48 .. 63     of a tile
 //       row    0        | 0 ..  15  |   0 ..  15 |  0 ..  15 |  0 ..  15 |  thread
@@ -19,8 +20,8 @@
 
 namespace kvbound::cuda {
 
-/// Throws ShapeMismatch unless the window's arrays have one head_dim that operations take, kv_heads divides query_heads,
-/// and there are at least `least` queries and no more than tokens.
+/// Throws ShapeMismatch unless the window's arrays have one head_dim that operations take, kv_heads divides
+/// query_heads, and there are at least `least` queries and no more than tokens.
 template <Storage T>
 void require_window(const WindowView<T>& window, int64_t least = 1) {
   require_layout("queries", window.queries);
@@ -49,7 +50,8 @@ inline constexpr int kTokenLanes = 16;                     ///< a thread has eve
 inline constexpr int kTokens = kTileTokens / kTokenLanes;  ///< tokens of a thread
 inline constexpr int kRowLanes = kThreads / kTokenLanes;   ///< a thread has every eighth row of a block
 
-/// A product is summed in parts of eight numbers, which keeps the accumulation depth and the error bounds small.
+/// A product is summed in parts of eight numbers, which keeps the accumulation depth
+/// and the error bounds small.
 inline constexpr int kPartNumbers = 8;
 template <Storage T>
 inline constexpr int kPartVectors = kPartNumbers / static_cast<int>(kVector<T>);
@@ -91,8 +93,8 @@ struct Shape {
         query_row(static_cast<int>(padded<T>(keys.cols)) + 4) {}
 };
 
-/// Copies queries first, first + 1, ... of KV head g's group to shared memory, counted over its query heads in order.
-/// Rows from `count` on are filled with zeros.
+/// Copies queries first, first + 1, ... of KV head g's group to shared memory, counted over its query heads
+/// in order. Rows from `count` on are filled with zeros.
 template <Storage T>
 __device__ void load_queries(const Window<T>& window, int64_t g, int64_t first, int count, const Shape& shape,
                              float* queries) {

@@ -134,7 +134,8 @@ void draw_values(Draw& draw, Instance& instance) {
   }
 }
 
-// In a quarter of the cases two tokens outside stage one are made equal, so that the tie rule (smaller index) decides.
+// In a quarter of the cases two tokens outside stage one are made equal, so that the tie rule
+// (smaller index) decides.
 void draw_twins(Draw& draw, Instance& instance) {
   const Positions others = all_but(instance, instance.stage_one);
   if (others.size() < 2 || draw.index(4) != 0) return;
@@ -144,8 +145,8 @@ void draw_twins(Draw& draw, Instance& instance) {
   std::ranges::copy(instance.values.view().row(one), instance.values.row(other).begin());
 }
 
-// The numbers of tokens, dimensions, heads and queries. Small instances come first: these numbers grow up to rapidcheck's
-// nominal size.
+// The numbers of tokens, dimensions, heads and queries. Small instances come first: these numbers grow up to
+// rapidcheck's nominal size.
 Sizes draw_sizes(Draw& draw, const Sizes& largest, int size) {
   const auto up_to = [&](int64_t most) {
     const int64_t upper = 1 + (most - 1) * std::min(size + 40, rc::kNominalSize) / rc::kNominalSize;
@@ -165,8 +166,8 @@ bool is_large(Draw& draw, const Sizes& largest, int size) {
          draw.index(5) == 0;
 }
 
-// Many tokens or many query heads, in a quarter of these cases up to the limit, in the others in the lower quarter of the
-// range. The other numbers are small, so that the case takes not much longer than others.
+// Many tokens or many query heads, in a quarter of these cases up to the limit, in the others in the lower
+// quarter of the range. The other numbers are small, so that the case takes not much longer than others.
 Sizes draw_large_sizes(Draw& draw, const Sizes& largest) {
   const auto few = [&](int64_t most) { return draw.integer(1, std::min<int64_t>(most, 2)); };
   const auto beyond = [&](int64_t usual, int64_t most) {

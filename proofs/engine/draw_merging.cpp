@@ -29,7 +29,8 @@ void draw_votes(Draw& draw, Instance& instance) {
   }
 }
 
-// Mixed queries share at most so many components: keys that solved a longer chain of equations would grow exponentially.
+// Mixed queries share at most so many components: keys that solved a longer chain of equations
+// would grow exponentially.
 constexpr int64_t kShared = 3;
 
 // A lower triangular matrix of query vectors with a nonzero diagonal:

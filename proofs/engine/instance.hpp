@@ -1,5 +1,5 @@
-// An instance, the common input of all theorems: one KV head's cache, the logits of some queries, and the kept entries;
-// for theorems on merging also votes, query vectors and a moving average.
+// An instance, the common input of all theorems: one KV head's cache, the logits of some queries, and the
+// kept entries; for theorems on merging also votes, query vectors and a moving average.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,8 @@ void require_valid(const Instance& instance);
 /// The tokens that are not among these entries; both ascending.
 std::vector<int64_t> all_but(const Instance& instance, const std::vector<int64_t>& entries);
 
-/// Whether two tokens have equal logits for every query and equal values, so that even the reference's last bits agree.
+/// Whether two tokens have equal logits for every query and equal values, so that even the
+/// reference's last bits agree.
 bool twins(const Instance& instance, int64_t a, int64_t b);
 
 }  // namespace kvbound::proofs

@@ -59,7 +59,8 @@ class QueryEffect {
 /// 2 epsilon (1 + epsilon) / (1 - epsilon)^2, the factor of KKV-5
 exact::Real printed_factor(const exact::Real& epsilon);
 
-/// Whether some cluster of a head, merged by minimum norm, is predicted for a later query with 0 < epsilon < 1.
+/// Whether some cluster of a head, merged by minimum norm, is predicted for a later
+/// query with 0 < epsilon < 1.
 bool any_predicted(const MergingCase& merging);
 
 }  // namespace kvbound::proofs

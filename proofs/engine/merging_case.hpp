@@ -15,19 +15,20 @@ using Cluster = std::vector<int64_t>;
 /// Logits are kScale * query . key.
 inline constexpr double kScale = 0.5;
 
-/// The clusters of an instance. An evicted entry merges with the last kept entry before it, or with the first kept
-/// entry if there is none before it.
+/// The clusters of an instance. An evicted entry merges with the last kept entry before it, or with the first
+/// kept entry if there is none before it.
 ///
 /// returns  clusters of at least two entries: the kept entry first, the evicted ones ascending
 std::vector<Cluster> clusters_of(const Instance& instance);
 
-/// Keys that give the instance's logits: their first components solve the triangular system of the query vectors; the
-/// other components, in which all queries are zero, are the entry's value.
+/// Keys that give the instance's logits: their first components solve the triangular system of the query
+/// vectors; the other components, in which all queries are zero, are the entry's value.
 ///
 /// returns  [tokens, rows of logits + head_dim]
 Matrix keys_of(const Instance& instance);
 
-/// One query head, treated as the only one of the KV head, with several queries: clusters merge for the first one.
+/// One query head, treated as the only one of the KV head, with several queries: clusters
+/// merge for the first one.
 struct MergingHead {
   exact::Reals predicted;              ///< ln s^ of every entry: the first query's logits
   exact::Vectors queries;              ///< multiplied by the scale
@@ -38,8 +39,9 @@ struct MergingHead {
   exact::Reals in(Space space, const exact::Reals& value) const;
 };
 
-/// An instance with keys and queries, in doubles and as the same numbers in 50 digits. Its logits are the products of
-/// keys and queries, which equal the instance's logits except where keys had to be rounded to 53 bits.
+/// An instance with keys and queries, in doubles and as the same numbers in 50 digits. Its logits
+/// are the products of keys and queries, which equal the instance's logits except where keys had
+/// to be rounded to 53 bits.
 struct MergingCase {
   explicit MergingCase(const Instance& instance);
 
@@ -57,7 +59,8 @@ struct MergingCase {
   exact::Reals log_denominators() const;
   /// The first queries of all heads.
   exact::Vectors first_queries() const;
-  /// Upper bounds of the absolute terms that are rounded to 50 digits in a logit of this head, and in a sum of values.
+  /// Upper bounds of the absolute terms that are rounded to 50 digits in a logit of this
+  /// head, and in a sum of values.
   exact::Real logit_terms(size_t head) const;
   exact::Real value_terms(size_t head, Space space) const;
   /// The length of the longest key.

@@ -50,8 +50,8 @@ struct PropertyResult {
 /// The smallest share of cases that must belong to each regime.
 inline constexpr double kRegimeShare = 0.05;
 
-/// The largest number of instances drawn for a weakened claim, if `cases` are drawn for a theorem. It is larger, so
-/// that a counterexample is not missed by chance; the search ends with the first one.
+/// The largest number of instances drawn for a weakened claim, if `cases` are drawn for a theorem. It is
+/// larger, so that a counterexample is not missed by chance; the search ends with the first one.
 constexpr int64_t weakened_cases(int64_t cases) { return std::max<int64_t>(10 * cases, 20000); }
 
 /// Draws instances until the property fails on one, and shrinks that instance to a simplest one.

@@ -17,8 +17,8 @@ using Positions = std::vector<int64_t>;
 
 // ---- regimes of eviction
 
-// Whether for some query the attention mass of these entries satisfies the predicate. The mass is computed in 50
-// digits, because the double reference is under test.
+// Whether for some query the attention mass of these entries satisfies the predicate. The mass is computed in
+// 50 digits, because the double reference is under test.
 template <class Predicate>
 bool any_mass(const Instance& instance, const Positions& entries, const Predicate& predicate) {
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {

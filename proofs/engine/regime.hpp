@@ -21,7 +21,8 @@ enum class Regime {
   huge_logits,       ///< a logit beyond +-5000
   many_votes,        ///< an entry of 10^5 votes or more
   parallel_queries,  ///< two queries of cosine > 0.9999
-  predicted,  ///< a cluster and a later query for which all scores, the merged one included, have 0 < epsilon < 1
+  /// a cluster and a later query for which all scores, the merged one included, have 0 < epsilon < 1
+  predicted,
 };
 /// The regimes that drawn instances must cover for theorems on eviction, and for theorems on merging.
 inline constexpr Regime kEvictionRegimes[] = {Regime::small_stage_one, Regime::almost_nothing_evicted,

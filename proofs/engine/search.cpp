@@ -122,7 +122,8 @@ class Search {
   // Whether this share of the time has passed, or the theorem has failed.
   bool over(double share) const { return best_.failure || passed() >= share * seconds_; }
 
-  // The instance's ratio. Remembers the instance if its ratio is the largest so far or the theorem fails on it.
+  // The instance's ratio. Remembers the instance if its ratio is the largest so far or
+  // the theorem fails on it.
   double evaluate(const Instance& instance) {
     const Outcome outcome = check(theorem_.property, instance);
     const double ratio = outcome.ratio().value_or(0);

@@ -18,8 +18,8 @@ struct Tightest {
   std::optional<std::string> failure;  ///< the theorem's failure, if the search found one
 };
 
-/// Climbs from random instances towards instances of large ratio until `seconds` have passed or the theorem fails.
-/// The last tenth of the time simplifies the tightest instance.
+/// Climbs from random instances towards instances of large ratio until `seconds` have passed or the theorem
+/// fails. The last tenth of the time simplifies the tightest instance.
 ///
 /// The seed determines the sequence of instances; the speed of the machine determines its length.
 ///

@@ -106,7 +106,8 @@ void drop_choices(const Instance& instance, std::vector<Instance>& result) {
   }
 }
 
-// Rounder numbers than x, the roundest first: 0, |x|, x truncated to multiples of 1, 1/2, ..., smaller integers.
+// Rounder numbers than x, the roundest first: 0, |x|, x truncated to multiples of 1,
+// 1/2, ..., smaller integers.
 std::vector<double> rounder(double x) {
   std::vector<double> result;
   if (x == 0) return std::signbit(x) ? std::vector<double>{0} : result;

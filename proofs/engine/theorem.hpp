@@ -1,4 +1,5 @@
-// Theorems in executable form: the statement, the hypotheses, and properties by which counterexamples are searched.
+// Theorems in executable form: the statement, the hypotheses, and properties by which
+// counterexamples are searched.
 #pragma once
 
 #include <optional>
@@ -11,11 +12,12 @@
 
 namespace kvbound::proofs {
 
-/// The outcome of a property for one instance. Claims are checked one by one; the first that fails is reported.
+/// The outcome of a property for one instance. Claims are checked one by one; the
+/// first that fails is reported.
 class Outcome {
  public:
-  /// Claims left <= right, for numbers in 50 digits; `terms` is the sum of the absolute terms that were rounded to 50
-  /// digits. A side that is NaN or infinite leaves the claim undecided.
+  /// Claims left <= right, for numbers in 50 digits; `terms` is the sum of the absolute terms that were
+  /// rounded to 50 digits. A side that is NaN or infinite leaves the claim undecided.
   void at_most(const std::string& claim, const oracle::Real& left, const oracle::Real& right,
                const oracle::Real& terms);
   /// Claims left < right, likewise.
@@ -34,8 +36,8 @@ class Outcome {
   /// evaluated, which neither refutes nor supports the property.
   void undecide(const std::string& why);
 
-  /// Records the claim's left side over its right side, if 50 digits give it to double precision; `terms` as above,
-  /// by default the right side itself. The largest ratio is kept.
+  /// Records the claim's left side over its right side, if 50 digits give it to double precision; `terms` as
+  /// above, by default the right side itself. The largest ratio is kept.
   void ratio(const oracle::Real& left, const oracle::Real& right, const oracle::Real& terms);
   void ratio(const oracle::Real& left, const oracle::Real& right) { ratio(left, right, right); }
 

@@ -8,8 +8,8 @@
 //     |fl(sum of n terms) - sum| <= gamma_{n-1} sum |terms|      in any order, with fused operations or
 //     without, gamma_k = k u / (1 - k u),
 //
-// and errors of the operands are propagated to all orders (products of errors are not
-// dropped). exp is assumed to be accurate to 2 u and eta, more than the error that reference/numerics/exponential.hpp
+// and errors of the operands are propagated to all orders (products of errors are not dropped). exp is
+// assumed to be accurate to 2 u and eta, more than the error that reference/numerics/exponential.hpp
 // guarantees; log to 1 ulp <= 2 u, as the C library guarantees.
 #pragma once
 
@@ -60,7 +60,8 @@ struct Bounded {
   Bounded(double exact) : value(exact) {}  // an input, known exactly to both sides
   Bounded(Real value_, Real bound_) : value(std::move(value_)), bound(std::move(bound_)) {}
 };
-/// Numbers and rows of numbers: Real where a claim is judged, Bounded where an evaluation in double precision is.
+/// Numbers and rows of numbers: Real where a claim is judged, Bounded where an
+/// evaluation in double precision is.
 template <class Number>
 using RowOf = std::vector<Number>;
 template <class Number>

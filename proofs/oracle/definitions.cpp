@@ -12,8 +12,9 @@ namespace {
 
 Real largest(const Row& row) { return std::ranges::max_element(row, {}, &Bounded::value)->value; }
 
-// exp(z_j - m) with the error of evaluating it in double, m the largest computed logit. An error of m is common to all
-// terms and cancels, so only the subtraction's rounding counts, for a difference that m's error may have enlarged.
+// exp(z_j - m) with the error of evaluating it in double, m the largest computed logit. An error of m is
+// common to all terms and cancels, so only the subtraction's rounding counts, for a difference that m's
+// error may have enlarged.
 Row shifted_exponentials(const Row& logits) {
   const Real m = largest(logits);
   Real m_error = 0;
@@ -82,8 +83,8 @@ Real log_sum_exp(const Reals& logits) {
   return m + log(total);
 }
 
-// With e_j the relative error of exponential j and w the exact weights, a quotient's is (e_j - sum w e) / (1 + sum w e):
-// where one entry has nearly all weight, its own error matters little.
+// With e_j the relative error of exponential j and w the exact weights, a quotient's is (e_j - sum w
+// e) / (1 + sum w e): where one entry has nearly all weight, its own error matters little.
 Row softmax(const Row& logits) {
   if (logits.empty()) return {};
   const Row exponentials = shifted_exponentials(logits);

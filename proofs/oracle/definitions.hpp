@@ -1,5 +1,5 @@
-// The quantities of the theorems by their definitions, in 50 digits: with a bound on each number's rounding error in
-// double precision, and as reals those with which claims are checked.
+// The quantities of the theorems by their definitions, in 50 digits: with a bound on each number's rounding
+// error in double precision, and as reals those with which claims are checked.
 #pragma once
 
 #include <kvbound/reference/core/policy.hpp>
@@ -46,8 +46,8 @@ Row projected_value_norms(MatrixView values, MatrixView output_projection, Norm 
 /// Algorithm 1 of CriticalKV for one KV head; rows are the query heads of its group
 Row stage_two_scores(const Rows& head_scores, const Rows& norms, double epsilon, GqaProduct gqa);
 
-// ---- the change of one query's output by eviction. Functions without a suffix are the stable forms, needed for their
-// error bounds; their values equal those of the definitions, which have the suffix `_as_printed`.
+// ---- the change of one query's output by eviction. Functions without a suffix are the stable forms, needed
+// for their error bounds; their values equal those of the definitions, which have the suffix `_as_printed`.
 
 /// A' = A / sum of the kept A
 template <class Number>

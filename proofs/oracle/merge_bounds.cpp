@@ -42,8 +42,8 @@ struct Heads {
   std::vector<ClusterMeanOf<Bounded>> means;
 };
 
-// The key, corrected so that the queries' logits meet their targets; the correction is 0 if a double cannot represent
-// it. One key for each rank that rounding may lead to, or none.
+// The key, corrected so that the queries' logits meet their targets; the correction is 0 if a double cannot
+// represent it. One key for each rank that rounding may lead to, or none.
 std::vector<Row> min_norm_keys(double rank, const Heads& heads, const JointMeanOf<Bounded>& joint) {
   const BoundedInverse inverse(heads.queries);
   std::vector<Row> keys;
@@ -111,9 +111,10 @@ std::vector<size_t> BoundedInverse::ranks(double share) const {
   return result;
 }
 
-// With A the rows, B = sum sigma_i u_i v_i^T without the dropped terms, B~ the same from the computed factors:
-// |B~ - B| <= off if none is dropped, else off (1 + sigma_1 / (sigma_r - sigma_{r+1} - off)), since subspaces rotate
-// (Wedin 1972); |B~^+ - B^+| <= (1 + sqrt 5)/2 |B~ - B| |B^+| |B~^+| (Wedin 1973), |B~^+| <= 1 / (sigma_r - off).
+// With A the rows, B = sum sigma_i u_i v_i^T without the dropped terms, B~ the same from the computed
+// factors: |B~ - B| <= off if none is dropped, else off (1 + sigma_1 / (sigma_r - sigma_{r+1} - off)), since
+// subspaces rotate (Wedin 1972); |B~^+ - B^+| <= (1 + sqrt 5)/2 |B~ - B| |B^+| |B~^+| (Wedin 1973),
+// |B~^+| <= 1 / (sigma_r - off).
 std::optional<Row> BoundedInverse::solution(const Row& targets, size_t rank) const {
   if (rank == 0) return Row(singular_.right.front().size());
   const Reals& sigmas = singular_.sigmas;

@@ -10,17 +10,17 @@
 
 namespace kvbound::oracle {
 
-/// The pseudo-inverse of rows, each a condition on the unknowns. The reference decomposes another matrix, which differs
-/// by these rows' errors and its own (proofs/keep_kv.md, "How the reference is held to this").
+/// The pseudo-inverse of rows, each a condition on the unknowns. The reference decomposes another matrix,
+/// which differs by these rows' errors and its own (proofs/keep_kv.md, "How the reference is held to this").
 class BoundedInverse {
  public:
   explicit BoundedInverse(const Rows& rows);
 
-  /// The numbers of singular values that are at least `share` of the largest and not 0, by the definition and as
-  /// rounding may have it. More than one only if a singular value is next to that limit.
+  /// The numbers of singular values that are at least `share` of the largest and not 0, by the definition and
+  /// as rounding may have it. More than one only if a singular value is next to that limit.
   std::vector<size_t> ranks(double share) const;
-  /// sum over the `rank` largest of (u_i . targets / sigma_i) v_i; all elements have one bound. Nothing where kept and
-  /// dropped directions are too close to each other for a bound.
+  /// sum over the `rank` largest of (u_i . targets / sigma_i) v_i; all elements have one bound. Nothing where
+  /// kept and dropped directions are too close to each other for a bound.
   std::optional<Row> solution(const Row& targets, size_t rank) const;
 
  private:

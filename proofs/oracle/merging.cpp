@@ -7,9 +7,9 @@
 namespace kvbound::oracle {
 namespace {
 
-// sum (w/W) ln((w/W) / (p/P)). For scores less than 10^-15 apart, whose shares differ by too little for 50 digits: the
-// cumulants of the scores by shares p/P, kappa_2 / 2 + kappa_3 / 3, which differs by less than the fourth power of the
-// distance.
+// sum (w/W) ln((w/W) / (p/P)). For scores less than 10^-15 apart, whose shares differ by too little for 50
+// digits: the cumulants of the scores by shares p/P, kappa_2 / 2 + kappa_3 / 3, which differs by less than
+// the fourth power of the distance.
 Real divergence_of(const Reals& votes, const Reals& log_scores, const Reals& weights) {
   const Real all_votes = sum(votes);
   Reals shares, apart;
@@ -36,8 +36,8 @@ Bounded expm1(const Bounded& x) {
   return rounded(power.value - 1, power.value * x.bound * (1 + x.bound), 2);
 }
 
-// -ln(1 + sum (p/P) expm1(x)), x the scores minus their mean, or, where that sum is at most -1/2, -ln sum (p/P) exp(x);
-// where rounding decides between the forms, with the larger bound.
+// -ln(1 + sum (p/P) expm1(x)), x the scores minus their mean, or, where that sum is at most -1/2, -ln sum
+// (p/P) exp(x); where rounding decides between the forms, with the larger bound.
 Real divergence_bound(const Row& votes, const Row& centred) {
   const Bounded all_votes = sum(votes);
   Row shares, less_one, whole;

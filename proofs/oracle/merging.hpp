@@ -1,4 +1,5 @@
-// Merging by its definitions, in 50 digits: as reals, or with a bound on each number's error in double precision.
+// Merging by its definitions, in 50 digits: as reals, or with a bound on each number's
+// error in double precision.
 //
 // Letters as in proofs/keep_kv.md: p votes, s scores (kept as logarithms), w = p s,
 // W and P their sums over a cluster, k- and v- the means weighted by w, m the mean
@@ -84,7 +85,8 @@ MergedEntry zip_merge(const ClusterMean& mean);
 /// k-
 MergedEntry convex_merge(const ClusterMean& mean);
 
-/// The cache without the clusters' members, followed by the merged entries; clusters have no member in common.
+/// The cache without the clusters' members, followed by the merged entries; clusters
+/// have no member in common.
 Entries with_merged(const Entries& cache, const std::vector<std::vector<int64_t>>& clusters,
                     const std::vector<MergedEntry>& merged);
 

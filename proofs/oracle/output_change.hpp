@@ -10,7 +10,8 @@
 
 namespace kvbound::oracle {
 
-/// A number with the sum of the absolute values of the terms that it adds up, to which rounding errors are relative.
+/// A number with the sum of the absolute values of the terms that it adds up, to which
+/// rounding errors are relative.
 struct Measured {
   Measured() = default;
   Measured(Real number) : value(std::move(number)), terms(abs(value)) {}
@@ -84,8 +85,8 @@ std::vector<Number> output_of_others(const QueryOf<Number>& query, size_t entry)
 template <class Number>
 Real slot_weight(const QueryOf<Number>& query, size_t entry);
 
-/// The vectors whose squared lengths are the scores of reference/eviction/obcache.hpp, in closed forms that do not cancel
-/// as A_p -> 1. For Change::exact the cache must have other entries.
+/// The vectors whose squared lengths are the scores of reference/eviction/obcache.hpp, in closed forms that
+/// do not cancel as A_p -> 1. For Change::exact the cache must have other entries.
 template <class Number>
 std::vector<Number> change_vector(reference::Change change, const QueryOf<Number>& query, size_t entry);
 template <class Number>

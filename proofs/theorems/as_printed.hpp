@@ -1,7 +1,8 @@
 // CriticalKV's perturbation and bounds in double precision, by the formulas that the paper prints.
 //
-// They equal those of reference/perturbation.hpp in exact arithmetic: proofs/critical_kv.md#ckv-stable. In double
-// precision they subtract nearly equal numbers, so that a bound may fall below the quantity that it bounds.
+// They equal those of reference/perturbation.hpp in exact arithmetic:
+// proofs/critical_kv.md#ckv-stable. In double precision they subtract nearly equal numbers, so that a
+// bound may fall below the quantity that it bounds.
 //
 // In all functions: attention_weights [tokens], >= 0, of sum 1; projected_value_norms
 // [tokens], ||values[i,:] W^O|| in any one norm; sets are ascending indices of

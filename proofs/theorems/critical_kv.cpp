@@ -136,8 +136,8 @@ Outcome epsilon_loss(const Instance& instance) {
       oracle::sum(oracle::at(stages.norms, exact::difference(choice, instance.stage_one)));
   const Real factor = abs(2 - 1 / stages.sigma) * instance.epsilon, allowed = factor * stage_two_norms;
   const Real loss = 2 * stages.sigma >= 1 ? reached - extremes.smallest : extremes.largest - reached;
-  // Top-k by A ||V|| reaches the extreme (ckv-3.5), so entries in both choices cancel. The rounding of A + epsilon to
-  // 50 digits may decide the choice, hence the term `scores`.
+  // Top-k by A ||V|| reaches the extreme (ckv-3.5), so entries in both choices cancel. The rounding of
+  // A + epsilon to 50 digits may decide the choice, hence the term `scores`.
   const Real exchanged = oracle::sum(oracle::at(stages.norms, choice)) -
                          oracle::sum(oracle::at(stages.norms, stages.chosen_by(stages.scores(0))));
   const Real scores = oracle::sum(stages.scores(instance.epsilon));

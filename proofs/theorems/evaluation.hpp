@@ -41,8 +41,8 @@ struct Bounds {
   oracle::Rows norms;
 };
 
-/// Whether the attention mass of these entries, computed in double precision, is well above its error bound. If it is
-/// not, only forms that start from logits are accurate.
+/// Whether the attention mass of these entries, computed in double precision, is well above its error bound.
+/// If it is not, only forms that start from logits are accurate.
 bool resolved(const oracle::Row& attention, oracle::Indices entries);
 
 }  // namespace kvbound::proofs

@@ -243,7 +243,8 @@ struct JointEffect {
   std::vector<Reals> apart;  // [clusters]: v_r - v-_h
   Real condition;            // 1 + condition number of the heads' queries
 
-  // An upper bound of the absolute terms that are rounded to 50 digits on either side of a bound with this factor.
+  // An upper bound of the absolute terms that are rounded to 50 digits on either side of
+  // a bound with this factor.
   Real terms(Space space, const Real& factor) const {
     return (1 + factor) * condition * condition * condition * effect.terms(space);
   }

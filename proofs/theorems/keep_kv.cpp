@@ -1,4 +1,5 @@
-// The attention of a merged entry: with one vote, less than its cluster had; with all votes and the mean key, more.
+// The attention of a merged entry: with one vote, less than its cluster had; with all
+// votes and the mean key, more.
 #include <algorithm>
 
 #include <kvbound/proofs/engine/merge_prediction.hpp>
@@ -18,8 +19,8 @@ using exact::Reals;
 
 // ---- KKV-2
 
-// A query's logits of a cluster's members, and the total weights p exp(z) of the cluster and of the other entries,
-// relative to the weight of the cluster's heaviest member.
+// A query's logits of a cluster's members, and the total weights p exp(z) of the cluster and of the other
+// entries, relative to the weight of the cluster's heaviest member.
 struct Weighed {
   Weighed(const MergingCase& merging, size_t head, size_t query, const Cluster& cluster) {
     const Reals all = merging.logits(head, query);
@@ -58,7 +59,8 @@ std::vector<Reals> convex_weights(const MergingCase& merging, size_t head, const
           merging.mean(head, cluster).weights};
 }
 
-// Calls look(weights, logit) with a cluster's weights for a query and the logit of a convex combination of its keys.
+// Calls look(weights, logit) with a cluster's weights for a query and the logit of a convex
+// combination of its keys.
 template <class Look>
 void for_each_convex_merge(const MergingCase& merging, const Look& look) {
   for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {

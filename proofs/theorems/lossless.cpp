@@ -221,7 +221,8 @@ Outcome lossless_for_later_queries(const Instance& instance) {
 
 // ---- KKV-6
 
-// The instance with every member's logits replaced by those of the cluster's kept entry; values are unchanged.
+// The instance with every member's logits replaced by those of the cluster's kept
+// entry; values are unchanged.
 Instance with_equal_keys(Instance instance) {
   for (const Cluster& cluster : clusters_of(instance)) {
     for (const int64_t member : cluster) {

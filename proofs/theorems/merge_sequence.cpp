@@ -52,7 +52,8 @@ Real terms_of(const MergingCase& merging, size_t head, Space space, const Sequen
   return 16 * merging.value_terms(head, space) * logit;
 }
 
-// Merges the two last entries of the cache until one is left, and calls look(the cache before, the cache after).
+// Merges the two last entries of the cache until one is left, and calls
+// look(the cache before, the cache after).
 template <class Look>
 void fold(SequentialMerge sequence, const Look& look) {
   while (sequence.cache.count() > 1) {

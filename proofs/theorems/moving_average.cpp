@@ -17,14 +17,14 @@ using exact::Reals;
 using oracle::Bounded;
 using oracle::Row;
 
-// The moving average of one entry's scores, given as logarithms in the order of the queries: its exact value and a
-// bound on the reference's rounding error.
+// The moving average of one entry's scores, given as logarithms in the order of the queries: its exact value
+// and a bound on the reference's rounding error.
 class MovingAverage {
  public:
   explicit MovingAverage(double ema) : ema_(ema) {}
 
-  // Per score the reference rounds a distance of logarithms, an exponential (2), two products, 1 - a and a sum;
-  // occasionally it moves a mantissa below 2^-64 into the exponent.
+  // Per score the reference rounds a distance of logarithms, an exponential (2), two products, 1 - a and a
+  // sum; occasionally it moves a mantissa below 2^-64 into the exponent.
   void observe(const Bounded& log_score) {
     const Real u = oracle::unit_roundoff();
     sum_ = ema_ * sum_ + (1 - ema_) * exp(log_score.value);
@@ -78,7 +78,8 @@ PredictedScores options_of(const Instance& instance, Normalisation normalisation
   return {Prediction::ema, instance.ema, kind, normalisation};
 }
 
-// The sequences of log scores made from an instance: each row of its logits, and the first logit of each row repeated.
+// The sequences of log scores made from an instance: each row of its logits, and the first
+// logit of each row repeated.
 std::vector<std::vector<double>> sequences(const Instance& instance) {
   std::vector<std::vector<double>> result;
   for (int64_t r = 0; r < instance.logits.rows(); ++r) {

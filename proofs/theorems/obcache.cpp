@@ -13,7 +13,8 @@ using exact::Real;
 using exact::Reals;
 using reference::Change;
 
-// h = t |z|, the change of a logit: the largest h for which the remainder bounds are claimed, and smaller ones.
+// h = t |z|, the change of a logit: the largest h for which the remainder bounds are
+// claimed, and smaller ones.
 const Real kSteps[] = {Real(0.5), ldexp(Real(1), -6), ldexp(Real(1), -20)};
 
 // ---- OBC-value
@@ -128,7 +129,8 @@ Outcome key_at_one(const Instance& instance) {
   return outcome;
 }
 
-// The claim with the softmax's slope A (1 - A) in place of the weight A: the score A^2 (1 - A)^2 z^2 || v - o ||^2.
+// The claim with the softmax's slope A (1 - A) in place of the weight A: the score A^2
+// (1 - A)^2 z^2 || v - o ||^2.
 Outcome key_of_softmax_slope(const Instance& instance) {
   Outcome outcome;
   for_each_entry(instance, [&](const Query& query, size_t p) {

@@ -134,7 +134,8 @@ Outcome mixed_norms(const Instance& instance) {
 
 // ---- the stable form
 
-// Holds reference functions of an instance's weights and norms to the exact values, where doubles can represent them.
+// Holds reference functions of an instance's weights and norms to the exact values, where
+// doubles can represent them.
 class Held {
  public:
   Held(const Instance& instance, Outcome& outcome)

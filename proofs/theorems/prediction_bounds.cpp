@@ -1,4 +1,5 @@
-// Bounds on the change of later queries' outputs, if the predicted scores have relative errors of at most epsilon.
+// Bounds on the change of later queries' outputs, if the predicted scores have relative
+// errors of at most epsilon.
 #include <algorithm>
 
 #include <kvbound/proofs/engine/merge_prediction.hpp>
@@ -15,8 +16,8 @@ using exact::Norm;
 using exact::Real;
 using exact::Reals;
 
-// The bounds hold for any merged key. They are tightest for keys whose score for this query has the relative error
-// epsilon of the members' scores; bit g % 2 of `signs` is the sign of the error of cluster g.
+// The bounds hold for any merged key. They are tightest for keys whose score for this query has the relative
+// error epsilon of the members' scores; bit g % 2 of `signs` is the sign of the error of cluster g.
 Merges adverse(const MergingCase& merging, size_t head, const Merges& merges, size_t query,
                const Real& epsilon, unsigned signs) {
   Merges result = merges;

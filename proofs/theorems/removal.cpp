@@ -90,7 +90,8 @@ Reals mean(const Query& query, Indices entries) {
   return Query(logits, values).output;
 }
 
-// 1 / (1 + exp(L_rest - L_set)). If the exponential overflows a double, the result is 0, with an error below 2^-1022.
+// 1 / (1 + exp(L_rest - L_set)). If the exponential overflows a double, the result is 0,
+// with an error below 2^-1022.
 oracle::Bounded mass_of(const oracle::Row& leaving, const oracle::Row& staying) {
   const oracle::Bounded gap = oracle::log_sum_exp(staying) - oracle::log_sum_exp(leaving);
   oracle::Bounded mass = oracle::Bounded(1) / (oracle::Bounded(1) + oracle::exp(gap));

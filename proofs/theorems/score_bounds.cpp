@@ -86,7 +86,8 @@ Attended set_aside(const Row& logits, size_t aside, const Rows& values) {
   return result;
 }
 
-// All evaluations that the reference may choose: one, unless rounding decides whether the largest weight exceeds 1/2.
+// All evaluations that the reference may choose: one, unless rounding decides whether the
+// largest weight exceeds 1/2.
 std::vector<Attended> ways(Change change, const Row& logits, const Rows& values) {
   const auto largest =
       static_cast<size_t>(std::ranges::max_element(logits, {}, &Bounded::value) - logits.begin());

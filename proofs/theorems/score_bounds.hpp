@@ -28,8 +28,8 @@ struct ScoredQuery {
   Row scores;   ///< [entries]; meaningless for the exact removal of the only entry
 };
 
-/// The results of reference::scored_attention for one query, with bounds. Where rounding decides between two forms, the
-/// larger bound of both is taken.
+/// The results of reference::scored_attention for one query, with bounds. Where rounding decides between two
+/// forms, the larger bound of both is taken.
 ///
 /// logits  [entries], the exact input of both sides
 /// values  [entries, head_dim]

@@ -62,7 +62,8 @@ Real squared_terms(const std::vector<Query>& queries) {
   return sum;
 }
 
-// Checks the limit of the key scores with one t for all heads and queries, for which no logit changes by more than 1/2.
+// Checks the limit of the key scores with one t for all heads and queries, for which no logit
+// changes by more than 1/2.
 void hold_key_limit(const std::vector<Query>& queries, size_t entry, Outcome& outcome) {
   Real largest = 0;
   for (const Query& query : queries) largest = std::max<Real>(largest, abs(query.logits[entry]));
@@ -101,7 +102,8 @@ oracle::Rows transposed(const oracle::Rows& rows) {
   return result;
 }
 
-// The scores of the entries that one query of a head sees, by the definitions, with bounds on the reference's errors.
+// The scores of the entries that one query of a head sees, by the definitions, with bounds
+// on the reference's errors.
 oracle::Row seen_scores(Change change, const Instance& instance, VectorView logits, int64_t head,
                         Space space) {
   const auto seen = std::ssize(logits);

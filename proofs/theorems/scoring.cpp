@@ -105,7 +105,8 @@ void hold_scores(Change change, const Instance& instance, Outcome& outcome) {
   }
 }
 
-// Keys have one component per row of logits, values their own columns; both are padded with 0 to the larger number.
+// Keys have one component per row of logits, values their own columns; both are padded
+// with 0 to the larger number.
 PromptLayer::PromptLayer(const Instance& instance) : instance_(instance) {
   const int64_t tokens = instance.tokens(), heads = instance.query_heads, columns = instance.values.cols();
   const int64_t head_dim = std::max(instance.logits.rows(), columns);

@@ -14,8 +14,8 @@ exact::Query query_of(const Instance& instance, int64_t row, Space space);
 /// The queries of all rows, head by head.
 std::vector<exact::Query> queries_of(const Instance& instance, Space space);
 
-/// The entries that are looked at one by one: all, or of a long sequence eight, from its first to its last, since looking
-/// at an entry takes time in proportion to the sequence.
+/// The entries that are looked at one by one: all, or of a long sequence eight, from its first to its last,
+/// since looking at an entry takes time in proportion to the sequence.
 std::vector<size_t> some_entries(size_t entries);
 
 /// Calls look(query, entry) for every query and some_entries, in both spaces.
@@ -47,8 +47,8 @@ reference::ScoredAttention computed_scores(reference::Change change, const Insta
 /// The exact scores of one row of logits, with bounds on the reference's errors.
 oracle::Row bounded_scores(reference::Change change, const Instance& instance, int64_t row, Space space);
 
-/// The instance as a layer whose prompt ends with its queries: query i of q sees tokens - q + i + 1 tokens. Queries
-/// that would see no token are left out.
+/// The instance as a layer whose prompt ends with its queries: query i of q sees tokens - q + i + 1 tokens.
+/// Queries that would see no token are left out.
 class PromptLayer {
  public:
   explicit PromptLayer(const Instance& instance);

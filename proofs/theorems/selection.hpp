@@ -9,8 +9,8 @@
 
 namespace kvbound::proofs {
 
-/// The reference's selection may differ from the exact one only between entries whose scores differ by less than their
-/// error bounds, and never between equal tokens, where the smaller index wins.
+/// The reference's selection may differ from the exact one only between entries whose scores differ by less
+/// than their error bounds, and never between equal tokens, where the smaller index wins.
 ///
 /// scores                [tokens], exact, with the bounds of the reference's errors
 /// exact_choice, choice  ascending tokens

@@ -16,8 +16,8 @@ using exact::Real;
 using exact::Reals;
 using Positions = std::vector<int64_t>;
 
-// One KV head's sweep over the entries outside stage one; stage one's entries count as always kept. Attention and norms
-// are the reference's doubles, taken as exact inputs: the guarantee is about these numbers.
+// One KV head's sweep over the entries outside stage one; stage one's entries count as always kept. Attention
+// and norms are the reference's doubles, taken as exact inputs: the guarantee is about these numbers.
 struct Sweep {
   explicit Sweep(const Instance& instance_) : instance(instance_), computed(instance_) {
     for (int64_t j = 0; j < instance.tokens(); ++j) {
@@ -78,8 +78,8 @@ struct Sweep {
   Positions choice;
 };
 
-// Claims: if one selection has at least the mass and the norm mass of another, and at least half of the mass, its theta
-// is not larger. The sweep over the hull of (mass, norm mass) relies on this.
+// Claims: if one selection has at least the mass and the norm mass of another, and at least half of the mass,
+// its theta is not larger. The sweep over the hull of (mass, norm mass) relies on this.
 void claim_monotony(const Sweep& sweep, const std::vector<Positions>& selections, Outcome& outcome) {
   const Exact exact(sweep.instance);
   const Reals& attention = exact.attention.front();

@@ -1,5 +1,5 @@
-// Bounds for windows of queries and groups of query heads, which justify CriticalKV's Algorithm 2, and the adaptive
-// stage one, which meets its Assumption 3.4.
+// Bounds for windows of queries and groups of query heads, which justify CriticalKV's Algorithm 2, and the
+// adaptive stage one, which meets its Assumption 3.4.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -21,7 +21,8 @@ using exact::Real;
 using exact::Reals;
 using Positions = std::vector<int64_t>;
 
-// T_j = sum over queries and heads of A_j ||V_j W_h||, and for each row stage one's mass sigma and (1 - sigma) / sigma.
+// T_j = sum over queries and heads of A_j ||V_j W_h||, and for each row stage one's mass sigma
+// and (1 - sigma) / sigma.
 struct Window {
   Window(const Instance& instance, const Exact& exact, Indices stage_one)
       : terms(static_cast<size_t>(instance.tokens())) {
@@ -33,7 +34,8 @@ struct Window {
     }
   }
 
-  // sum_j T_j - (2 - 1/sigma) sum_{kept} T_j, as sum_{evicted} T + f sum_{kept} T with f = (1 - sigma) / sigma
+  // sum_j T_j - (2 - 1/sigma) sum_{kept} T_j, as sum_{evicted} T + f sum_{kept} T
+  // with f = (1 - sigma) / sigma
   Real bound(Indices kept, const Real& factor) const {
     return oracle::sum(oracle::outside(terms, kept)) + factor * oracle::sum(oracle::at(terms, kept));
   }
@@ -76,7 +78,8 @@ Matrix window_means(const Instance& instance, const Matrix& attention) {
   return means;
 }
 
-// Checks that the reference's stage-two score is T divided by the number of queries and heads, and its selection.
+// Checks that the reference's stage-two score is T divided by the number of queries and
+// heads, and its selection.
 void hold_window(const Instance& instance, const Window& window, const Positions& exact_choice,
                  Outcome& outcome) {
   const Computed computed(instance);
@@ -220,8 +223,8 @@ struct AdaptiveStageOne {
     }
     return rows;
   }
-  // Whether `count` candidates are sufficient, or insufficient, for every rounding within the bounds. Otherwise
-  // rounding may decide, and the reference is not checked.
+  // Whether `count` candidates are sufficient, or insufficient, for every rounding within the bounds.
+  // Otherwise rounding may decide, and the reference is not checked.
   bool surely(const oracle::Rows& attention, int64_t count, bool sufficient) const {
     const Positions chosen = entries(count);
     const auto surely_over = [&](const oracle::Row& row) {

@@ -1,4 +1,5 @@
-// Effects of a constant added to all logits: zeroing an entry that stays in the cache, and scores of shrunk keys.
+// Effects of a constant added to all logits: zeroing an entry that stays in the cache,
+// and scores of shrunk keys.
 
 #include "catalogue.hpp"
 #include "scoring.hpp"

@@ -34,8 +34,8 @@ Arithmetic rescaled_by(VectorView logits, const Arithmetic& arithmetic) {
   return result;
 }
 
-// Visits the logits and softmax errors of every window query of one query head: visit(query, logits of the visible
-// tokens, their exponents T, the softmax's errors).
+// Visits the logits and softmax errors of every window query of one query head:
+// visit(query, logits of the visible tokens, their exponents T, the softmax's errors).
 template <class Visit>
 void visit_window_softmax(const LayerView& layer, int64_t head, int64_t window, const Arithmetic& arithmetic,
                           const Visit& visit) {
@@ -71,9 +71,11 @@ void add_input_floor(MatrixView queries, MatrixView keys, double scale, const Ar
   }
 }
 
-// The relative error of a scaled product of a query and a key, with nothing known of the running sums of chains.
+// The relative error of a scaled product of a query and a key, with nothing known of
+// the running sums of chains.
 double logit_share(int64_t head_dim, const Arithmetic& arithmetic) {
-  // Multiplications by the scale and, if logits are taken to base 2, by log2 e; each factor is itself rounded.
+  // Multiplications by the scale and, if logits are taken to base 2, by log2 e; each
+  // factor is itself rounded.
   constexpr int64_t kScalings = 4;
   return product_error(head_dim, kScalings, arithmetic);
 }
@@ -108,7 +110,8 @@ void add_chain_errors(MatrixView queries, MatrixView keys, double scale, double 
   }
 }
 
-// Adds the errors of logits that come from errors of computed keys: error_bounds.md, "Computed keys and values".
+// Adds the errors of logits that come from errors of computed keys: error_bounds.md,
+// "Computed keys and values".
 //
 // share  logit_share: the relative error of a logit, as a share of the sum of its absolute terms
 void add_key_errors(MatrixView queries, MatrixView key_errors, double scale, double share,
@@ -127,7 +130,8 @@ void add_key_errors(MatrixView queries, MatrixView key_errors, double scale, dou
   }
 }
 
-// What weights below the normal range of their type move weight A by (error_bounds.md), floor being phi_w (1 + y).
+// What weights below the normal range of their type move weight A by (error_bounds.md),
+// floor being phi_w (1 + y).
 double lost_weight(double floor, int64_t tokens, double weight) {
   return floor > 0 ? floor * (1 + static_cast<double>(tokens) * weight) : 0;
 }
@@ -153,7 +157,8 @@ QuerySoftmax query_softmax(VectorView logits, std::span<double> errors, bool in_
   return {logits, errors, softmax, rescalings(rescaled, std::ssize(logits)), in_order};
 }
 
-// The errors of one query's weights: those that its output takes from them, and those of the weights themselves.
+// The errors of one query's weights: those that its output takes from them, and those
+// of the weights themselves.
 //
 // log_sum_exp  its error
 // returns      [tokens]
@@ -179,8 +184,8 @@ std::vector<double> weight_errors(const QuerySoftmax& softmax, const SharedRound
   return errors;
 }
 
-// Adds the errors of one query's output that come from errors of computed values, for weights with errors: error_bounds.md,
-// "Computed keys and values".
+// Adds the errors of one query's output that come from errors of computed values, for weights with errors:
+// error_bounds.md, "Computed keys and values".
 void add_value_errors(const QuerySoftmax& softmax, VectorView weight_errors, const SharedRounding& shared,
                       MatrixView value_errors, const Arithmetic& arithmetic, int64_t query,
                       AttentionErrors& errors) {
@@ -214,7 +219,8 @@ double row_norm(VectorView row, Norm norm) {
   return norm == Norm::l1 ? sum : std::sqrt(sum);
 }
 
-// What the running sums of chained partial sums add to a norm's error: sum_t || v_t W_t ||, over all beginnings v_t of a
+// What the running sums of chained partial sums add to a norm's error: sum_t || v_t W_t ||,
+// over all beginnings v_t of a
 // chain that end where a partial sum does.   returns [query_heads, tokens]; in L1 an upper bound
 Matrix running_sum_norms(const LayerShape& shape, TensorView values, MatrixView output_projection, Norm norm,
                          int64_t chain) {

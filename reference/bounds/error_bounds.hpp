@@ -33,15 +33,16 @@ struct Arithmetic {
   double weights = 0;  ///< further relative rounding of attention weights before they multiply values
   /// Absolute rounding of those weights, as a share of the largest one, below the normal range of their type.
   double weights_floor = 0;
-  /// Rounding of the attention weights that are a host's scores of a prompt, or that changes are formed from: relative, and absolute.
+  /// Rounding of the attention weights that are a host's scores of a prompt, or that changes are formed
+  /// from: relative, and absolute.
   double score_weights = 0;
   double score_weights_floor = 0;
   /// The same of the outputs of the cache's parts, before they are merged: relative, and absolute.
   double partials = 0;
   double partials_floor = 0;
   int64_t splits = 0;  ///< the most parts; 0: not declared (error_bounds.md, "Long sums")
-  /// Terms of a sum over tokens that are added, in any order, before their sum is handed on; 0: not declared; kAnyTile: sums are in
-  /// any order.
+  /// Terms of a sum over tokens that are added, in any order, before their sum is handed on; 0: not declared;
+  /// kAnyTile: sums are in any order.
   int64_t tile = 0;
 
   // As in KernelArithmetic.
@@ -75,7 +76,8 @@ Arithmetic arithmetic_of(const KernelArithmetic& kernel);
 
 /// IEEE single precision, correctly rounded; exponentials are accurate to 2 ulp.
 Arithmetic single_precision();
-/// Tensor cores with fp32 accumulation: the addends of a product are aligned and truncated instead of rounded.
+/// Tensor cores with fp32 accumulation: the addends of a product are aligned and
+/// truncated instead of rounded.
 Arithmetic tensor_core_precision();
 /// IEEE double precision.
 Arithmetic double_precision();
@@ -96,17 +98,18 @@ struct AttentionErrors {
   Matrix own;     ///< [queries, head_dim]: the part of `output` that comes from no error of a weight
   Matrix lost;    ///< [queries, head_dim]: that of weights below the normal range of their type
   std::vector<double> log_sum_exp;  ///< [queries]
-  /// [queries, tokens]: divided by their sum, or formed from the log-sum-exp; before they are rounded for the product with values
+  /// [queries, tokens]: divided by their sum, or formed from the log-sum-exp; before they are rounded
+  /// for the product with values
   Matrix weights;
   Matrix logits;                ///< [queries, tokens], without votes
   Matrix log_weights;           ///< [queries, tokens]: ln A, the reference's, with votes
   Matrix exponents;             ///< [queries, tokens]: of each exponential, as a logarithm
   std::vector<double> divisor;  ///< [queries]: relative, of the number that divides the sum of all weights
-  std::vector<double>
-      weights_floor;  ///< [queries]: what a weight may lose below the normal range of its type, as a share of all
+  /// [queries]: what a weight may lose below the normal range of its type, as a share of all
+  std::vector<double> weights_floor;
   std::vector<double> rescalings = {};  ///< [queries]: the most of the partial sums of one part of the cache
-  /// [queries, head_dim], where partials are rounded: the largest sum, over the parts, of the absolute values of what they hold
-  /// of the output.
+  /// [queries, head_dim], where partials are rounded: the largest sum, over the parts, of the absolute values
+  /// of what they hold of the output.
   Matrix parts = {};
   bool exact_inputs = true;  ///< whether queries, keys and values are the tested implementation's, bit by bit
 };
@@ -116,8 +119,8 @@ AttentionErrors attention_errors(MatrixView queries, MatrixView keys, MatrixView
                                  VectorView votes, const Arithmetic& arithmetic,
                                  const CacheErrors& cache = {});
 
-/// The bound of a log-sum-exp that a kernel hands out, in natural units: of the sum of its weights before or after they are rounded,
-/// to any base, from any other.
+/// The bound of a log-sum-exp that a kernel hands out, in natural units: of the sum of its weights before or
+/// after they are rounded, to any base, from any other.
 ///
 /// error        AttentionErrors::log_sum_exp
 /// log_sum_exp  the reference's
@@ -141,11 +144,12 @@ Matrix max_pool_errors(MatrixView errors, int64_t width);
 Matrix group_mean_errors(MatrixView scores, MatrixView errors, int64_t group_size,
                          const Arithmetic& arithmetic);
 
-/// Bounds for reference::projected_value_norms; arithmetic.accumulation_depth is over the model_dim columns. With arithmetic.gram_share
-/// those of L2 norms also hold where a Gram matrix gives them.
+/// Bounds for reference::projected_value_norms; arithmetic.accumulation_depth is over the model_dim columns.
+/// With arithmetic.gram_share those of L2 norms also hold where a Gram matrix gives them.
 ///
 /// norms         [query_heads, tokens]: the reference's
-/// value_errors  [kv_heads, tokens, head_dim]: absolute errors of values that were computed themselves; no rows: none
+/// value_errors  [kv_heads, tokens, head_dim]: absolute errors of values that were computed
+///               themselves; no rows: none
 /// returns       [query_heads, tokens]
 Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, MatrixView output_projection,
                                    Norm norm, MatrixView norms, const Arithmetic& arithmetic,

@@ -1,8 +1,9 @@
-// Bounds on linear functionals <w, o^ - o> of a query's attention output, by which systematic faults are seen that no single
-// element shows.
+// Bounds on linear functionals <w, o^ - o> of a query's attention output, by which systematic faults are seen
+// that no single element shows.
 //
-// Derived in reference/bounds/functionals.md. The rounding error of a weight is the same for all components of an output, so that
-// it moves <w, o> by what the errors of all weights together can, which is far less than the components' bounds add up to.
+// Derived in reference/bounds/functionals.md. The rounding error of a weight is the same for all components
+// of an output, so that it moves <w, o> by what the errors of all weights together can, which is far less
+// than the components' bounds add up to.
 #pragma once
 
 #include <array>
@@ -17,8 +18,8 @@
 
 namespace kvbound::reference {
 
-/// Roundings to one type, as far as they need not be independent: numbers at the same place between their neighbours are rounded
-/// alike.
+/// Roundings to one type, as far as they need not be independent: numbers at the same place between their
+/// neighbours are rounded alike.
 class AlikeRoundings {
  public:
   /// amount    how far the rounding of half a spacing moves the functional, with its sign
@@ -34,19 +35,21 @@ class AlikeRoundings {
   std::array<std::complex<double>, 4> by_phase_ = {};  // and by multiples of the phase
 };
 
-/// How far roundings take a functional if each is independent of the others and of mean zero (functionals.md, "By chance").
+/// How far roundings take a functional if each is independent of the others and of mean zero
+/// (functionals.md, "By chance").
 ///
-/// Of several rows together all members are the sums of the rows'. |<w, o^ - o>| > bias + alike() + t deviation has a probability of
-/// at most 2 exp(-t^2 / 2).
+/// Of several rows together all members are the sums of the rows'. |<w, o^ - o>| > bias + alike() + t
+/// deviation has a probability of at most 2 exp(-t^2 / 2).
 struct ChanceError {
   double variance = 0;  ///< deviation^2
   double bias = 0;      ///< of what need not have mean zero
-  /// Of weights that are divided by the sum of the rounded ones, by that of the others, and before they are rounded.
+  /// Of weights that are divided by the sum of the rounded ones, by that of the others, and
+  /// before they are rounded.
   std::array<AlikeRoundings, 3> weights = {};
   AlikeRoundings parts = {};   ///< of the outputs of the cache's parts
   AlikeRoundings stored = {};  ///< of the output's numbers: none, unless whoever knows their type adds them
-  /// What further roundings would add to the variance, with a unit roundoff of 1: of weights, of the outputs of parts, of both
-  /// factors of every product.
+  /// What further roundings would add to the variance, with a unit roundoff of 1: of weights, of the outputs
+  /// of parts, of both factors of every product.
   double by_weights = 0, by_parts = 0, by_products = 0;
 
   void add(const ChanceError& other);
@@ -57,7 +60,8 @@ struct ChanceError {
 /// The output of one query, and the bounds on its functionals.
 class OutputFunctionals {
  public:
-  /// errors  of attention_errors, for these values, votes and this arithmetic; must outlive the object, as the values must
+  /// errors  of attention_errors, for these values, votes and this arithmetic; must outlive the
+  ///         object, as the values must
   OutputFunctionals(const AttentionErrors& errors, int64_t query, MatrixView values, VectorView votes,
                     const Arithmetic& arithmetic);
 
@@ -65,10 +69,11 @@ class OutputFunctionals {
   const std::vector<double>& output() const { return output_; }
   /// The bounds of single components, [head_dim].
   VectorView element_errors() const { return errors_.output.row(query_); }
-  /// o, but with the outputs of equal parts of the cache rounded, where partials are: what a number's storage then rounds,
-  /// [head_dim].
+  /// o, but with the outputs of equal parts of the cache rounded, where partials are: what a number's storage
+  /// then rounds, [head_dim].
   std::vector<double> merged() const;
-  /// d o / d ln scale = sum_j A_j (z_j - sum_l A_l z_l) v_j, [head_dim]: how a factor of all logits near 1 moves the output.
+  /// d o / d ln scale = sum_j A_j (z_j - sum_l A_l z_l) v_j, [head_dim]: how a factor of all logits
+  /// near 1 moves the output.
   std::vector<double> scale_direction() const;
 
   /// A bound of |<w, o^ - o>|, the rounding of a stored o^ not included.
@@ -76,7 +81,8 @@ class OutputFunctionals {
   /// direction  w [head_dim]; it may depend on o^
   double error(VectorView direction) const;
 
-  /// The same by chance; nullopt where a rounding would be the same for other queries, as that of keys and values is.
+  /// The same by chance; nullopt where a rounding would be the same for other queries, as
+  /// that of keys and values is.
   ///
   /// direction  w [head_dim]; it may not depend on o^
   std::optional<ChanceError> chance(VectorView direction) const;

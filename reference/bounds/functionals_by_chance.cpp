@@ -17,7 +17,8 @@ namespace {
 
 double squared(double x) { return x * x; }
 
-// The rounding of one scalar operation, or of an addition of tensor cores as a share of its block's 16 together.
+// The rounding of one scalar operation, or of an addition of tensor cores as a share of
+// its block's 16 together.
 double scalar_unit(const Arithmetic& arithmetic) {
   return std::min(unit(arithmetic), std::max(unit(arithmetic) / 4, 0x1p-24));
 }
@@ -107,7 +108,8 @@ double ChanceError::alike() const {
 
 // Sums over the tokens of what their values are along one direction: x_j = <w, v_j>.
 class OutputFunctionals::Along {
-  // What the rounding of weights before they multiply values takes from a sum of weights times one number each.
+  // What the rounding of weights before they multiply values takes from a sum of
+  // weights times one number each.
   struct RoundedWeights {
     double squares = 0, unit_squares = 0;
     AlikeRoundings alike = {};

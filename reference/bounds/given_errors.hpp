@@ -1,4 +1,5 @@
-// Bounds on how far an implementation's scores may be from those that it was given: reference/bounds/error_bounds.md.
+// Bounds on how far an implementation's scores may be from those that it was given:
+// reference/bounds/error_bounds.md.
 #pragma once
 
 #include <kvbound/reference/core/view.hpp>
@@ -7,7 +8,8 @@
 
 namespace kvbound::reference {
 
-/// Bounds for numbers that are rounded once, to the precision of the arithmetic, and that are exact where it holds them.
+/// Bounds for numbers that are rounded once, to the precision of the arithmetic, and that are
+/// exact where it holds them.
 ///
 /// given    finite, of double precision
 /// returns  the shape of `given`

@@ -14,8 +14,9 @@ struct RootError {
   bool may_project = true;  ///< whether the implementation may take the norm of the projected value
 };
 
-/// What the roots (v G v^T)^1/2 of a query head's squared lengths are off by through rounding, where arithmetic.gram_share says that an
-/// implementation takes them for || v W ||_2; G = W W^T. Derivation: error_bounds.md, "Projected value norms".
+/// What the roots (v G v^T)^1/2 of a query head's squared lengths are off by through rounding, where
+/// arithmetic.gram_share says that an implementation takes them for || v W ||_2; G = W W^T. Derivation:
+/// error_bounds.md, "Projected value norms".
 class GramRootErrors {
  public:
   /// values      [tokens, head_dim]

@@ -74,7 +74,8 @@ int64_t most_parts(const Arithmetic& arithmetic, int64_t tokens) {
   return std::min(most, tokens);
 }
 
-// The bound is convex in the price, so that its least value is found by golden section of the price's logarithm.
+// The bound is convex in the price, so that its least value is found by golden section
+// of the price's logarithm.
 std::vector<double> largest_runs(MatrixView terms, int64_t runs) {
   constexpr int kSections = 12;
   constexpr double kGolden = 0.6180339887498949,

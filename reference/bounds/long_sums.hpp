@@ -13,11 +13,12 @@ namespace kvbound::reference::rounding {
 /// Products that an instruction of tensor cores adds to a running sum.
 inline constexpr double kBlock = 16;
 
-/// Whether these bounds are used for a sum over so many tokens: a tile is declared, or nothing is, and the tokens are more than
-/// 8,192, of which a sum in any order at all would have hardly any bound.
+/// Whether these bounds are used for a sum over so many tokens: a tile is declared, or nothing is, and the
+/// tokens are more than 8,192, of which a sum in any order at all would have hardly any bound.
 bool is_long(const Arithmetic& arithmetic, int64_t tokens);
 
-/// So many additions and less a term of a sum over tokens passes through in single precision, where one is formed in any order.
+/// So many additions and less a term of a sum over tokens passes through in single precision, where
+/// one is formed in any order.
 double single_depth(const Arithmetic& arithmetic, int64_t tokens);
 
 /// The most changes of a running maximum over some of these logits, forwards or backwards.
@@ -30,8 +31,8 @@ double most_rescalings(VectorView logits);
 /// The most parts of the cache with separate outputs: as declared, or the most that kernels make.
 int64_t most_parts(const Arithmetic& arithmetic, int64_t tokens);
 
-/// An upper bound of the largest sum of |sums of runs|, over all ways to divide each column into at most `runs` runs of
-/// successive numbers.
+/// An upper bound of the largest sum of |sums of runs|, over all ways to divide each column into at most
+/// `runs` runs of successive numbers.
 ///
 /// terms    [tokens, columns]
 /// returns  [columns]

@@ -195,8 +195,8 @@ UncertainTargets correction_targets(const MergeErrorsCase& given, const MergingQ
   return {targets, target_errors};
 }
 
-// Adds the shortest correction towards the target logits of all heads to their mean key, for every rank that rounding allows,
-// and its errors to those of the mean key.
+// Adds the shortest correction towards the target logits of all heads to their mean key, for every rank that
+// rounding allows, and its errors to those of the mean key.
 void correct_jointly(const MergeErrorsCase& given, const MergingQueries& queries,
                      const std::vector<MeanErrors>& means, VectorView mean_key, VectorView mean_key_errors,
                      const Arithmetic& arithmetic, MergedEntryErrors& result) {

@@ -1,8 +1,10 @@
-// Bounds on the difference, through rounding alone, of another implementation's merged entries from the reference's.
+// Bounds on the difference, through rounding alone, of another implementation's merged
+// entries from the reference's.
 //
-// Derived in reference/bounds/merge_cluster_errors.md from the model of error_bounds.md; no constant is tuned. Bounds
-// are infinite where rounding may change the result arbitrarily: two singular values at the rank's limit, a ZIP scale near a
-// singular one, queries near zero. Where one singular value is at the limit, the key is one of two that have bounds.
+// Derived in reference/bounds/merge_cluster_errors.md from the model of error_bounds.md; no constant is
+// tuned. Bounds are infinite where rounding may change the result arbitrarily: two singular values at the
+// rank's limit, a ZIP scale near a singular one, queries near zero. Where one singular value is at the limit,
+// the key is one of two that have bounds.
 #pragma once
 
 #include <vector>
@@ -36,12 +38,13 @@ struct MergedEntryErrors {
   std::vector<double> key;         ///< [head_dim]; of all possible keys
   std::vector<double> value;       ///< [head_dim]
   std::vector<double> log_scores;  ///< [heads]; for methods that predict scores
-  /// Where rounding decides which singular values of the queries are dropped: the key of every rank; else empty.
+  /// Where rounding decides which singular values of the queries are dropped: the key
+  /// of every rank; else empty.
   std::vector<PossibleKey> possible_keys = {};
   /// Of the queries, for `joint` keys: the largest over the smallest singular value that is kept; else 0.
   double condition_number = 0;
-  /// [directions]: by how much a bound on |<w, error>| stays below sum_c |w_c| times component c's; 0 where no such bound is known.
-  /// The bound stays as far below if separate errors are added to the components.
+  /// [directions]: by how much a bound on |<w, error>| stays below sum_c |w_c| times component c's; 0 where
+  /// no such bound is known. The bound stays as far below if separate errors are added to the components.
   std::vector<double> key_savings = {}, value_savings = {};
 };
 
@@ -66,12 +69,13 @@ MergedEntryErrors similarity_mean_errors(const ClusterMembers& members, const Me
 MergedEntryErrors gaussian_mean_errors(const ClusterMembers& members, const MemberErrors& errors,
                                        const Arithmetic& arithmetic, const MergeDirections& directions = {});
 
-/// A bound for the cosine of two keys with the given errors; at most 2. product_depth and tensor sums are those of the keys'
-/// product; lengths are summed in any order, and not in tensor cores.
+/// A bound for the cosine of two keys with the given errors; at most 2. product_depth and tensor sums are
+/// those of the keys' product; lengths are summed in any order, and not in tensor cores.
 double cosine_error(VectorView key, VectorView key_errors, VectorView other, VectorView other_errors,
                     const Arithmetic& arithmetic);
 
-/// A bound for the logarithm of a moving average after `updates` updates, without the errors of the scores themselves.
+/// A bound for the logarithm of a moving average after `updates` updates, without the errors
+/// of the scores themselves.
 ///
 /// largest_score  upper bound of |ln s|
 double score_ema_error(int64_t updates, double ema, double largest_score, const Arithmetic& arithmetic);

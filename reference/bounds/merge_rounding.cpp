@@ -14,7 +14,8 @@ using namespace rounding;
 
 namespace {
 
-// For a log prediction with a larger error, the relative error is 1 to double precision, and there is no bound.
+// For a log prediction with a larger error, the relative error is 1 to double
+// precision, and there is no bound.
 constexpr double kFarthestPrediction = 40;
 
 SoftmaxErrors softmax_of(VectorView logits, std::span<double> exponents, const Arithmetic& arithmetic) {
@@ -39,8 +40,8 @@ UncertainWeights voted_weights(VectorView votes, VectorView scores, VectorView e
   return {logits, off, evaluation, arithmetic};
 }
 
-// The relative rounding of a weighted mean of M rows: a sum of weights, a quotient, products and a sum of products have
-// 2M + 1 roundings, other forms may have more.
+// The relative rounding of a weighted mean of M rows: a sum of weights, a quotient, products and a sum of
+// products have 2M + 1 roundings, other forms may have more.
 double mean_rounding(size_t count, Evaluation evaluation, const Arithmetic& arithmetic) {
   const auto members = static_cast<double>(count);
   switch (evaluation) {

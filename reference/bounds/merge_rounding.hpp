@@ -1,4 +1,5 @@
-// Rounding errors of one merge: of its weighted means, of its divergence, and of a query's attention to merged entries.
+// Rounding errors of one merge: of its weighted means, of its divergence, and of a query's
+// attention to merged entries.
 //
 // This analysis is shared by the bounds on lossless merges (merge_errors), on merged entries that a tested
 // implementation computed (merge_cluster_errors) and on later queries (sim/measure/later_queries). Derived in
@@ -18,11 +19,12 @@
 
 namespace kvbound::reference {
 
-/// The reference's own rounding against exact arithmetic: the tested implementation's part is 0, and only the part that
-/// every bound adds for the reference remains.
+/// The reference's own rounding against exact arithmetic: the tested implementation's part is 0, and only the
+/// part that every bound adds for the reference remains.
 Arithmetic reference_rounding();
 
-/// A relative margin larger than the rounding errors of evaluating a bound, which is a sum of nonnegative terms.
+/// A relative margin larger than the rounding errors of evaluating a bound, which is a
+/// sum of nonnegative terms.
 inline constexpr double kOwnRounding = 0x1p-30;
 
 /// How the means of a cluster are evaluated.
@@ -35,8 +37,8 @@ enum class Evaluation {
 class UncertainWeights {
  public:
   /// logits  [rows], votes included, natural log
-  /// errors  [rows]: the logits' errors before the softmax; if one is infinite, mean_errors bounds by the range of the
-  ///         rows
+  /// errors  [rows]: the logits' errors before the softmax; if one is infinite, mean_errors bounds
+  ///         by the range of the rows
   UncertainWeights(VectorView logits, VectorView errors, Evaluation evaluation, const Arithmetic& arithmetic);
 
   /// G: the relative error of the sum of the exponentials.
@@ -49,8 +51,8 @@ class UncertainWeights {
   /// row_errors  [rows, columns]; no rows: the rows are exact
   /// returns     [columns]; at most the range of the rows, plus rounding
   std::vector<double> mean_errors(MatrixView rows, MatrixView row_errors) const;
-  /// A bound on |<w, error of the mean>| (functionals.md, "Merged entries"), the errors of the weights being those of all columns;
-  /// infinite where these are too large.
+  /// A bound on |<w, error of the mean>| (functionals.md, "Merged entries"), the errors of the weights being
+  /// those of all columns; infinite where these are too large.
   ///
   /// direction   w [columns]
   /// rows_along  [rows]: bounds on |<w, error of a row>|
@@ -78,9 +80,11 @@ class ClusterRounding {
   const UncertainWeights& weights() const { return weights_; }
   /// The error of ln W, and of ln (W / P).
   double log_weight_error() const { return moved_ + any_form_; }
-  /// The error of m; infinite where the weights' errors are too large. reach: upper bound of the computed |scores|.
+  /// The error of m; infinite where the weights' errors are too large. reach: upper bound
+  /// of the computed |scores|.
   double mean_log_score_error(double reach) const;
-  /// The error of KL for scores with errors, evaluated in any form; infinite where the scores' errors are too large.
+  /// The error of KL for scores with errors, evaluated in any form; infinite where the
+  /// scores' errors are too large.
   double divergence_error() const;
   /// The error of KL for exact scores, evaluated as by cluster_mean; it tends
   /// to 0 with KL and `reach`, the upper bound of the computed |scores|.

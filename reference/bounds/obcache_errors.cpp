@@ -45,7 +45,8 @@ class UncertainOutput {
   double log_sum_exp() const { return softmax_.log_sum_exp; }
   // size(o^ - o)
   double error() const { return std::min(error(1, 0, output_size_), range_) + lost_; }
-  // size(o^_(-j) - o_(-j)) if the softmax of the others is formed anew, bounded from the sums for o; rest = 1 - A_j.
+  // size(o^_(-j) - o_(-j)) if the softmax of the others is formed anew, bounded from the
+  // sums for o; rest = 1 - A_j.
   double error_without(double weight, double rest, double value_size) const {
     const double shifted = softmax_.growth * weight / (rest * rest) * (value_size + output_size_);
     return std::min(error(rest, shifted, (output_size_ + weight * value_size) / rest), range_) + lost_ / rest;
@@ -262,7 +263,8 @@ class ScoreErrors {
     const double weight = query.output.weights[j], off = query.output.weight_errors[j];
     const double rest = std::exp(others.log_sum_exp() - query.output.log_sum_exp());
     Judged result = judged({weight, off, distance, others.error() + stored, sizes_[j] + others.terms_size()});
-    // Forming 1 - A_j, or summing the others' weights, is covered only if its error is at most half of the result.
+    // Forming 1 - A_j, or summing the others' weights, is covered only if its error is at
+    // most half of the result.
     double by_difference = off + unit(arithmetic_), by_sum = sum_of_others_error(query, j, rest);
     if (by_difference > rest / 2) by_difference = 0;
     if (by_sum > rest / 2) by_sum = 0;
@@ -302,9 +304,9 @@ class ScoreErrors {
     return {result.score, std::max(result.error, error_where_left(undone, may_cancel ? whole : kInfinity))};
   }
 
-  // The error of a form whose x cancels to a vector with terms of size at most `left`. The form is evaluated by inner
-  // products if rounding leaves at least half of `left`, else element by element; 0 if that does not leave half either,
-  // because then the form is not covered.
+  // The error of a form whose x cancels to a vector with terms of size at most `left`. The form is evaluated
+  // by inner products if rounding leaves at least half of `left`, else element by element; 0 if that does not
+  // leave half either, because then the form is not covered.
   double error_where_left(Form form, double left) const {
     const bool by_products = evaluation_ * form.size * form.size <= left * left / 2;
     if (!by_products) {
@@ -328,7 +330,8 @@ class ScoreErrors {
     return std::sqrt(std::max(0.0, squared) + own_rounding_ * size * size);
   }
 
-  // The error from storing a value and W^O in another type; the absolute part is doubled to cover products of errors.
+  // The error from storing a value and W^O in another type; the absolute part is doubled to
+  // cover products of errors.
   double stored_error(const Query& query, size_t j) const {
     const double relative = arithmetic_.input * sizes_[j];
     if (arithmetic_.input_floor == 0) return relative;

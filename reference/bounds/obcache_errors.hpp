@@ -1,8 +1,9 @@
-// Bounds on the difference, through rounding alone, of another implementation's OBCache scores from the reference's.
+// Bounds on the difference, through rounding alone, of another implementation's OBCache
+// scores from the reference's.
 //
-// Derived in reference/bounds/obcache_errors.md. Each bound covers the usual ways to compute a score: from the
-// difference of value and output element by element, in the head's space or after W^O; expanded into inner products;
-// the exact removal error from o, from o_(-j), or from o_(-j) = (o - A_j v_j) / (1 - A_j).
+// Derived in reference/bounds/obcache_errors.md. Each bound covers the usual ways to compute a score: from
+// the difference of value and output element by element, in the head's space or after W^O; expanded into
+// inner products; the exact removal error from o, from o_(-j), or from o_(-j) = (o - A_j v_j) / (1 - A_j).
 #pragma once
 
 #include <cstdint>

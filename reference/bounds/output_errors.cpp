@@ -101,8 +101,8 @@ struct RunningSums {
     }
   }
 
-  // A sum of some terms that would be so large, in the order of positions, but for the number that divides all weights: never
-  // more than all absolute values.
+  // A sum of some terms that would be so large, in the order of positions, but for the number that divides
+  // all weights: never more than all absolute values.
   double within(size_t c, double sum) const {
     return reach.is_centred && in_order ? std::min(sizes[c], (1 + reach.divisor) * sum) : sizes[c];
   }
@@ -128,7 +128,8 @@ std::vector<double> addition_errors(const QuerySoftmax& softmax, const RunningSu
   return errors;
 }
 
-// The largest sum, over the parts of the cache, of the absolute values of what they hold of the output, [head_dim].
+// The largest sum, over the parts of the cache, of the absolute values of what they hold
+// of the output, [head_dim].
 std::vector<double> part_sizes(VectorView weights, MatrixView values, const Arithmetic& arithmetic) {
   Matrix terms = Matrix::for_overwrite(values.rows, values.cols);
   for (int64_t k = 0; k < values.rows; ++k) {

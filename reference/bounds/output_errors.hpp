@@ -1,4 +1,5 @@
-// Rounding errors of one query's attention output, as a sum of weighted values: error_bounds.md, "Output" and "Long sums".
+// Rounding errors of one query's attention output, as a sum of weighted values: error_bounds.md,
+// "Output" and "Long sums".
 //
 // Not a public header: include error_bounds.hpp.
 #pragma once
@@ -34,12 +35,12 @@ double rescalings_of(VectorView logits, const Arithmetic& arithmetic);
 
 SharedRounding shared_rounding(const QuerySoftmax& softmax, const Arithmetic& arithmetic);
 
-/// The relative error of the number that divides all weights, if these are exponentials with errors apart from those in the sum;
-/// infinite where such weights need not be nearly of sum 1.
+/// The relative error of the number that divides all weights, if these are exponentials with errors apart
+/// from those in the sum; infinite where such weights need not be nearly of sum 1.
 double divisor_error(const SharedRounding& shared, const SoftmaxErrors& softmax);
 
-/// Bounds for the output of one query by the errors of its weights alone, [head_dim], the smallest of three, by what weights lose
-/// below the normal range of their type, and by what each component adds on its own.
+/// Bounds for the output of one query by the errors of its weights alone, [head_dim], the smallest of three,
+/// by what weights lose below the normal range of their type, and by what each component adds on its own.
 ///
 /// weight_errors  [tokens]: absolute, with `shared`
 struct OutputErrors {

@@ -91,8 +91,8 @@ struct HeadMasses {
   std::vector<double> share_errors;  // [kept]
 };
 
-// Sets A', a quotient of A and Sigma, and its errors. direct_errors [kept]: the errors of A' as a softmax of the kept
-// logits; empty: that form is not covered.
+// Sets A', a quotient of A and Sigma, and its errors. direct_errors [kept]: the errors of A' as a softmax of
+// the kept logits; empty: that form is not covered.
 void set_shares(HeadMasses& head, VectorView direct_errors, const Roundings& roundings) {
   const double least = head.kept_mass.value - head.kept_mass.error;
   for (size_t i = 0; i < head.kept.size(); ++i) {
@@ -109,7 +109,8 @@ void set_shares(HeadMasses& head, VectorView direct_errors, const Roundings& rou
   }
 }
 
-// sum_K A' N. The distance of two convex combinations of the same nonnegative numbers is at most the largest of them.
+// sum_K A' N. The distance of two convex combinations of the same nonnegative numbers is at
+// most the largest of them.
 Uncertain kept_mean_norm(const HeadMasses& head, const Roundings& roundings) {
   std::vector<double> norms, errors;
   std::vector<int64_t> all;

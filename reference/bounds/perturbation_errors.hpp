@@ -1,8 +1,8 @@
 // Bounds on the difference, through rounding alone, of another
 // implementation's kept mass, theta and L from the reference's.
 //
-// Derived in reference/bounds/perturbation_errors.md. Each bound covers two ways to compute a quantity: the form
-// without cancellation of reference/perturbation.hpp, and the papers' printed form.
+// Derived in reference/bounds/perturbation_errors.md. Each bound covers two ways to compute a quantity: the
+// form without cancellation of reference/perturbation.hpp, and the papers' printed form.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ struct PerturbationCase {
 std::vector<PerturbationErrors> perturbation_errors(const PerturbationCase& given,
                                                     const Arithmetic& arithmetic);
 
-/// A bound for sum_h theta_h, with theta computed from weights that are not the softmax of known logits, such as the
-/// mean of attention weights over a window.
+/// A bound for sum_h theta_h, with theta computed from weights that are not the softmax of known logits, such
+/// as the mean of attention weights over a window.
 ///
 /// weights, weight_errors, norms, norm_errors  [heads, tokens]
 /// kept      ascending

@@ -22,8 +22,8 @@ struct UncertainSingularValues {
   double stored = 0;    // the queries' own errors
   double computed = 0;  // the error of a decomposition, for queries that are equally long and independent
 
-  // eta: the error of every singular value in an implementation that keeps this many, at least one. It has found the last of
-  // them to be at least the limit.
+  // eta: the error of every singular value in an implementation that keeps this many, at least one. It has
+  // found the last of them to be at least the limit.
   double error(size_t kept) const {
     return stored + computed * (sigmas[0] / std::max(sigmas[kept - 1], limit));
   }

@@ -13,8 +13,8 @@ namespace kvbound::reference::rounding {
 namespace {
 
 constexpr double kDoubleUnit = 0x1p-53;
-// Above this exponent e^x counts as infinity. A weight that is 0 in double precision (below e^-745) then stays below
-// e^-145 < 1e-62 for every covered error of its logit.
+// Above this exponent e^x counts as infinity. A weight that is 0 in double precision (below e^-745) then
+// stays below e^-145 < 1e-62 for every covered error of its logit.
 constexpr double kMostExponent = 600;
 constexpr double kLostWeight = 1e-62;
 
@@ -22,8 +22,9 @@ double longest(int64_t depth, int64_t terms) {
   return static_cast<double>(depth < 0 ? terms : std::min(depth, terms));
 }
 
-// What additions, `changes` rescalings and three more roundings take from a sum over tokens, as a share of the sum of its terms'
-// absolute values. No running sum is larger than that, nor the range of running sums: error_bounds.md, "Long sums".
+// What additions, `changes` rescalings and three more roundings take from a sum over tokens, as a share of
+// the sum of its terms' absolute values. No running sum is larger than that, nor the range of running sums:
+// error_bounds.md, "Long sums".
 double sum_share(int64_t tokens, double changes, const Arithmetic& arithmetic) {
   if (is_long(arithmetic, tokens)) {
     return LongSums(tokens, rescalings(arithmetic, tokens), arithmetic).of_weights() + gamma(3, arithmetic);

@@ -1,4 +1,5 @@
-// Rounding errors of exponentials, their sum and the weights of a softmax, on which all bounds on attention are based.
+// Rounding errors of exponentials, their sum and the weights of a softmax, on which all
+// bounds on attention are based.
 //
 // Derived in reference/bounds/error_bounds.md, "The model" and "Softmax".
 // Not a public header: include error_bounds.hpp or obcache_errors.hpp.
@@ -14,13 +15,14 @@ namespace kvbound::reference::rounding {
 /// Stands for "no bound", but is finite, so that 0 times it is 0.
 inline constexpr double kUnbounded = 1e200;
 
-/// Rounding errors of both the tested implementation and the double reference: of an operation, and of an exponential.
+/// Rounding errors of both the tested implementation and the double reference: of an
+/// operation, and of an exponential.
 double unit(const Arithmetic& arithmetic);
 double exponential(const Arithmetic& arithmetic);
 /// gamma_k = k u / (1 - k u); infinity for k u >= 1.
 double gamma(double count, const Arithmetic& arithmetic);
-/// The double reference's own error of a sum, to be added where the tested implementation's accumulation depth may be
-/// smaller: the reference's depth may be the number of terms.
+/// The double reference's own error of a sum, to be added where the tested implementation's accumulation
+/// depth may be smaller: the reference's depth may be the number of terms.
 double reference_error(int64_t terms);
 /// An upper bound of e^x - 1 for x >= 0; infinity where e^x counts as infinite.
 double growth(double x);
@@ -31,8 +33,8 @@ double accumulation_depth(const Arithmetic& arithmetic, int64_t terms);
 double length_depth(const Arithmetic& arithmetic, int64_t terms);
 /// The number of rescalings of the partial sums of a sum over `tokens` tokens.
 double rescalings(const Arithmetic& arithmetic, int64_t tokens);
-/// The error of a sum of `terms` products of two stored numbers each, relative to the sum of their absolute values,
-/// with `further` roundings beside those of a product and the additions.
+/// The error of a sum of `terms` products of two stored numbers each, relative to the sum of their absolute
+/// values, with `further` roundings beside those of a product and the additions.
 double product_error(int64_t terms, int64_t further, const Arithmetic& arithmetic);
 
 /// sum_c |x_c|
@@ -57,7 +59,8 @@ double softmax_share(double weight, double exponent, const SoftmaxErrors& softma
 /// The contribution of the softmax's denominator to the relative error of every weight.
 double sum_error(int64_t tokens, const Arithmetic& arithmetic);
 
-/// The relative error of a product of a weight and a value on its way into an output, without that of the weight.
+/// The relative error of a product of a weight and a value on its way into an output,
+/// without that of the weight.
 double component_error(int64_t tokens, const Arithmetic& arithmetic);
 /// The same with the rounding of the weight before the product.
 double weighted_value_error(int64_t tokens, const Arithmetic& arithmetic);
@@ -70,8 +73,8 @@ double lost_output(double floor, int64_t tokens, double absolute, double most);
 
 /// The absolute error of one weight: `share` of itself, plus underflow.
 double weight_error(double weight, double share, const Arithmetic& arithmetic);
-/// The same of a weight as scores of a prompt take it, with its own rounding where the arithmetic has one, and that of the others in
-/// the sum that divides it.
+/// The same of a weight as scores of a prompt take it, with its own rounding where the arithmetic has one,
+/// and that of the others in the sum that divides it.
 double score_weight_error(double weight, double share, int64_t tokens, const Arithmetic& arithmetic);
 
 /// The error of the log-sum-exp.

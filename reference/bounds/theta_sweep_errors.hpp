@@ -1,4 +1,5 @@
-// Bounds on the difference, through rounding alone, of another implementation's scores of theta-sweep from the reference's.
+// Bounds on the difference, through rounding alone, of another implementation's scores of
+// theta-sweep from the reference's.
 #pragma once
 
 #include <kvbound/reference/eviction/theta_sweep.hpp>

@@ -43,8 +43,8 @@ inline bool exceeds(Decimal number, int64_t limit) {
          (floor_of_product(number, 1) == limit && number.places > 0);
 }
 
-/// Parses digits, or digits, a point and digits ("20", "2.5", "0.125"), with at most 18 significant digits and
-/// 36 decimal places. nullopt for any other text, also for one with a sign or an exponent.
+/// Parses digits, or digits, a point and digits ("20", "2.5", "0.125"), with at most 18 significant digits
+/// and 36 decimal places. nullopt for any other text, also for one with a sign or an exponent.
 inline std::optional<Decimal> parse_decimal(std::string_view text) {
   Decimal result;
   bool point = false;

@@ -1,4 +1,5 @@
-// Pseudo-random draws by integer arithmetic alone, so that they have the same bits on every platform and device.
+// Pseudo-random draws by integer arithmetic alone, so that they have the same bits on
+// every platform and device.
 #pragma once
 
 #include <algorithm>

@@ -32,8 +32,8 @@ class InvalidPolicy : public Error {
   using Error::Error;
 };
 
-/// A path, or the name of a value, as messages have it: one of more than 120 bytes without its middle. Its beginning and its end
-/// say which it is, however long the names are that some file holds.
+/// A path, or the name of a value, as messages have it: one of more than 120 bytes without its middle. Its
+/// beginning and its end say which it is, however long the names are that some file holds.
 inline std::string without_middle(const std::string& path) {
   constexpr size_t kMost = 120, kBeginning = 40, kEnd = 77;
   if (path.size() <= kMost) return path;

@@ -18,7 +18,8 @@
 
 namespace kvbound {
 
-/// How attention weights are reduced over the queries of a host's observation window; all other scores are summed.
+/// How attention weights are reduced over the queries of a host's observation window; all
+/// other scores are summed.
 enum class WindowReduction { mean, sum };
 
 /// How a decode step's scores update the running scores of the cache's entries.
@@ -33,7 +34,8 @@ enum class StepUpdate {
 ///     always kept  <=>  position < sinks  or  position > newest - recent  or  given->always_kept has it
 struct HostRules {
   std::string_view name;  ///< as policies are written
-  /// Observation window: the number of last prompt queries whose scores rank the entries; 0: entries are not ranked.
+  /// Observation window: the number of last prompt queries whose scores rank the entries;
+  /// 0: entries are not ranked.
   int64_t window = 0;
   int64_t sinks = 0;   ///< first positions, always kept
   int64_t recent = 0;  ///< newest positions, always kept
@@ -64,7 +66,8 @@ struct HostRules {
     }
     return positions;
   }
-  /// The positions that are scored, ascending: the first ones, but for those that are always kept where scores were given.
+  /// The positions that are scored, ascending: the first ones, but for those that are always kept
+  /// where scores were given.
   std::vector<int64_t> scored_positions() const {
     std::vector<int64_t> positions;
     for (int64_t i = 0; std::ssize(positions) < scored; ++i) {
@@ -130,8 +133,8 @@ inline HostRules rules_of(const Host& host, int64_t prompt_tokens, int64_t budge
   return std::visit([&](const auto& one) { return detail::host_rules(one, prompt_tokens, budget); }, host);
 }
 
-/// The rules by which a cache is rebuilt during decoding: the step's query alone ranks all entries so far, and hosts that do
-/// not evict keep all that entered since the prompt's end.
+/// The rules by which a cache is rebuilt during decoding: the step's query alone ranks all entries so far,
+/// and hosts that do not evict keep all that entered since the prompt's end.
 ///
 /// tokens   so far: n + t + 1 at step t
 /// entered  t + 1

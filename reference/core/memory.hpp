@@ -15,9 +15,9 @@ namespace kvbound::detail {
 
 /// Allocates arrays of numbers.
 ///
-/// Numbers that are given no value keep what is in memory, so that those who write them first, on whatever thread, are the
-/// first to touch their pages. Arrays of 8 MiB or more lie in pages of 2 MiB where the system grants them: in pages of 4 KiB
-/// they take longer to map, and to unmap, than to fill.
+/// Numbers that are given no value keep what is in memory, so that those who write them first, on whatever
+/// thread, are the first to touch their pages. Arrays of 8 MiB or more lie in pages of 2 MiB where the system
+/// grants them: in pages of 4 KiB they take longer to map, and to unmap, than to fill.
 template <class Number>
 struct NumberAllocator {
   using value_type = Number;

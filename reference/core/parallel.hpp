@@ -1,5 +1,5 @@
-// Parallelism over independent pieces of work (heads, fixed blocks), never through a reduction, so that results are
-// bit-identical for any number of threads.
+// Parallelism over independent pieces of work (heads, fixed blocks), never through a reduction, so that
+// results are bit-identical for any number of threads.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +18,15 @@
 
 namespace kvbound::reference {
 
-/// Seconds of work, all threads together, from which on a loop is divided among threads: waking them takes as long as they would
-/// save of less. (reference/DECISIONS.md) Tests of threads set it to 0.
+/// Seconds of work, all threads together, from which on a loop is divided among threads: waking them takes as
+/// long as they would save of less. (reference/DECISIONS.md) Tests of threads set it to 0.
 inline std::atomic<double> least_for_threads = 75e-6;
 
 /// Calls piece(state, 0), ..., piece(state, count - 1), in any order and on any thread. Each thread that gets
-/// work has a separate state, made by make_state(), such as working memory. When all calls are done, the exception of the first
-/// piece that threw one, by its number, is thrown again. A loop that will take less than least_for_threads, by the time of a
-/// piece in its latest run, or half of that in the run before, and so on, stays on the caller's thread.
+/// work has a separate state, made by make_state(), such as working memory. When all calls are done, the
+/// exception of the first piece that threw one, by its number, is thrown again. A loop that will take less
+/// than least_for_threads, by the time of a piece in its latest run, or half of that in the run before, and
+/// so on, stays on the caller's thread.
 ///
 /// where  the loop's name in ParallelTimes
 template <class MakeState, class Piece>

@@ -39,10 +39,11 @@ inline double makespan(std::span<const double> pieces, double state, int64_t thr
   return last;
 }
 
-/// While it lives, parallel loops of the thread that made it run on that thread alone, and their pieces are timed.
+/// While it lives, parallel loops of the thread that made it run on that thread alone,
+/// and their pieces are timed.
 ///
-/// Loops in a piece are part of it, as they are where threads run the pieces. A loop of a single piece is no loop: parallel_for
-/// starts no threads for it, and loops in it are parallel.
+/// Loops in a piece are part of it, as they are where threads run the pieces. A loop of a single piece is no
+/// loop: parallel_for starts no threads for it, and loops in it are parallel.
 class ParallelTimes {
  public:
   /// The loops of one place in the source.

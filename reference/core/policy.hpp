@@ -1,7 +1,7 @@
 // A compression policy as plain data: one variant per kind of component.
 //
-// A new method is a new alternative of one of these variants; the compiler then reports every visitor that does not
-// handle it yet. Names, defaults and text form: sim/options/policy.hpp.
+// A new method is a new alternative of one of these variants; the compiler then reports every visitor that
+// does not handle it yet. Names, defaults and text form: sim/options/policy.hpp.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace kvbound {
 
-/// SnapKV (arXiv:2404.14469): the last `window` positions are kept, the others are ranked by the attention that
-/// they receive from the window's queries, max-pooled over `pool` neighbours.
+/// SnapKV (arXiv:2404.14469): the last `window` positions are kept, the others are ranked by the attention
+/// that they receive from the window's queries, max-pooled over `pool` neighbours.
 struct SnapKv {
   int64_t window = 32;  ///< observation window, in tokens
   int64_t pool = 7;     ///< width of the max-pool, odd; 1: no pooling
@@ -43,13 +43,15 @@ struct Tova {
   friend bool operator==(const Tova&, const Tova&) = default;
 };
 
-/// StreamingLLM (arXiv:2309.17453): the first `sinks` and the newest entries are kept; entries are not ranked.
+/// StreamingLLM (arXiv:2309.17453): the first `sinks` and the newest entries are
+/// kept; entries are not ranked.
 struct StreamingLlm {
   int64_t sinks = 4;  ///< first positions, always kept
   friend bool operator==(const StreamingLlm&, const StreamingLlm&) = default;
 };
-/// A null baseline, of no paper: the first `sinks` and the last `window` positions of the prompt are kept, and of the
-/// others those that are drawn at random, for every layer and KV head anew; entries are not ranked.
+/// A null baseline, of no paper: the first `sinks` and the last `window` positions of the
+/// prompt are kept, and of the others those that are drawn at random, for every layer and KV
+/// head anew; entries are not ranked.
 struct RandomHost {
   int64_t seed = 0;     ///< of the draws
   int64_t sinks = 4;    ///< first positions, always kept
@@ -62,8 +64,8 @@ struct GivenLayer;
 /// A method that was computed elsewhere: a file has its kept sets, or its scores of the prompt's entries.
 struct Given {
   std::string file;  ///< or a folder of such files, of several traces or tasks
-  int64_t window =
-      32;  ///< last prompt queries whose attention decides, where a selection of scored entries needs attention
+  /// last prompt queries whose attention decides, where a selection of scored entries needs attention
+  int64_t window = 32;
   std::shared_ptr<const GivenLayer> layer = {};  ///< of the layer that is compressed; null: not read yet
 
   friend bool operator==(const Given& a, const Given& b) { return a.file == b.file && a.window == b.window; }
@@ -122,7 +124,8 @@ struct TopK {
 struct Critical : TwoStage {};
 /// The selection with the smallest bound among those on the hull of (kept mass, kept norm mass).
 struct ThetaSweep : TwoStage {};
-/// Evicts one entry at a time, always the one whose removal leaves the outputs closest to those of the full cache.
+/// Evicts one entry at a time, always the one whose removal leaves the outputs closest to
+/// those of the full cache.
 struct Greedy {
   friend bool operator==(const Greedy&, const Greedy&) = default;
 };
@@ -133,8 +136,8 @@ struct Uniform {
   friend bool operator==(const Uniform&, const Uniform&) = default;
 };
 
-/// AdaKV (arXiv:2407.11550): the layer's budget for candidates is divided among its heads in proportion to how many of
-/// the layer's largest scores each head has.
+/// AdaKV (arXiv:2407.11550): the layer's budget for candidates is divided among its heads in proportion to
+/// how many of the layer's largest scores each head has.
 struct AdaKv {
   Decimal safeguard{2, 1};  ///< share of the uniform budget that every head is guaranteed, 0..1
   friend bool operator==(const AdaKv&, const AdaKv&) = default;
@@ -235,8 +238,8 @@ struct D2o : SimilarTarget {};
 /// KVMerger (arXiv:2407.08454): means weighted by a Gaussian of the distance to the target.
 struct KvMerger : SimilarTarget {};
 
-/// CaM (ICML 2024, "Cache Merging for Memory-efficient LLMs Inference"): a random draw decides whether an evicted value
-/// is dropped or spread over the kept values that follow it.
+/// CaM (ICML 2024, "Cache Merging for Memory-efficient LLMs Inference"): a random draw decides whether an
+/// evicted value is dropped or spread over the kept values that follow it.
 struct Cam {
   int64_t neighbours = 32;  ///< number of following kept values that share the evicted value
   int64_t seed = 0;         ///< of the draws

@@ -14,11 +14,12 @@ enum class Change {
   key,    ///< second-order term of shrinking its key
   joint,  ///< second-order term of shrinking key and value together
   exact,  ///< the entry is removed
-  slot,  ///< key and value are zeroed and the entry stays; only oracle recall ranks by this change, no policy does
+  /// key and value are zeroed and the entry stays; only oracle recall ranks by this change, no policy does
+  slot,
 };
 
-/// Whether the dominant entry of a query, which holds more than half of its attention, is scored by the softmax of the
-/// other entries.
+/// Whether the dominant entry of a query, which holds more than half of its attention, is scored by the
+/// softmax of the other entries.
 constexpr bool leaves_out_dominant(Change change) {
   switch (change) {
     case Change::value:

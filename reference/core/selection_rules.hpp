@@ -38,8 +38,8 @@ inline SelectionRules selection_rules(const Greedy&) { return {.is_greedy = true
 
 }  // namespace detail
 
-/// The factors lambda of theta-sweep, in the order in which they are tried: 0, 25 geometric points from 1e-3 to 1e3,
-/// infinity.
+/// The factors lambda of theta-sweep, in the order in which they are tried: 0, 25 geometric points
+/// from 1e-3 to 1e3, infinity.
 inline std::vector<double> theta_sweep_lambdas() {
   constexpr int kPoints = 25;
   std::vector<double> lambdas{0};

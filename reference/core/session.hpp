@@ -19,21 +19,24 @@ struct LayerShape {
 
   int64_t group_size() const { return query_heads / kv_heads; }
   int64_t kv_head_of(int64_t query_head) const { return query_head / group_size(); }
-  /// The rows of KV head g's query heads, from a matrix with one row per query head; empty if the matrix is empty.
+  /// The rows of KV head g's query heads, from a matrix with one row per query head;
+  /// empty if the matrix is empty.
   MatrixView group_rows(MatrixView rows, int64_t g) const {
     return rows.rows > 0 ? rows.middle_rows(g * group_size(), group_size()) : MatrixView();
   }
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 
-/// One layer's cache after a prompt of n tokens. The viewed memory must outlive the session that is given the view.
+/// One layer's cache after a prompt of n tokens. The viewed memory must outlive the
+/// session that is given the view.
 struct LayerView {
   LayerShape shape;
   double scale = 1;    ///< logits are scale * query . key
   TensorView keys;     ///< [kv_heads, n, head_dim], after RoPE
   TensorView values;   ///< [kv_heads, n, head_dim]
   TensorView queries;  ///< [query_heads, window_queries, head_dim]: the last prompt queries
-  /// [query_heads * head_dim, model_dim]: W^O; rows h * head_dim .. (h + 1) * head_dim - 1 belong to query head h.
+  /// [query_heads * head_dim, model_dim]: W^O; rows h * head_dim ..
+  /// (h + 1) * head_dim - 1 belong to query head h.
   MatrixView output_projection;
   int64_t index = 0;  ///< the layer's number in its trace or model; seeds draws only
 
@@ -56,8 +59,8 @@ struct StepView {
 struct MergeCluster {
   int64_t into = 0;           ///< position of the merged entry
   std::vector<int64_t> from;  ///< ascending positions of the evicted members
-  /// [group_size, 1 + from]: the predicted scores that weighted the members, natural log, `into` first; empty for
-  /// methods that predict no scores.
+  /// [group_size, 1 + from]: the predicted scores that weighted the members, natural log, `into` first; empty
+  /// for methods that predict no scores.
   Matrix log_scores;
 };
 
@@ -95,16 +98,18 @@ struct HeadMerge {
   std::vector<double> votes;  ///< [positions]
   Matrix keys;                ///< [positions, head_dim]
   Matrix values;              ///< [positions, head_dim]
-  /// [tokens]: after the prompt or a rebuild, for methods that form clusters, the position whose cluster each entry so far
-  /// belongs to: its own for kept entries, kNotMerged for entries without a target. With order=merge-first it is the root's,
-  /// also where the selection drops the root, and with it the cluster. Otherwise empty.
+  /// [tokens]: after the prompt or a rebuild, for methods that form clusters, the position whose cluster
+  /// each entry so far belongs to: its own for kept entries, kNotMerged for entries without a target.
+  /// With order=merge-first it is the root's, also where the selection drops the root, and with it the
+  /// cluster. Otherwise empty.
   std::vector<int64_t> target_of = {};
 };
 
 /// The decisions of compressing the prompt, and the scores on which they are based.
 struct PromptRecord {
   std::vector<std::vector<int64_t>> kept;  ///< per KV head, ascending positions
-  /// Two-stage selections: per KV head, ascending positions of stage one and of the always-kept entries; else empty.
+  /// Two-stage selections: per KV head, ascending positions of stage one and of the
+  /// always-kept entries; else empty.
   std::vector<std::vector<int64_t>> stage_one;
   std::vector<int64_t> score_positions;         ///< [m]: the positions that were scored
   Matrix score;                                 ///< [kv_heads, m]: after the group reduction
@@ -118,15 +123,15 @@ struct StepRecord {
   Matrix output;  ///< [query_heads, head_dim]: compressed attention output before W^O
   /// [kv_heads]: the evicted position, -1 for none; empty for hosts that do not evict during decoding.
   std::vector<int64_t> evicted = {};
-  /// [kv_heads]: the position that the evicted entry merged into, -1 if it was dropped, -2 if no entry was evicted;
-  /// empty for policies that do not merge and where `evicted` is empty.
+  /// [kv_heads]: the position that the evicted entry merged into, -1 if it was dropped, -2 if no entry was
+  /// evicted; empty for policies that do not merge and where `evicted` is empty.
   std::vector<int64_t> merged_into = {};
   /// [kv_heads] for policies that merge, in steps in which a merge was possible; else empty.
   std::vector<HeadMerge> merges = {};
   /// The cache was rebuilt before the queries attended; `merges` then holds the whole cache.
   bool rebuilt = false;
-  /// After a rebuild by a two-stage selection, as in PromptRecord: stage one and the always-kept entries, which include
-  /// the step's own entry if it is always kept.
+  /// After a rebuild by a two-stage selection, as in PromptRecord: stage one and the always-kept entries,
+  /// which include the step's own entry if it is always kept.
   std::vector<std::vector<int64_t>> stage_one = {};
 };
 
@@ -142,12 +147,12 @@ struct Session {
   virtual PromptRecord compress(const LayerView& layer, const Policy& policy,
                                 std::span<const int64_t> budgets) = 0;
 
-  /// One decode step: the new entry is appended, the queries attend, and one entry is evicted if the cache is over
-  /// budget. Requires a compressed prompt. Throws ShapeMismatch, NonFinite.
+  /// One decode step: the new entry is appended, the queries attend, and one entry is evicted if the cache is
+  /// over budget. Requires a compressed prompt. Throws ShapeMismatch, NonFinite.
   virtual StepRecord step(const StepView& view) = 0;
 
-  /// Successive decode steps whose inputs are all known, as in a replay: a backend may take them without waiting for one
-  /// before the next. Throws what a step throws; the session must then be compressed anew.
+  /// Successive decode steps whose inputs are all known, as in a replay: a backend may take them without
+  /// waiting for one before the next. Throws what a step throws; the session must then be compressed anew.
   virtual std::vector<StepRecord> steps(std::span<const StepView> views) {
     std::vector<StepRecord> records;
     for (const StepView& view : views) records.push_back(step(view));

@@ -184,9 +184,9 @@ inline void require_composable(const Policy& policy) {
   std::visit([&](const auto& merge) { detail::require_composable(merge, policy); }, policy.merge);
 }
 
-/// Throws InvalidPolicy unless the policy can compress a prompt of n tokens to this budget per KV head:
-/// the components can be combined, 1 <= budget <= n, the budget is at least the number of always-kept entries, and the
-/// window is at most the number of recorded queries.
+/// Throws InvalidPolicy unless the policy can compress a prompt of n tokens to this budget per KV head: the
+/// components can be combined, 1 <= budget <= n, the budget is at least the number of always-kept entries,
+/// and the window is at most the number of recorded queries.
 inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_tokens,
                           int64_t window_queries) {
   if (budget < 1 || budget > prompt_tokens) {
@@ -207,7 +207,8 @@ inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_t
 
 namespace detail {
 
-// Throws InvalidPolicy unless what was given is that of a layer of this shape, and kept sets have these sizes.
+// Throws InvalidPolicy unless what was given is that of a layer of this shape, and
+// kept sets have these sizes.
 inline void require_given(const HostRules& host, const LayerView& layer, std::span<const int64_t> budgets) {
   if (!host.scores_given) return;
   if (!host.given) throw InvalidPolicy("given's file is read by replay, evaluate, sweep and diff alone");

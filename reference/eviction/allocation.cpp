@@ -37,7 +37,8 @@ struct Shares {
   }
 };
 
-// The whole parts, with the rest of the total given one by one to the largest fractional parts; ties: smaller index.
+// The whole parts, with the rest of the total given one by one to the largest fractional
+// parts; ties: smaller index.
 std::vector<int64_t> filled_up(const Shares& shares, int64_t total) {
   std::vector<size_t> order(shares.whole.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -117,8 +118,9 @@ double decay(int64_t l, int64_t last) {
   return std::cos(std::numbers::pi * static_cast<double>(l) / static_cast<double>(last));
 }
 
-// Cosines are antisymmetric to the last bit, so the total is exact. Fractions are rounded to multiples of 2^-30,
-// because some that are equal differ in double precision, such as those of 6 cos 36 degrees and 6 cos 72 degrees.
+// Cosines are antisymmetric to the last bit, so the total is exact. Fractions are rounded to
+// multiples of 2^-30, because some that are equal differ in double precision, such as those of 6 cos
+// 36 degrees and 6 cos 72 degrees.
 Shares cosine(Ratio height, int64_t layers, int64_t budget) {
   const int64_t last = layers - 1;
   const double size = static_cast<double>(height.numerator) / static_cast<double>(height.denominator);

@@ -20,7 +20,8 @@ namespace kvbound::reference {
 ///
 /// scores      [kv_heads, candidates]; ties: smaller head, then smaller index
 /// candidates  [kv_heads]: k_h, the number of candidates that each head would keep without AdaKV
-/// returns     [kv_heads]: k'_h with the same sum, each at most the candidates. Exact arithmetic; ties: smaller head
+/// returns     [kv_heads]: k'_h with the same sum, each at most the candidates. Exact
+///             arithmetic; ties: smaller head
 /// throws      ShapeMismatch, also for a k_h outside 0..candidates; NonFinite if a score is NaN
 /// source      AdaKV (arXiv:2407.11550)
 std::vector<int64_t> adakv_budgets(const AdaKv& options, MatrixView scores,

@@ -13,7 +13,8 @@ namespace kvbound::reference {
 /// prompt, plus every step's own entry, minus the evicted ones; after a rebuild, those
 /// that the rebuild kept. Call `enter` and `evict` alternately, once each per decode step.
 ///
-/// The prompt's record and that of the last rebuild must outlive the object. Inconsistent records throw ShapeMismatch.
+/// The prompt's record and that of the last rebuild must outlive the object. Inconsistent
+/// records throw ShapeMismatch.
 class CachePositions {
  public:
   CachePositions(const PromptRecord& prompt, int64_t kv_head, int64_t prompt_tokens);
@@ -22,7 +23,8 @@ class CachePositions {
   const std::vector<int64_t>& enter(const StepRecord& step);
   /// The positions after the step's eviction.
   const std::vector<int64_t>& evict(const StepRecord& step);
-  /// The positions to which the queries of `step` attend. Successive calls must not go back to an earlier step.
+  /// The positions to which the queries of `step` attend. Successive calls must not go
+  /// back to an earlier step.
   ///
   /// steps  all records from the first step on
   const std::vector<int64_t>& at(std::span<const StepRecord> steps, int64_t step);

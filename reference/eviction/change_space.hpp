@@ -1,4 +1,5 @@
-// The space in which changes of one query head's output are measured, with the sums of absolute terms for error bounds.
+// The space in which changes of one query head's output are measured, with the sums of
+// absolute terms for error bounds.
 #pragma once
 
 #include <cstdint>

@@ -65,7 +65,8 @@ CriticalKvSelection critical_kv(const CriticalKvPrompt& prompt, const TwoStage& 
       const VectorView attention = candidates(prompt.scores.row(g)),
                        stage_two = candidates(result.stage_two_scores.row(g));
       TwoStageSelection& selection = result.heads[g];
-      // b' = floor(alpha b), b'' = b - b'. (The paper's header prints alpha = 0.25, its text and experiments use 0.5.)
+      // b' = floor(alpha b), b'' = b - b'. (The paper's header prints alpha = 0.25, its text
+      // and experiments use 0.5.)
       const int64_t b = k[g];
       const int64_t b_one = stage_one_count(options, b, [&] {
         return adaptive_stage_one(prompt.layer, g, prompt.window, prompt.always_kept,

@@ -54,8 +54,8 @@ CriticalKvSelection critical_kv(const CriticalKvPrompt& prompt, const TwoStage& 
 ///
 ///     floor(alpha k), in exact decimal arithmetic;   alpha = adaptive: adaptive()
 ///
-/// adaptive  returns adaptive_stage_one of the k candidates of largest attention score; called only if alpha is
-///           adaptive
+/// adaptive  returns adaptive_stage_one of the k candidates of largest attention score; called
+///           only if alpha is adaptive
 /// returns   0..k
 /// source    CriticalKV, Algorithm 1; adaptive: ours
 int64_t stage_one_count(const TwoStage& options, int64_t k, const std::function<int64_t()>& adaptive);
@@ -66,8 +66,9 @@ int64_t stage_one_count(const TwoStage& options, int64_t k, const std::function<
 ///
 /// values             [tokens, head_dim]     one KV head
 /// output_projection  [head_dim, model_dim]  this query head's rows of W^O
-/// returns            [tokens], >= 0, hidden-state units; empty for no tokens. The product is never stored whole; in L2 a
-///                    norm may be off by a relative 2^-32, where the Gram matrix of W^O gives it (row_norms)
+/// returns            [tokens], >= 0, hidden-state units; empty for no tokens. The product is never
+///                    stored whole; in L2 a norm may be off by a relative 2^-32, where the Gram matrix of
+///                    W^O gives it (row_norms)
 /// throws             ShapeMismatch if the inner dimensions differ; NonFinite if a norm is NaN or infinite
 /// source             CriticalKV (arXiv:2502.03805), Theorem 3.3
 /// proof              proofs/critical_kv.md#ckv-3.3
@@ -107,7 +108,8 @@ std::vector<double> stage_two_scores(MatrixView head_scores, MatrixView norms, d
 TwoStageSelection select_critical(VectorView attention_score, VectorView stage_two_score, int64_t k,
                                   int64_t stage_one_count);
 
-/// The smallest stage one that holds over half of the attention (the theorem's assumption) for every given query.
+/// The smallest stage one that holds over half of the attention (the theorem's
+/// assumption) for every given query.
 ///
 ///     min { s : sum_{always kept} A_j + sum_{s best candidates} A_j > 1/2 for every row A },
 ///     k if no s <= k does
@@ -121,7 +123,8 @@ TwoStageSelection select_critical(VectorView attention_score, VectorView stage_t
 int64_t adaptive_stage_one(MatrixView attention_weights, std::span<const int64_t> always_kept,
                            std::span<const int64_t> ranked);
 
-/// The same for the window's queries over a whole prompt. Only a few rows of attention weights are in memory at once.
+/// The same for the window's queries over a whole prompt. Only a few rows of attention
+/// weights are in memory at once.
 int64_t adaptive_stage_one(const LayerView& layer, int64_t kv_head, int64_t window,
                            std::span<const int64_t> always_kept, std::span<const int64_t> ranked);
 

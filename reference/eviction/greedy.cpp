@@ -37,8 +37,8 @@ Matrix window_logits(const LayerView& layer, int64_t kv_head, int64_t window) {
   return all;
 }
 
-// The values minus their mean. Changes of outputs depend on differences of values only, and without a large common part
-// these differences lose fewer bits.
+// The values minus their mean. Changes of outputs depend on differences of values only, and without a large
+// common part these differences lose fewer bits.
 Matrix centred(MatrixView values) {
   std::vector<double> mean(values.cols);
   for (int64_t j = 0; j < values.rows; ++j) {
@@ -91,8 +91,8 @@ struct Query {
   }
 };
 
-// A query's sums over all remaining entries. If one of them, the dominant one, holds more than half of the mass, also
-// the sums over the others, because subtracting the dominant entry from the former would cancel.
+// A query's sums over all remaining entries. If one of them, the dominant one, holds more than half of the
+// mass, also the sums over the others, because subtracting the dominant entry from the former would cancel.
 struct QuerySums {
   Members all;
   std::optional<int64_t> dominant;  // position
@@ -105,8 +105,8 @@ double squared_norm_without(double squared_change, double along, double weight, 
   return norm < 0 ? 0 : norm;  // NaN is returned
 }
 
-// The remaining candidates, in any order, and the queries' sums (one row per query). A sum that has lost more than half
-// of its mass is formed anew before it is used, which bounds cancellation.
+// The remaining candidates, in any order, and the queries' sums (one row per query). A sum that has lost more
+// than half of its mass is formed anew before it is used, which bounds cancellation.
 class Remaining {
  public:
   Remaining(const LayerView& layer, int64_t kv_head, int64_t window, int64_t candidates)

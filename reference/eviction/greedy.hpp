@@ -12,13 +12,15 @@ namespace kvbound::reference {
 ///
 ///     next = argmin_j sum_{h in group, i in window} || o'_hi - o_hi ||^2
 ///
-/// with o' the output without j and all removed before. Ties: the larger index is removed. Over the remaining entries, let A be the attention, C = sum_j A_j (v_j - o) and R
-/// the mass. Then o' - o = C / R, and after removing j || o' - o ||^2 = || C - A_j (v_j - o) ||^2 / (R - A_j)^2.
+/// with o' the output without j and all removed before. Ties: the larger index is removed. Over the remaining
+/// entries, let A be the attention, C = sum_j A_j (v_j - o) and R the mass. Then o' - o = C / R, and after
+/// removing j || o' - o ||^2 = || C - A_j (v_j - o) ||^2 / (R - A_j)^2.
 ///
-/// The products C . v_j are updated for all j, so a removal costs O(candidates (window group_size + head_dim)). When a
-/// query has lost half of its mass, its sums are formed anew, at O(candidates head_dim). If one entry holds more than
-/// half of the rest, separate sums without that entry are used for its removal. Both bound cancellation. Memory: about
-/// six numbers per candidate, window query and query head of the group.
+/// The products C . v_j are updated for all j, so a removal costs
+/// O(candidates (window group_size + head_dim)). When a query has lost half of its mass, its sums are formed
+/// anew, at O(candidates head_dim). If one entry holds more than half of the rest, separate sums without that
+/// entry are used for its removal. Both bound cancellation. Memory: about six numbers per candidate, window
+/// query and query head of the group.
 ///
 /// layer       its last `window` recorded queries define the error
 /// candidates  the candidates are positions 0..candidates - 1, at most n - window

@@ -8,7 +8,8 @@
 
 namespace kvbound::reference {
 
-/// Entries in any order: a removed entry's place is taken by the last one, so that a removal costs O(head_dim).
+/// Entries in any order: a removed entry's place is taken by the last one, so that a
+/// removal costs O(head_dim).
 struct HeadCache {
   std::vector<int64_t> positions;
   Matrix keys;                ///< [entries, head_dim]

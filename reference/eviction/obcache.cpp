@@ -30,9 +30,9 @@ struct SlotShares {
   double entries, slot;
 };
 
-// OBCache's Table 2, and two further scores. With A the entry's attention weight, z its logit, v its value and o the
-// query's output, the score is || w (a v - b o) ||^2, where w is the term's scale and a and b are its factors. Number
-// is double or a vector of doubles.
+// OBCache's Table 2, and two further scores. With A the entry's attention weight, z its logit, v its value
+// and o the query's output, the score is || w (a v - b o) ||^2, where w is the term's scale and a and b are
+// its factors. Number is double or a vector of doubles.
 template <Change change, class Number>
 [[gnu::always_inline]] inline void table_2(const Number& A, const Number& z, const SlotShares& shares,
                                            ScaledDifference<Number>& term) {

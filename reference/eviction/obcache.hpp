@@ -1,6 +1,7 @@
 // Scores of cache entries by the squared change of queries' outputs, from OBCache's Taylor terms or exactly.
 //
-// For one query with attention weights A, logits z (without votes) and output o, all over the entries that it sees:
+// For one query with attention weights A, logits z (without votes) and output o, all over
+// the entries that it sees:
 //
 //     value   A_j^2 || v_j ||^2                     the exact change if v_j is zeroed and A does not change
 //     key     A_j^2 z_j^2 || v_j - o ||^2           E(t)/t^2 as t -> 0, k_j shrunk to (1 - t) k_j
@@ -8,10 +9,10 @@
 //     exact   A_j^2 || v_j - o_(-j) ||^2            the change if j is removed; o_(-j) the output without j
 //     slot    || o' - o ||^2, k_j = v_j = 0         OBCache's eq. 1 without approximation; for recall only
 //
-// exact equals (A_j / (1 - A_j))^2 || v_j - o ||^2, which cancels as A_j -> 1. This form is used only where A_j <= 1/2.
-// At most one entry, the dominant one, holds more: for it o_(-j), 1 - A_j and the others' weights are computed from the
-// softmax of the other entries; the same holds for joint and slot. key is evaluated as printed: for an entry with A_j
-// near 1, v_j - o has the rounding error of o.
+// exact equals (A_j / (1 - A_j))^2 || v_j - o ||^2, which cancels as A_j -> 1. This form is used only where
+// A_j <= 1/2. At most one entry, the dominant one, holds more: for it o_(-j), 1 - A_j and the others' weights
+// are computed from the softmax of the other entries; the same holds for joint and slot. key is evaluated as
+// printed: for an entry with A_j near 1, v_j - o has the rounding error of o.
 //
 // All scores but `value` have the form w^2 || a v_j - b o ||^2, so one product V o^T
 // serves all entries: a^2 |v_j|^2 - 2 a b v_j . o + b^2 |o|^2. Where that cancels to
@@ -52,7 +53,8 @@ struct ScoredAttention {
 ///
 /// queries  [heads, head_dim], the query heads of one KV head
 /// throws   ShapeMismatch; NonFinite if a logit is NaN or infinite, or a score is NaN
-/// source   OBCache (arXiv:2510.07651), Table 2 and eq. 1; exact: ours, KeepKV (arXiv:2504.09936) eq. 4 implies it
+/// source   OBCache (arXiv:2510.07651), Table 2 and eq. 1; exact: ours, KeepKV
+///          (arXiv:2504.09936) eq. 4 implies it
 /// proof    proofs/obcache.md
 ScoredAttention scored_attention(Change change, MatrixView queries, const ScoredCache& cache, double scale);
 
@@ -62,7 +64,8 @@ ScoredAttention scored_attention(Change change, MatrixView queries, const Scored
 ///
 /// layer    the sum is over its last `window` recorded queries
 /// window   1..layer.window_queries()
-/// returns  [query_heads, n], >= 0; not pooled. Products are tokens x head_dim; no tokens x model_dim product is formed
+/// returns  [query_heads, n], >= 0; not pooled. Products are tokens x head_dim; no tokens x
+///          model_dim product is formed
 /// throws   ShapeMismatch if the window is not recorded; NonFinite
 /// source   OBCache, Algorithm 1
 Matrix window_scores(const LayerView& layer, int64_t window, Change change, Space space);

@@ -1,4 +1,5 @@
-// Table 2 of OBCache for blocks of entries, implemented in obcache.cpp for scored_queries.hpp. Not a public header.
+// Table 2 of OBCache for blocks of entries, implemented in obcache.cpp for
+// scored_queries.hpp. Not a public header.
 #pragma once
 
 #include <span>

@@ -14,8 +14,8 @@
 
 namespace kvbound::reference {
 
-/// One query's attention. An entry that holds more than half of the attention is dominant. For scores that would
-/// cancel, the dominant entry is left out, and the weights of the others are their softmax without it.
+/// One query's attention. An entry that holds more than half of the attention is dominant. For scores that
+/// would cancel, the dominant entry is left out, and the weights of the others are their softmax without it.
 struct QueryAttention {
   double log_sum_exp = 0;
   int64_t dominant = -1;  ///< the entry that is left out; -1: none
@@ -25,8 +25,8 @@ struct QueryAttention {
   double others = 0;      ///< log-sum-exp of the other entries; -infinity if there are none
 };
 
-/// The attention weights of logits whose largest is given. v_j - o and 1 - A_j cancel where A_j is near 1; leaving out
-/// the dominant entry avoids the cancellation.
+/// The attention weights of logits whose largest is given. v_j - o and 1 - A_j cancel where A_j is near 1;
+/// leaving out the dominant entry avoids the cancellation.
 ///
 /// logits   [entries that the query sees], natural log
 /// weights  [entries that the query sees], written: A_j / rest, and 0 for the dominant entry

@@ -1,4 +1,5 @@
-// A null baseline: keeps the first entries, the newest, and others that are drawn at random; entries are not ranked.
+// A null baseline: keeps the first entries, the newest, and others that are drawn at
+// random; entries are not ranked.
 #pragma once
 
 #include <cstdint>

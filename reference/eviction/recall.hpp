@@ -1,4 +1,5 @@
-// Oracle recall: the true error of evicting each entry, and the share of the most important entries that a score finds.
+// Oracle recall: the true error of evicting each entry, and the share of the most important
+// entries that a score finds.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace kvbound::reference {
 ///
 ///     errors[h, j] = || o^h - o^h_(-j) ||_2^2
 ///
-/// with o^h the step's output over all entries, the step's own included, and o^h_(-j) the output without entry j.
+/// with o^h the step's output over all entries, the step's own included, and o^h_(-j)
+/// the output without entry j.
 ///
 /// shape          of the layer
 /// scale          logits are scale * query . key

@@ -13,8 +13,9 @@ namespace kvbound::reference {
 ///
 ///     o' - o = (1 / (1 - A_E)) sum_{j in E} A_j (o - v_j) = A_E (o_rest - o_E)
 ///
-/// with A_E the mass of the removed entries, o_E their attention-weighted mean, and o_rest = o' that of the other
-/// entries. The last form is evaluated, from the softmaxes of the two parts: it does not cancel as A_E -> 1.
+/// with A_E the mass of the removed entries, o_E their attention-weighted mean, and o_rest = o'
+/// that of the other entries. The last form is evaluated, from the softmaxes of the two parts: it
+/// does not cancel as A_E -> 1.
 ///
 /// logits    [entries], natural log
 /// values    [entries, head_dim]

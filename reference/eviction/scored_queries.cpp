@@ -61,8 +61,8 @@ void ScoredQueries::add_scores(MutableMatrixView scores) {
   }
 }
 
-// Multiplies the outputs by each head's Gram matrix, so that plain inner products with values are those of the head's
-// space, and computes their squared lengths.
+// Multiplies the outputs by each head's Gram matrix, so that plain inner products with values are those of
+// the head's space, and computes their squared lengths.
 void ScoredQueries::project_outputs() {
   output_norms_.assign(weights_.rows, 0.0);
   if (change_ == Change::value) return;

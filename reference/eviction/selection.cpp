@@ -51,8 +51,8 @@ std::vector<int64_t> select_top(VectorView scores, int64_t k) {
   require_ranks(scores, k);
   if (k == 0) return {};
   auto [least, ties] = threshold(scores, k);
-  // One element more than k, because every index is written, and `count` advances only past selected ones: this avoids
-  // a branch that the processor would mispredict.
+  // One element more than k, because every index is written, and `count` advances only past selected ones:
+  // this avoids a branch that the processor would mispredict.
   std::vector<int64_t> selected(static_cast<size_t>(k) + 1);
   size_t count = 0;
   for (size_t i = 0; i < scores.size(); ++i) {

@@ -10,8 +10,8 @@ namespace kvbound::reference {
 
 /// The k entries of largest score, best first.
 ///
-/// Entries are ordered by descending score, equal scores by ascending index (so among ties the smaller index wins);
-/// the result is the first k of this order, in this order.
+/// Entries are ordered by descending score, equal scores by ascending index (so among ties the smaller index
+/// wins); the result is the first k of this order, in this order.
 ///
 /// scores   [entries]; +infinity is allowed
 /// k        0..entries

@@ -19,8 +19,8 @@ SnapKvSelection snap_kv(const LayerView& layer, const ObservationWindow& window,
   require_equal("budgets", std::ssize(budgets), "KV heads", layer.shape.kv_heads);
   const int64_t tokens = layer.prompt_tokens(), candidates = tokens - window.kept;
   SnapKvSelection result;
-  // The window's queries attend to the whole prompt: the causal softmax of q K^T, and its mean over the window. (The
-  // paper takes the sum, which selects the same entries.)
+  // The window's queries attend to the whole prompt: the causal softmax of q K^T, and its mean over the
+  // window. (The paper takes the sum, which selects the same entries.)
   const Matrix attention = window_mean(attention_sums(window.queries), window.queries);
   // Pooling: an entry's neighbours tend to be kept with it.
   result.head_scores = max_pool(attention.view().middle_cols(0, candidates), pool);

@@ -1,4 +1,5 @@
-// SnapKV: keeps the observation window, and of the entries before it those to which the window's queries attend most.
+// SnapKV: keeps the observation window, and of the entries before it those to which the
+// window's queries attend most.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,8 @@ using WindowAttentionSums = std::function<const Matrix&(int64_t window)>;
 /// pool      width of the max-pool, odd; 1: no pooling
 /// budgets   [kv_heads]: number of entries kept, the window's included
 /// throws    ShapeMismatch if the window is not recorded or a budget is out of range; NonFinite
-/// source    SnapKV (arXiv:2404.14469), Listing 1, which has one query head per KV head; the mean over the group is
-///           ours
+/// source    SnapKV (arXiv:2404.14469), Listing 1, which has one query head per KV head; the
+///           mean over the group is ours
 SnapKvSelection snap_kv(const LayerView& layer, const ObservationWindow& window, int64_t pool,
                         std::span<const int64_t> budgets, const WindowAttentionSums& attention_sums);
 

@@ -11,8 +11,8 @@
 namespace kvbound::reference {
 namespace {
 
-// Query heads of one KV head, and queries per head, that are processed at a time. The weights in memory have at most
-// kHeadBlock * kQueryBlock rows.
+// Query heads of one KV head, and queries per head, that are processed at a time. The weights in memory have
+// at most kHeadBlock * kQueryBlock rows.
 constexpr int64_t kHeadBlock = 4;
 constexpr int64_t kQueryBlock = 32;
 

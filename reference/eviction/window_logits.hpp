@@ -1,5 +1,5 @@
-// The logits and the attention of an observation window, a few query heads and queries at a time. All scores of a
-// prompt are computed from them.
+// The logits and the attention of an observation window, a few query heads and queries at a time. All scores
+// of a prompt are computed from them.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,8 @@ class WindowLogits {
   /// The largest number of rows in a block.
   int64_t most_rows() const { return queries_.rows(); }
 
-  /// Calls visit for all queries of the window, in the order of their positions. visit may overwrite the block.
+  /// Calls visit for all queries of the window, in the order of their positions. visit
+  /// may overwrite the block.
   ///
   /// throws  NonFinite if a visible logit is NaN or infinite
   void visit(const HeadBlock& heads, const std::function<void(const WindowLogitsBlock&)>& visit);
@@ -78,9 +79,9 @@ void visit_exponentials(WindowLogits& window, const HeadBlock& heads, const Visi
 /// layer    its last `window` recorded queries are the observation window
 /// kv_head  KV head whose query heads are visited
 /// window   1..layer.window_queries()
-/// visit    called with a query head of the group and the weights [n] of one of its queries: >= 0, sum 1, and 0
-///          for future tokens. Every query of every head is visited once; a head's queries in the order of their
-///          positions
+/// visit    called with a query head of the group and the weights [n] of one of its queries: >= 0, sum 1,
+///          and 0 for future tokens. Every query of every head is visited once; a head's queries in the
+///          order of their positions
 /// throws   ShapeMismatch if the window is not recorded; NonFinite
 void visit_window_attention(const LayerView& layer, int64_t kv_head, int64_t window,
                             const std::function<void(int64_t query_head, VectorView weights)>& visit);

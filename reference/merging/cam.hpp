@@ -50,8 +50,8 @@ std::vector<double> mean_attention(Matrix logits);
 /// attention  [n]: mean_attention of the last query
 /// values     [n, head_dim], the original values
 /// cache      the kept entries, by ascending position
-/// returns    clusters: evicted entries whose values were spread, grouped by the first entry that shares them;
-///            counts.merged
+/// returns    clusters: evicted entries whose values were spread, grouped by the first entry that
+///            shares them; counts.merged
 /// source     CaM (ICML 2024, "CaM: Cache Merging for Memory-efficient LLMs Inference")
 HeadMerge spread_leaving(const Cam& options, int64_t kv_head, VectorView attention, MatrixView values,
                          HeadCache& cache);

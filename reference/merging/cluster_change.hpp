@@ -1,5 +1,5 @@
-// The change of outputs caused by one cluster's merge alone, for the queries by which it was merged, compared with
-// eviction and with the best possible value.
+// The change of outputs caused by one cluster's merge alone, for the queries by which it was merged, compared
+// with eviction and with the best possible value.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@
 
 namespace kvbound::reference {
 
-/// Changes of the outputs of the query heads that share the KV head, each as (sum_h ||o'_h - o_h||_2^2)^(1/2),
-/// attention output units. All entries outside the cluster are as before the merge.
+/// Changes of the outputs of the query heads that share the KV head, each as (sum_h
+/// ||o'_h - o_h||_2^2)^(1/2), attention output units. All entries outside the cluster
+/// are as before the merge.
 struct ClusterChange {
   double merged = 0;   ///< the cluster is replaced by the merged entry
   double evicted = 0;  ///< the evicted members are dropped, the kept one is unchanged
-  /// The smallest change that any common value v can reach if each head gives the merged entry the logit z*_h that
-  /// preserves the cluster's weight:
+  /// The smallest change that any common value v can reach if each head gives the merged entry the logit z*_h
+  /// that preserves the cluster's weight:
   ///
   ///     (min_v sum_h c_h ||v - v-_h||^2)^(1/2),   c_h = (W_h / D_h)^2
   ///

@@ -126,14 +126,16 @@ std::vector<double> zip_key(const MergeQueries& queries, const std::vector<Clust
 
 }  // namespace
 
-// The merging step of the paper's Algorithm 1; score_ema.hpp predicts the scores, merge_targets.hpp forms the clusters.
+// The merging step of the paper's Algorithm 1; score_ema.hpp predicts the scores,
+// merge_targets.hpp forms the clusters.
 std::vector<MergedEntry> keep_kv(const MergingCache& cache, std::span<const std::vector<int64_t>> clusters,
                                  const MergeQueries& queries) {
   std::vector<MergedEntry> merged;
   for (const std::vector<int64_t>& cluster : clusters) {
     if (cluster.empty()) throw ShapeMismatch("a cluster of no members");
     require_consistent(queries, cache);
-    // The kept entry c and the evicted entries e that merge with it, with their votes p and predicted scores s^.
+    // The kept entry c and the evicted entries e that merge with it, with their votes p
+    // and predicted scores s^.
     const ClusterMembers members = members_of(cache, cluster);
     // Weights w_j = p_j s^_j, W = sum w: k- = sum w k / W, v- = sum w v / W, for each query head.
     const std::vector<ClusterMean> means = cluster_means(queries, members);

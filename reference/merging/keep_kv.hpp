@@ -1,13 +1,15 @@
 // KeepKV's merge: several entries of one KV head are replaced by one that has the sum of their votes.
 //
-// For one query head, with p the members' votes and s^ their predicted scores (unnormalised, in the log domain):
+// For one query head, with p the members' votes and s^ their predicted scores
+// (unnormalised, in the log domain):
 //
 //     w_j = p_j s^_j,  W = sum w,  P = sum p,  k- = sum w k / W,  v- = sum w v / W
 //     z*  = ln(W / P): the logit of the merged entry that preserves the cluster's weight
 //     KL  = sum (w/W) ln s^ - z*  =  KL(w/W || p/P)  >= 0
 //
-// A merged entry with votes P, logit z* and value v- does not change the output of any query that gives the members the
-// logits ln s^ (up to one constant). For the query q, the key k- has the logit scale q . k-, which exceeds z* by KL.
+// A merged entry with votes P, logit z* and value v- does not change the output of any query that gives
+// the members the logits ln s^ (up to one constant). For the query q, the key k- has the logit scale q .
+// k-, which exceeds z* by KL.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +55,8 @@ class MergeQueries {
   /// rule              not zip with joint and several heads
   /// queries           [heads, head_dim]: each query head's last query
   /// scale             logits are scale * query . key
-  /// log_denominators  [heads]: ln D_h, D_h = sum p s^ over the cache before the merge; read by `joint` with several
-  ///                   heads
+  /// log_denominators  [heads]: ln D_h, D_h = sum p s^ over the cache before the merge; read by
+  ///                   `joint` with several heads
   /// throws            ShapeMismatch; NonFinite; InvalidPolicy for zip with joint and several heads
   MergeQueries(const KeyRule& rule, MatrixView queries, double scale,
                std::vector<double> log_denominators = {});
@@ -62,11 +64,13 @@ class MergeQueries {
   const KeyRule& rule() const { return rule_; }
   int64_t heads() const { return heads_; }
   int64_t head_dim() const { return queries_.cols(); }
-  /// The log scores that determine the merge: joint: those of every head; mean: one row, the mean of the log scores.
+  /// The log scores that determine the merge: joint: those of every head; mean: one row,
+  /// the mean of the log scores.
   Matrix merging_scores(MatrixView log_scores) const;
   /// scale q_h . vector; mean: for the mean query.
   double logit(int64_t head, VectorView vector) const;
-  /// The shortest vector whose logits are the given ones, as closely as possible; zeros if that vector is not finite.
+  /// The shortest vector whose logits are the given ones, as closely as possible; zeros if
+  /// that vector is not finite.
   std::vector<double> correction(VectorView logits) const;
   /// ln D_h; 0 where it is not used.
   double log_denominator(int64_t head) const;
@@ -91,7 +95,8 @@ struct ClusterMean {
 
 /// The weighted means of a cluster.
 ///
-/// log_scores  [members], natural log, finite; weights, divergence, key and value depend only on their differences
+/// log_scores  [members], natural log, finite; weights, divergence, key and value depend
+///             only on their differences
 /// throws      ShapeMismatch; NonFinite if a score is NaN or infinite
 ClusterMean cluster_mean(const ClusterMembers& members, VectorView log_scores);
 
@@ -108,7 +113,8 @@ struct MergingCache {
   MatrixView log_scores;  ///< [heads, entries]: ln s^, natural log, by query head of the KV head
 };
 
-/// KeepKV's merge: every cluster, a kept entry and the evicted ones that merge with it, is replaced by one entry.
+/// KeepKV's merge: every cluster, a kept entry and the evicted ones that merge with it,
+/// is replaced by one entry.
 ///
 ///     value     joint: sum_h c_h v-_h / sum_h c_h, c_h = (W_h / D_h)^2;  mean: v- of the one score
 ///     convex    joint: k_r = mean_h k-_h;  mean: k-

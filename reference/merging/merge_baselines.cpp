@@ -16,7 +16,8 @@ void require_cluster(MatrixView keys) {
   for (int64_t j = 0; j < keys.rows; ++j) require_finite("keys[" + std::to_string(j) + "]", keys.row(j));
 }
 
-// The vector times a power of two, so that its largest number is in [1/2, 1) and no square overflows or underflows.
+// The vector times a power of two, so that its largest number is in [1/2, 1) and no square
+// overflows or underflows.
 std::vector<double> scaled(VectorView vector) {
   const double size = max_abs(vector);
   std::vector<double> result(vector.begin(), vector.end());
@@ -41,7 +42,8 @@ Matrix differences(MatrixView keys, double factor) {
   return result;
 }
 
-// ||keys[j,:] - keys[0,:]||^2, all scaled by one common factor, so that the largest is at least 1/4, or all are 0.
+// ||keys[j,:] - keys[0,:]||^2, all scaled by one common factor, so that the largest is at
+// least 1/4, or all are 0.
 std::vector<double> relative_squared_distances(MatrixView keys) {
   Matrix moved = differences(keys, 1);
   if (!std::isfinite(max_abs(moved.numbers()))) moved = differences(keys, 0.5);

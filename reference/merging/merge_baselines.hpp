@@ -24,8 +24,8 @@ std::vector<double> similarity_weights(MatrixView keys);
 ///     w_j = exp(-||k_j - k_c||^2 / (2 sigma^2)) / sum,   sigma^2 = mean over the others of ||k_j - k_c||^2
 ///
 /// keys     [members, head_dim], the target first
-/// returns  [members], sum 1; all equal for sigma = 0. Keys are scaled so that no square, nor sigma^2, over- or
-///          underflows
+/// returns  [members], sum 1; all equal for sigma = 0. Keys are scaled so that no square, nor
+///          sigma^2, over- or underflows
 /// throws   ShapeMismatch for no members; NonFinite if a key is NaN or infinite
 /// source   KVMerger (arXiv:2407.08454)
 std::vector<double> gaussian_weights(MatrixView keys);

@@ -46,8 +46,8 @@ double largest_distance(MatrixView values, MatrixView others) {
     for (int64_t i = 0; i < rows.rows; ++i) require_finite("values", rows.row(i));
   }
   const std::vector<double> value_norms = squared_norms(values), other_norms = squared_norms(others);
-  // Rounding of ||x||^2 + ||y||^2 - 2 x . y, as a share of (||x|| + ||y||)^2 <= 2 (||x||^2 + ||y||^2), for any order of
-  // the sums, plus that of the pairs' own squared distance.
+  // Rounding of ||x||^2 + ||y||^2 - 2 x . y, as a share of (||x|| + ||y||)^2 <= 2 (||x||^2 + ||y||^2), for
+  // any order of the sums, plus that of the pairs' own squared distance.
   const double rounding = 2 * static_cast<double>(values.cols + 8) * kUnit * 2;
   double farthest = 0;  // squared
   Matrix products(kTokenBlock, kTokenBlock);

@@ -1,4 +1,5 @@
-// Bounds on the output error that merged entries cause for later queries: KeepKV's multi-step bounds and their terms.
+// Bounds on the output error that merged entries cause for later queries: KeepKV's
+// multi-step bounds and their terms.
 //
 // The members of a cluster were merged by predicted scores s^; the current
 // query gives them the scores s. A prediction is good if s^/s is near 1.
@@ -31,7 +32,8 @@ double prediction_error(VectorView log_predicted, VectorView log_actual);
 ///
 /// prediction_error  epsilon
 /// value_distance    gamma = max ||v_i - v_j|| over all entries i of the cache before and all members j
-/// share             the merged entries' share of the attention over the merged cache (KKV-5'); 1: as printed (KKV-5)
+/// share             the merged entries' share of the attention over the merged cache
+///                   (KKV-5'); 1: as printed (KKV-5)
 /// returns           infinity where epsilon is not below 1, because there is no bound then
 /// source            KeepKV (arXiv:2504.09936), section 3; the share is ours
 /// proof             proofs/keep_kv.md#kkv-5, #kkv-5-prime
@@ -41,8 +43,8 @@ double later_bound(double prediction_error, double value_distance, double share 
 ///
 ///     max_{i, j} ||values[i,:] - others[j,:]||_2
 ///
-/// Inner products, in blocks, only select the pairs that may be the farthest apart. Their distances are computed from
-/// the differences, which avoids cancellation.
+/// Inner products, in blocks, only select the pairs that may be the farthest apart. Their distances are
+/// computed from the differences, which avoids cancellation.
 ///
 /// values   [entries, head_dim]
 /// others   [members, head_dim]

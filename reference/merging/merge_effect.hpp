@@ -1,4 +1,5 @@
-// The effect of merges on a query: the output over the cache before the merges minus the output over the merged cache.
+// The effect of merges on a query: the output over the cache before the merges minus the
+// output over the merged cache.
 #pragma once
 
 #include <cstdint>
@@ -40,10 +41,10 @@ struct MergeEffect {
 ///
 ///     o - o' = sum_r ( sum_{j in r} A_j (v_j - o') - A'_r (D'/D) (v_r - o') )
 ///
-/// A and D are the attention weights and their denominator over the cache before the merge, A' and D' over the merged
-/// cache. Entries that are in both caches have no term, so for a lossless merge the result is only the rounding of the
-/// merged entries' terms. If D' > 2 D, where this form would be a small difference times a large factor, the difference
-/// sum_j A_j (v_j - o') over all entries before the merge is formed instead.
+/// A and D are the attention weights and their denominator over the cache before the merge, A' and D' over
+/// the merged cache. Entries that are in both caches have no term, so for a lossless merge the result is only
+/// the rounding of the merged entries' terms. If D' > 2 D, where this form would be a small difference times
+/// a large factor, the difference sum_j A_j (v_j - o') over all entries before the merge is formed instead.
 ///
 /// queries  [queries, head_dim]
 /// scale    logits are scale * query . key

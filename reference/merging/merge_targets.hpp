@@ -23,7 +23,8 @@ bool is_similar(double cosine, const SimilarTarget& target);
 /// The indices 0, 1, ..., count - 1 without the chosen ones, ascending.
 std::vector<int64_t> others_than(std::span<const int64_t> chosen, int64_t count);
 
-/// Every evicted entry joins the cluster of the kept entry with the most similar key, if that is similar enough.
+/// Every evicted entry joins the cluster of the kept entry with the most similar key,
+/// if that is similar enough.
 ///
 /// keys    [n, head_dim], all entries by position
 /// kept    ascending positions of the kept entries
@@ -36,7 +37,8 @@ MergeTargets evict_first(MatrixView keys, std::vector<int64_t> kept, const Simil
 ///     root(i)   = the end of i's chain of parents
 ///     score(root) = sum of the scores of all candidates with this root
 ///
-/// The k roots of largest score are kept, all of them if there are fewer; the clusters of the other roots are dropped.
+/// The k roots of largest score are kept, all of them if there are fewer; the clusters of the
+/// other roots are dropped.
 ///
 /// keys         [n, head_dim]
 /// always_kept  ascending positions; they do not merge, and all others are candidates

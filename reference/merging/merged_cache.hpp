@@ -1,6 +1,8 @@
-// One KV head's compressed cache, reconstructed from a session's records: its positions, votes, keys and values.
+// One KV head's compressed cache, reconstructed from a session's records: its
+// positions, votes, keys and values.
 //
-// The records of any backend suffice: unmerged entries are the layer's original ones, merged entries are recorded.
+// The records of any backend suffice: unmerged entries are the layer's original ones,
+// merged entries are recorded.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +32,9 @@ struct CacheEntries {
   CacheEntries at(const std::vector<int64_t>& wanted) const;
 };
 
-/// A cache just before some of its entries merged: the kept entries and the members that merged with them. Entries that
-/// were dropped at the same time are left out, so that the effect of merging is separated from that of eviction.
+/// A cache just before some of its entries merged: the kept entries and the members that merged with
+/// them. Entries that were dropped at the same time are left out, so that the effect of merging is
+/// separated from that of eviction.
 struct CacheMerge {
   CacheEntries before;
   const std::vector<MergeCluster>* clusters = nullptr;  ///< the record's, at least one
@@ -39,8 +42,8 @@ struct CacheMerge {
 
 /// A cache from the prompt's end on. Call enter and evict alternately, once each per decode step.
 ///
-/// The records must outlive the object. Policies that do not merge are supported, too. Inconsistent records, such as
-/// one with a position that is not in the cache, make any member function throw ShapeMismatch.
+/// The records must outlive the object. Policies that do not merge are supported, too. Inconsistent records,
+/// such as one with a position that is not in the cache, make any member function throw ShapeMismatch.
 class MergedCache {
  public:
   /// keys    [n + T, head_dim], the KV head's original keys; their memory must outlive the object

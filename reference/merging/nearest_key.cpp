@@ -22,8 +22,8 @@ void require_finite_keys(std::string_view what, MatrixView keys) {
 
 double clamped(double cosine) { return std::clamp(cosine, -1.0, 1.0); }
 
-// Updates `nearest` with the cosines of kept keys first, first + 1, ..., which come after all keys visited before. A
-// cosine of -infinity excludes a key.
+// Updates `nearest` with the cosines of kept keys first, first + 1, ..., which come after all keys visited
+// before. A cosine of -infinity excludes a key.
 void take_nearer(VectorView cosines, int64_t first, NearestKey& nearest) {
   const double largest = largest_of(cosines);
   if (largest == -kInfinity) return;

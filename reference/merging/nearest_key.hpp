@@ -54,8 +54,8 @@ inline Matrix key_directions(MatrixView keys) { return row_directions(keys); }
 /// entry      index of the entry that is evicted
 /// keys       [entries, head_dim]
 /// norms      [entries]: key_norms(keys)
-/// positions  [entries]; ties: the smaller position. Equal keys have equal cosines to the last bit, but these may
-///            differ from the cosines of nearest_keys, whose sums are formed in another order
+/// positions  [entries]; ties: the smaller position. Equal keys have equal cosines to the last bit, but these
+///            may differ from the cosines of nearest_keys, whose sums are formed in another order
 /// returns    the index of an entry; -1 if there is no other
 /// throws     ShapeMismatch
 NearestKey nearest_key(int64_t entry, MatrixView keys, VectorView norms, std::span<const int64_t> positions);

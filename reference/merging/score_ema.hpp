@@ -16,8 +16,8 @@ namespace kvbound::reference {
 ///     S' = a S + (1 - a) s,   c' = a c + (1 - a),   from S = c = 0
 ///     exact: s^ = S / c;   paper: s^ = S / (1 - a^tokens)
 ///
-/// with s a query's score of the entry. S is stored as a mantissa times a power of e, so that logits of any size
-/// neither overflow nor underflow; an update costs one exponential per entry and query head.
+/// with s a query's score of the entry. S is stored as a mantissa times a power of e, so that logits of any
+/// size neither overflow nor underflow; an update costs one exponential per entry and query head.
 ///
 /// source  KeepKV (arXiv:2504.09936); `exact` is ours
 /// proof   proofs/keep_kv.md#kkv-8
@@ -41,14 +41,17 @@ class ScoreEma {
   /// Updates the averages of the first `seen` entries with a query's scores.
   ///
   /// log_scores  [heads, seen <= entries], ln s, natural log
-  /// throws      ShapeMismatch; NonFinite if a score is NaN or infinite, without an update for that query head
+  /// throws      ShapeMismatch; NonFinite if a score is NaN or infinite, without an
+  ///             update for that query head
   void observe(MatrixView log_scores);
-  /// The same with the logits of all entries that a query sees: observe(log_scores(options.scores, logits, votes)).
+  /// The same with the logits of all entries that a query sees:
+  /// observe(log_scores(options.scores, logits, votes)).
   ///
   /// logits  [heads, seen <= entries], natural log
   /// votes   [seen], p > 0; empty: 1 for all
   void observe_logits(MatrixView logits, VectorView votes = {});
-  /// Sets an entry's prediction to that of a merged entry; the weight c does not change. No effect while c = 0.
+  /// Sets an entry's prediction to that of a merged entry; the weight c does not
+  /// change. No effect while c = 0.
   ///
   /// log_scores  [heads], ln s^_r
   /// tokens      as in log_predicted

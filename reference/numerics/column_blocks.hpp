@@ -11,7 +11,8 @@
 
 namespace kvbound::reference {
 
-/// Calls work(row, first, block) in parallel for blocks of successive columns, first, first + 1, ..., of every row.
+/// Calls work(row, first, block) in parallel for blocks of successive columns, first,
+/// first + 1, ..., of every row.
 ///
 /// where  the loop's name in ParallelTimes
 template <class Work>

@@ -13,8 +13,8 @@
 namespace kvbound::reference {
 namespace {
 
-// Rows of each operand per block product: enough that packing them costs the product little, and few enough that their
-// cosines are still in the processor's cache when they are visited.
+// Rows of each operand per block product: enough that packing them costs the product little, and few enough
+// that their cosines are still in the processor's cache when they are visited.
 constexpr int64_t kBlock = kTokenBlock, kOthers = 2 * kTokenBlock;
 
 // The length norm * 2^exponent.

@@ -29,12 +29,13 @@ double cosine(VectorView a, double length, VectorView b, double other_length);
 
 /// Visits the cosines of every row with all others, a block of others at a time.
 ///
-/// Equal rows have equal cosines to the last bit, but sums are formed in another order than in cosine(), and rounding
-/// may carry a cosine beyond -1 or 1.
+/// Equal rows have equal cosines to the last bit, but sums are formed in another order than in cosine(), and
+/// rounding may carry a cosine beyond -1 or 1.
 ///
 /// rows, others  [.., cols], finite
-/// visit         called with (row, first, cosines with others first, first + 1, ...); it may overwrite the cosines. The
-///               blocks of one row come in ascending order of `first`, different rows on different threads
+/// visit         called with (row, first, cosines with others first, first + 1, ...); it may
+///               overwrite the cosines. The blocks of one row come in ascending order of `first`,
+///               different rows on different threads
 void visit_cosines(MatrixView rows, MatrixView others,
                    const std::function<void(int64_t row, int64_t first, std::span<double> cosines)>& visit);
 

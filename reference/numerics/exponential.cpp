@@ -10,8 +10,8 @@ namespace {
 
 using Constants = ExponentialConstants;
 
-// Adding and subtracting this constant rounds a number below 2^51 to the nearest integer; after the addition, that
-// integer is in the lowest bits of the sum.
+// Adding and subtracting this constant rounds a number below 2^51 to the nearest integer; after the addition,
+// that integer is in the lowest bits of the sum.
 constexpr double kRounder = 0x1.8p52;
 constexpr uint64_t kExponentBias = 1023;
 constexpr int kFractionBits = 52;
@@ -32,8 +32,8 @@ template <class L>
 #pragma GCC unroll 16
   for (size_t i = 1; i < kTerms; ++i) q = q * r + Constants::kCoefficients[kTerms - 1 - i];
   const Reals fraction = 1.0 + (r + r * r * q);
-  // k = k1 + k2, both in the range of normal exponents. The shift is of an unsigned number (k + 2048 > 0), because not
-  // every instruction-set level has a signed 64-bit shift.
+  // k = k1 + k2, both in the range of normal exponents. The shift is of an unsigned number (k + 2048 > 0),
+  // because not every instruction-set level has a signed 64-bit shift.
   const Bits power = (Bits)shifted - (std::bit_cast<uint64_t>(kRounder) - 2048);
   const Bits power1 = power >> 1;
   const Bits power2 = power - power1;

@@ -23,18 +23,21 @@ namespace kvbound::reference {
 ///
 ///     |fl(exp x) - exp x| <= 1.8 u exp x + eta/2        (eta/2 only where the result is subnormal)
 ///
-/// The reduction is exp x = 2^k exp r, r = x - k ln 2, with k the integer nearest to x log2 e, so |r| < 0.3466:
+/// The reduction is exp x = 2^k exp r, r = x - k ln 2, with k the integer nearest to x
+/// log2 e, so |r| < 0.3466:
 ///
-///     r      k ln2_high has at most 53 bits, hence is exact; so is x - k ln2_high, a multiple of 2^-54 below
-///            1/2. Rounding the subtraction of k ln2_low costs 2^-55, all else 2^-84: a factor 1 +- 0.26 u of exp r
+///     r      k ln2_high has at most 53 bits, hence is exact; so is x - k ln2_high, a multiple of
+///            2^-54 below 1/2. Rounding the subtraction of k ln2_low costs 2^-55, all else 2^-84: a
+///            factor 1 +- 0.26 u of exp r
 ///     exp r  = 1 + (r + r^2 Q), Q = 1/2! + r/3! + ... + r^11/13! by Horner's rule. In units of u: the terms
-///            left out are below 0.04; Q is off by 0.77, and r^2 Q by r^2 (0.77 + 2 Q) <= 0.23; adding r costs
-///            1/4 (the sum is below 1/2), adding 1 costs 1, or 1/2 below 1. So 1.52 where exp r >= 1, and
-///            1.02/exp r <= 1.45 where exp r > 0.707
-///     2^k    as two powers of two, of which the first is exact, and the second unless the result is subnormal
+///            left out are below 0.04; Q is off by 0.77, and r^2 Q by r^2 (0.77 + 2 Q) <= 0.23; adding r
+///            costs 1/4 (the sum is below 1/2), adding 1 costs 1, or 1/2 below 1. So 1.52 where exp r >= 1,
+///            and 1.02/exp r <= 1.45 where exp r > 0.707
+///     2^k    as two powers of two, of which the first is exact, and the second
+///            unless the result is subnormal
 ///
-/// Every instruction-set level does the same + - * and integer operations without fused multiply-add, so the results
-/// have the same bits at every level.
+/// Every instruction-set level does the same + - * and integer operations without fused multiply-add, so the
+/// results have the same bits at every level.
 ///
 /// level    available on this machine
 /// source   the reduction: Cody and Waite, Software Manual for the Elementary Functions (1980), chapter 6

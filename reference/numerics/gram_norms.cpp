@@ -14,7 +14,8 @@ GramNorms::GramNorms(MatrixView matrix)
   for (int64_t c = 0; c < matrix.rows; ++c) lengths_.push_back(std::sqrt(gram_(c, c)));
 }
 
-// A bound on the error of x G x^T. The factor covers the rounding of this function, of the lengths, and gamma's denominator.
+// A bound on the error of x G x^T. The factor covers the rounding of this function, of the lengths,
+// and gamma's denominator.
 double GramNorms::squared_error(VectorView row) const {
   constexpr double kUnit = 0x1p-53, kUnderflow = 0x1p-1074, kRounding = 1.01;
   const auto inner = static_cast<double>(row.size());

@@ -1,8 +1,8 @@
 // Vector loops compiled once per instruction-set level; the level is chosen at run time.
 //
 // Every level does the same + - * / and integer operations on each number, without fused multiply-add, and
-// adds up in the same kLanes partial sums, so the bits do not depend on the level. This holds for code compiled
-// with -ffp-contract=off, as all of kvbound is.
+// adds up in the same kLanes partial sums, so the bits do not depend on the level. This holds for code
+// compiled with -ffp-contract=off, as all of kvbound is.
 #pragma once
 
 #include <array>
@@ -13,7 +13,8 @@
 
 namespace kvbound::reference {
 
-/// The levels for which a vector loop is compiled. generic: instructions that every processor of the architecture has.
+/// The levels for which a vector loop is compiled. generic: instructions that every processor
+/// of the architecture has.
 enum class InstructionSet { generic, avx2, avx512 };
 
 inline constexpr std::array<InstructionSet, 3> kInstructionSets{InstructionSet::generic, InstructionSet::avx2,
@@ -88,8 +89,8 @@ template <class Loop>
 
 /// Calls loop(Lanes<width>()) in a function compiled for the level, which must be available.
 ///
-/// loop  a lambda declared always_inline, as must be every function that it calls with vectors: a function that is not
-///       inlined is compiled for the generic level
+/// loop  a lambda declared always_inline, as must be every function that it calls with vectors: a function
+///       that is not inlined is compiled for the generic level
 template <class Loop>
 void run_at(InstructionSet level, const Loop& loop) {
   assert(is_available(level));

@@ -8,8 +8,9 @@
 namespace kvbound::reference {
 namespace {
 
-// Of `count` columns from `first` on, in one pass: the best of all divisions of the first rows; less and plus the sum of these rows
-// it is what a division that ends there is worth to a run that falls, or rises, behind it.
+// Of `count` columns from `first` on, in one pass: the best of all divisions of the first rows;
+// less and plus the sum of these rows it is what a division that ends there is worth to a run that
+// falls, or rises, behind it.
 template <class L>
 [[gnu::always_inline]] inline void add_columns(MatrixView terms, size_t first, size_t count,
                                                VectorView prices, std::vector<double>& result) {

@@ -11,8 +11,9 @@
 #include "product_kernels.hpp"
 #include "product_shapes.hpp"
 
-// The functions by which OpenBLAS chooses its kernels when it is loaded and drops the choice when it is unloaded. They
-// are in no header and are therefore weak: an OpenBLAS that was built for a single processor does not have them.
+// The functions by which OpenBLAS chooses its kernels when it is loaded and drops the choice when it is
+// unloaded. They are in no header and are therefore weak: an OpenBLAS that was built for a single
+// processor does not have them.
 extern "C" {
 [[gnu::weak]] void gotoblas_dynamic_init();
 [[gnu::weak]] void gotoblas_dynamic_quit();
@@ -21,8 +22,8 @@ extern "C" {
 namespace kvbound::reference {
 namespace {
 
-// Sets OpenMP's number of threads for the lifetime of the object. An OpenBLAS built for OpenMP uses that number of
-// threads and changes it when its own thread count is set.
+// Sets OpenMP's number of threads for the lifetime of the object. An OpenBLAS built for OpenMP uses that
+// number of threads and changes it when its own thread count is set.
 class OpenMpThreads {
  public:
   explicit OpenMpThreads(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
@@ -34,8 +35,8 @@ class OpenMpThreads {
   int before_;
 };
 
-// Sets OpenBLAS's thread count, which is a setting of the whole process, to one: with more threads, the bits of a
-// product depend on their number.
+// Sets OpenBLAS's thread count, which is a setting of the whole process, to one: with more threads, the bits
+// of a product depend on their number.
 void use_one_blas_thread() {
   [[maybe_unused]] static const bool once = [] {
     const OpenMpThreads kept(1);
@@ -114,7 +115,8 @@ bool can_choose_again() {
   return gotoblas_dynamic_init != nullptr && gotoblas_dynamic_quit != nullptr && has_several_cores();
 }
 
-// Makes OpenBLAS choose its kernels again, as if OPENBLAS_CORETYPE had had this value (or had been unset) at load time.
+// Makes OpenBLAS choose its kernels again, as if OPENBLAS_CORETYPE had had this value (or had
+// been unset) at load time.
 void choose_again(const std::optional<std::string>& core) {
   const CoreType as_if(core);
   gotoblas_dynamic_quit();

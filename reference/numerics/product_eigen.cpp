@@ -24,8 +24,8 @@ Mapped<RowMajor<T>> mapped(BasicMatrixView<T> matrix) {
   return {matrix.data, matrix.rows, matrix.cols, Eigen::OuterStride<>(matrix.row_stride)};
 }
 
-// Eigen derives the block sizes of a product from the sizes of the processor's caches, and the bits of a sum depend on
-// the blocks. Fixed cache sizes give the same bits on every machine.
+// Eigen derives the block sizes of a product from the sizes of the processor's caches, and the bits of a sum
+// depend on the blocks. Fixed cache sizes give the same bits on every machine.
 void use_one_set_of_block_sizes() {
   [[maybe_unused]] static const bool once = [] {
     constexpr std::ptrdiff_t kKiB = 1024;

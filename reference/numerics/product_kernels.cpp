@@ -55,7 +55,8 @@ char lower(char c) { return 'A' <= c && c <= 'Z' ? static_cast<char>(c - 'A' + '
 ProcessorFeatures processor_features() {
   ProcessorFeatures has;
 #ifdef __x86_64__
-  // The compiler's run-time library reads cpuid, and reports AVX, FMA and AVX-512 only if XCR0 enables their registers.
+  // The compiler's run-time library reads cpuid, and reports AVX, FMA and AVX-512 only if XCR0
+  // enables their registers.
   __builtin_cpu_init();
   has.avx = __builtin_cpu_supports("avx");
   has.avx2 = __builtin_cpu_supports("avx2");

@@ -1,9 +1,10 @@
-// Which of OpenBLAS's kernels a processor can run, and which are faster: the choice that use_fastest_products makes.
+// Which of OpenBLAS's kernels a processor can run, and which are faster: the choice that
+// use_fastest_products makes.
 //
-// OpenBLAS names its kernels by the processor ("core") that they were written for and picks a core by vendor, family
-// and model. A processor that is newer than the library is unknown to it and gets its oldest kernels. Kernels depend
-// only on the processor's instructions, so the choice here is made by instructions. It is not made by measured times:
-// they are noisy, and the bits of results would differ from run to run.
+// OpenBLAS names its kernels by the processor ("core") that they were written for and picks a core by vendor,
+// family and model. A processor that is newer than the library is unknown to it and gets its oldest kernels.
+// Kernels depend only on the processor's instructions, so the choice here is made by instructions. It is not
+// made by measured times: they are noisy, and the bits of results would differ from run to run.
 #pragma once
 
 #include <optional>
@@ -12,7 +13,8 @@
 
 namespace kvbound::reference {
 
-/// Instructions that both the processor (cpuid) and the operating system (which saves the registers: XCR0) support.
+/// Instructions that both the processor (cpuid) and the operating system (which saves the
+/// registers: XCR0) support.
 struct ProcessorFeatures {
   bool avx = false;
   bool avx2 = false;
@@ -42,12 +44,14 @@ ProcessorFeatures processor_features();
 ///              AVX2, FMA, BMI1 and BMI2           of BF16 only)
 enum class KernelLevel { sse, avx, avx2, avx512 };
 
-/// The level of a core, whose name is compared without regard to case; nullopt for a core that is not in the table.
+/// The level of a core, whose name is compared without regard to case; nullopt for a core
+/// that is not in the table.
 std::optional<KernelLevel> kernel_level(std::string_view core);
 
-/// The cores whose kernels are faster than those of `core` and which a processor with these features can run, fastest
-/// first: SkylakeX, Haswell, Sandybridge or some of them, one per level. Empty if `core` is not in the table, because
-/// then its speed is unknown: on processors other than x86-64, and for cores of newer OpenBLAS versions.
+/// The cores whose kernels are faster than those of `core` and which a processor with these features can
+/// run, fastest first: SkylakeX, Haswell, Sandybridge or some of them, one per level. Empty if `core` is
+/// not in the table, because then its speed is unknown: on processors other than x86-64, and for cores of
+/// newer OpenBLAS versions.
 std::span<const std::string_view> faster_cores(std::string_view core, const ProcessorFeatures& features);
 
 }  // namespace kvbound::reference

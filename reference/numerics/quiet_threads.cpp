@@ -29,7 +29,8 @@ void quiet_threads(char* const* arguments) {
   const bool says_how_to_wait = std::getenv(kPolicy) != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
   if (says_how_to_wait && (has_one_blas_thread() || !memory_is_limited())) return;
   std::error_code error;
-  // A dynamic loader that was given the program by name is what runs, and would be started again without that name.
+  // A dynamic loader that was given the program by name is what runs, and would be started
+  // again without that name.
   const auto* const program = reinterpret_cast<const char*>(getauxval(AT_EXECFN));
   if (program == nullptr || !std::filesystem::equivalent("/proc/self/exe", program, error)) return;
   if (setenv(kBlasThreads, "1", 1) != 0) return;

@@ -18,9 +18,9 @@ namespace kvbound::reference {
 ///
 /// rows     [tokens, inner]
 /// matrix   [inner, columns]
-/// returns  [tokens], >= 0; empty for no tokens. The product is formed block by block; in L2 it is not, where the Gram matrix
-///          of `matrix` gives the norm with a relative error of at most kGramNormError (gram_norms.hpp). Equal rows have equal
-///          norms to the last bit, however many rows there are
+/// returns  [tokens], >= 0; empty for no tokens. The product is formed block by block; in L2 it is not, where
+///          the Gram matrix of `matrix` gives the norm with a relative error of at most kGramNormError
+///          (gram_norms.hpp). Equal rows have equal norms to the last bit, however many rows there are
 /// throws   ShapeMismatch if the inner dimensions differ
 std::vector<double> row_norms(MatrixView rows, MatrixView matrix, Norm norm);
 

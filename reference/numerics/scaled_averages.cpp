@@ -11,12 +11,12 @@
 namespace kvbound::reference {
 namespace {
 
-// A mantissa below this limit is moved into its exponent. While no mantissa is smaller, an exponential that underflows
-// would not change a bit of its sum with a mantissa.
+// A mantissa below this limit is moved into its exponent. While no mantissa is smaller, an exponential that
+// underflows would not change a bit of its sum with a mantissa.
 constexpr double kLeastMantissa = 0x1p-64;
 
-// distances[j] = -|log_numbers[j] - exponents[j]|: the logarithm of the factor that rescales the smaller of the two to
-// the exponent of the larger. Returns whether all new logarithms are finite.
+// distances[j] = -|log_numbers[j] - exponents[j]|: the logarithm of the factor that rescales the smaller of
+// the two to the exponent of the larger. Returns whether all new logarithms are finite.
 bool negated_distances(VectorView log_numbers, const double* exponents, double* distances) {
   double poison = 0;
   run_at(
@@ -43,8 +43,8 @@ bool negated_distances(VectorView log_numbers, const double* exponents, double* 
   return poison == 0;
 }
 
-// S' = a S + (1 - a) s, stored with the larger of both exponents; exponentials[j] is exp(-distance of the exponents).
-// Returns the smallest new mantissa.
+// S' = a S + (1 - a) s, stored with the larger of both exponents; exponentials[j] is
+// exp(-distance of the exponents). Returns the smallest new mantissa.
 double add_numbers(double decay, VectorView log_numbers, const double* exponentials, double* exponents,
                    double* mantissas) {
   const double fresh = 1 - decay;

@@ -8,8 +8,8 @@
 
 namespace kvbound::reference {
 
-/// Averages S_j = mantissas[j] exp(exponents[j]). A mantissa is between about 2^-64 and 2, or 0 with the exponent
-/// -infinity for an average to which no number was added yet.
+/// Averages S_j = mantissas[j] exp(exponents[j]). A mantissa is between about 2^-64 and 2, or 0 with the
+/// exponent -infinity for an average to which no number was added yet.
 struct ScaledAverages {
   std::vector<double> exponents;
   std::vector<double> mantissas;

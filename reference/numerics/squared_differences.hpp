@@ -18,8 +18,8 @@ struct ScaledDifference {
   Number scale, x_factor, origin_factor;
 };
 
-/// A squared length below this share of its terms counts as cancelled. A length at the limit has 53 - 13 = 40 correct
-/// bits, minus the rounding errors of the inner product.
+/// A squared length below this share of its terms counts as cancelled. A length at the limit has 53 - 13 = 40
+/// correct bits, minus the rounding errors of the inner product.
 inline constexpr double kCancelledShare = 0x1p-13;
 
 namespace detail {
@@ -52,12 +52,14 @@ template <class L, class Term>
 ///
 ///     products[j] <- || scale_j (x_factor_j x_j - origin_factor_j o) ||^2
 ///
-/// first, second  [n] numbers from which `term` computes the factors; those of `first` are multiplied by first_factor
+/// first, second  [n] numbers from which `term` computes the factors; those of `first` are
+///                multiplied by first_factor
 /// squared_norms  [n]: |x_j|^2
 /// origin_norm    |o|^2
 /// term           term(first, second, difference) writes a ScaledDifference of the numbers' type; declared
 ///                always_inline, because it is compiled for every instruction set
-/// products       [n], in: x_j . o; out: the squared lengths, or -1 where the terms cancel to less than kCancelledShare
+/// products       [n], in: x_j . o; out: the squared lengths, or -1 where the terms cancel to
+///                less than kCancelledShare
 /// returns        whether the terms of any length cancel
 template <class Term>
 bool squared_differences(VectorView first, double first_factor, VectorView second, VectorView squared_norms,

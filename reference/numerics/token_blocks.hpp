@@ -20,8 +20,8 @@ constexpr int64_t token_blocks(int64_t tokens, int64_t size = kTokenBlock) {
   return (tokens + size - 1) / size;
 }
 
-/// The block size of products of a few queries with all tokens: about a sixteenth of the tokens, so that padding the
-/// last block costs little, but at most 1024, beyond which the product does not get faster.
+/// The block size of products of a few queries with all tokens: about a sixteenth of the tokens, so that
+/// padding the last block costs little, but at most 1024, beyond which the product does not get faster.
 constexpr int64_t query_product_block(int64_t tokens) {
   constexpr int64_t kMost = 1024;
   return std::clamp(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens))) / 16, kTokenBlock,

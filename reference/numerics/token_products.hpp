@@ -1,4 +1,5 @@
-// The products of a few queries with many tokens, in blocks of tokens whose size depends on the number of tokens alone.
+// The products of a few queries with many tokens, in blocks of tokens whose size depends on
+// the number of tokens alone.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,8 @@
 
 namespace kvbound::reference {
 
-/// products[i, j] = scale * queries[i,:] . tokens[j,:], block by block. Equal tokens get equal products to the last bit.
+/// products[i, j] = scale * queries[i,:] . tokens[j,:], block by block. Equal tokens get equal
+/// products to the last bit.
 ///
 /// queries   [queries, inner]
 /// tokens    [tokens, inner]

@@ -1,4 +1,5 @@
-// All entries of one layer, evicted ones included, kept outside the compressed cache so that it can be rebuilt.
+// All entries of one layer, evicted ones included, kept outside the compressed cache
+// so that it can be rebuilt.
 #pragma once
 
 #include <vector>
@@ -14,7 +15,8 @@ class FullCache {
   /// layer  its keys and values are copied; the other arrays that it views must outlive the cache
   explicit FullCache(const LayerView& layer);
 
-  /// Appends one decode step's entries and replaces the recorded queries by the step's. The step must fit the layer.
+  /// Appends one decode step's entries and replaces the recorded queries by the step's. The
+  /// step must fit the layer.
   void append(const StepView& view);
 
   /// The layer as if its prompt had gone on to the last step, whose queries

@@ -127,7 +127,8 @@ std::optional<int64_t> HeadEviction::next_evicted(const HeadCache& cache, int64_
   return *std::ranges::min_element(candidates, evicted_before);
 }
 
-// The candidates without those that stage one keeps, which are the ones of largest score (ties: smaller position).
+// The candidates without those that stage one keeps, which are the ones of largest score
+// (ties: smaller position).
 std::vector<int64_t> HeadEviction::outside_stage_one(std::vector<int64_t> candidates, const HeadCache& cache,
                                                      VectorView scores) const {
   const auto better = [&](int64_t a, int64_t b) {

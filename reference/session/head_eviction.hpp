@@ -21,17 +21,19 @@ namespace kvbound::reference {
 ///     replace    (tova)       score^h_j  = s^h_j
 ///     none       (streaming)  entries have no score: an entry that is neither a sink nor recent is evicted
 ///
-/// s^h_j is the step's score of entry j: the query's attention weight A^h_j over the current cache, or another score of
-/// obcache.hpp. A step costs O(entries): scores of former queries are not computed again.
+/// s^h_j is the step's score of entry j: the query's attention weight A^h_j over the current cache, or
+/// another score of obcache.hpp. A step costs O(entries): scores of former queries are not computed again.
 ///
-/// source  H2O (arXiv:2306.14048), Algorithm 1; TOVA (arXiv:2401.06104), section 3; OBCache (arXiv:2510.07651), section
-///         4
+/// source  H2O (arXiv:2306.14048), Algorithm 1; TOVA (arXiv:2401.06104), section 3; OBCache
+///         (arXiv:2510.07651), section 4
 class HeadEviction {
  public:
   /// layer        the memory that it views must outlive the object
   /// budget       entries kept after a step
-  /// head_scores  [group_size, n] at the prompt's end, not reduced over the group; empty for hosts that rank no entries
-  /// norms        [group_size, entries] projected value norms of the cache, for the selection `critical`; else empty
+  /// head_scores  [group_size, n] at the prompt's end, not reduced over the group; empty for
+  ///              hosts that rank no entries
+  /// norms        [group_size, entries] projected value norms of the cache, for the
+  ///              selection `critical`; else empty
   /// cache        the cache after the prompt
   HeadEviction(const LayerView& layer, const Policy& policy, int64_t kv_head, int64_t budget,
                MatrixView head_scores, MatrixView norms, const HeadCache& cache);

@@ -201,7 +201,8 @@ Matrix HeadMerging::scores_of(const LayerView& layer, const ScoreEma* known) con
   return attention_logits(last_queries(layer, kv_head_), layer.keys.slice(kv_head_), scale_);
 }
 
-// ln D_h of the cache before the merge; empty unless the group's heads weight the values jointly (weighs_heads).
+// ln D_h of the cache before the merge; empty unless the group's heads weight the
+// values jointly (weighs_heads).
 std::vector<double> HeadMerging::log_denominators(MatrixView log_scores, VectorView votes) const {
   std::vector<double> denominators;
   if (!weighs_heads()) return denominators;

@@ -1,4 +1,5 @@
-// Merging in one KV head's cache, at the prompt's end and during decoding: predicted scores, targets, merged entries.
+// Merging in one KV head's cache, at the prompt's end and during decoding: predicted scores,
+// targets, merged entries.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +25,21 @@ namespace kvbound::reference {
 ///     d2o, kvmerger    means weighted by similarity or distance to the target (merge_baselines.hpp)
 ///     cam              the evicted value is dropped or spread over the values that follow it (cam.hpp)
 ///
-/// A decode step calls enter, attends, calls observe to update the predicted scores, and merge for the evicted entry.
+/// A decode step calls enter, attends, calls observe to update the predicted scores, and
+/// merge for the evicted entry.
 class HeadMerging {
  public:
   /// merge    not NoMerge
   /// kv_head  index in the layer
   HeadMerging(const Merge& merge, const LayerView& layer, int64_t kv_head);
 
-  /// Merges the evicted entries of the prompt (at a rebuild: of the full cache) into the cache of kept entries.
+  /// Merges the evicted entries of the prompt (at a rebuild: of the full cache) into
+  /// the cache of kept entries.
   ///
   /// layer    all entries; merged keys and values are determined for its last query
   /// targets  of this KV head
-  /// known    the predicted scores after the prompt; null at a rebuild: the last query's own scores are used, and the
-  ///          predictions start anew
+  /// known    the predicted scores after the prompt; null at a rebuild: the last query's own scores are used,
+  ///          and the predictions start anew
   /// cache    filled with the kept entries; merged entries replace their targets
   HeadMerge compress(const LayerView& layer, MergeTargets targets, const ScoreEma* known, HeadCache& cache);
 
@@ -57,7 +60,8 @@ class HeadMerging {
   /// Merges an entry that is about to be evicted, and is still in
   /// the cache. Call it after observe, with the same queries.
   ///
-  /// into  a prescribed target position (with CaM the first of several), -1 for none; nullopt: the method chooses
+  /// into  a prescribed target position (with CaM the first of several), -1 for none;
+  ///       nullopt: the method chooses
   EvictedMerge merge(int64_t leaving, MatrixView queries, HeadCache& cache,
                      std::optional<int64_t> into = std::nullopt);
   /// Replaces an entry of the cache by a merged one; without log scores its predicted scores stay.

@@ -46,13 +46,14 @@ class HeadStepper {
   /// Merges the layer's entries that are not in the cache into it. For policies that merge, after fill.
   ///
   /// targets    of this KV head; its `kept` are the positions with which the cache was filled
-  /// predicted  predicted scores after the prompt; null at a rebuild: the last query's own scores are used, and the
-  ///            predictions start anew
+  /// predicted  predicted scores after the prompt; null at a rebuild: the last query's own scores are used,
+  ///            and the predictions start anew
   HeadMerge merge(const LayerView& layer, MergeTargets targets, const ScoreEma* predicted);
   /// Sets the running scores with which decoding begins. For hosts that evict, after fill and merge.
   ///
   /// head_scores   [group_size, n], at the prompt's end or zeros; empty for hosts that rank no entries
-  /// prompt_norms  [group_size, n]: projected norms of the original values, for `critical`; not used for merged caches
+  /// prompt_norms  [group_size, n]: projected norms of the original values, for `critical`;
+  ///               not used for merged caches
   void begin_evicting(const LayerView& layer, MatrixView head_scores, MatrixView prompt_norms);
 
   /// Appends the step's entry to the cache.
@@ -62,14 +63,17 @@ class HeadStepper {
   /// queries  [group_size, head_dim]
   /// returns  [group_size, head_dim]
   Matrix attend(MatrixView queries);
-  /// The entry that the host evicts now; nullopt if the cache is within its budget or the host does not evict.
+  /// The entry that the host evicts now; nullopt if the cache is within its budget or
+  /// the host does not evict.
   std::optional<int64_t> own_choice() const;
-  /// Evicts an entry and, if the policy merges, merges it with others. Call it after attend, with the same queries.
+  /// Evicts an entry and, if the policy merges, merges it with others. Call it after
+  /// attend, with the same queries.
   ///
-  /// into  a prescribed target position (with CaM the first of several), -1 for none; nullopt: the policy chooses
+  /// into  a prescribed target position (with CaM the first of several), -1 for none;
+  ///       nullopt: the policy chooses
   EvictedEntry evict(int64_t entry, MatrixView queries, std::optional<int64_t> into = std::nullopt);
-  /// Replaces an entry's votes, key and value by those that a tested implementation has; running and predicted scores stay.
-  /// For policies that merge.
+  /// Replaces an entry's votes, key and value by those that a tested implementation has; running and
+  /// predicted scores stay. For policies that merge.
   void replace(int64_t entry, double votes, VectorView key, VectorView value);
 
   const HeadCache& cache() const { return cache_; }

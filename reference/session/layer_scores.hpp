@@ -13,7 +13,8 @@
 
 namespace kvbound::reference {
 
-/// Scores and norms that depend on one layer alone. Each is computed on its first use, for all policies and budgets.
+/// Scores and norms that depend on one layer alone. Each is computed on its first use, for
+/// all policies and budgets.
 class LayerScores {
  public:
   /// times  adds up the operations' wall times; null: not measured

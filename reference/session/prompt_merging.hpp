@@ -21,7 +21,8 @@ namespace kvbound::reference {
 /// target   of the policy's merging
 /// ranking  of the layer; read by merge-first only
 /// budgets  [kv_heads], after allocation; read by merge-first only
-/// kept     [kv_heads]: ascending positions that the selection keeps; merge-first replaces them by its own selection
+/// kept     [kv_heads]: ascending positions that the selection keeps; merge-first replaces
+///          them by its own selection
 /// returns  [kv_heads]
 std::vector<MergeTargets> merge_targets(const LayerView& layer, const SimilarTarget& target, MergeOrder order,
                                         const Ranking& ranking, std::span<const int64_t> budgets,

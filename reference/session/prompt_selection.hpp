@@ -18,7 +18,8 @@ namespace kvbound::reference {
 /// budgets  [kv_heads]: number of entries kept, always-kept entries included
 /// known    the layer's cached scores
 /// times    adds up the operations' wall times; null: not measured
-/// returns  the kept positions, and the scores, stage one, stage-two scores and norms on which the selection is based
+/// returns  the kept positions, and the scores, stage one, stage-two scores and norms on
+///          which the selection is based
 PromptRecord select_prompt(const LayerView& layer, const Policy& policy, const Ranking& ranking,
                            std::span<const int64_t> budgets, LayerScores& known, OperationTimes* times);
 

@@ -51,7 +51,8 @@ SnapKvSelection select_snap_kv(const LayerView& layer, const SnapKv& host, const
 ///     then, over the group of query heads, attention: mean; other scores: sum
 ///
 /// policy  its host ranks entries
-/// source  SnapKV (arXiv:2404.14469), H2O (arXiv:2306.14048), TOVA (arXiv:2401.06104), OBCache (arXiv:2510.07651)
+/// source  SnapKV (arXiv:2404.14469), H2O (arXiv:2306.14048), TOVA (arXiv:2401.06104),
+///         OBCache (arXiv:2510.07651)
 Ranking rank(const LayerView& layer, const Policy& policy, LayerScores& known);
 
 /// The same by rules other than the host's own, for example with fewer scoring queries.

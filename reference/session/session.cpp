@@ -167,8 +167,8 @@ class ReferenceSession final : public Session {
     record.stage_one = std::move(chosen.stage_one);
   }
 
-  // Takes successive steps, of which only the first may have rebuilt the cache. A KV head's steps need nothing of other heads,
-  // so that each head takes all of them separately.
+  // Takes successive steps, of which only the first may have rebuilt the cache. A KV head's steps need
+  // nothing of other heads, so that each head takes all of them separately.
   void decode(std::span<const StepView> views, std::span<StepRecord> records) {
     for (StepRecord& record : records) begin_step(record);
     std::vector<DecodeTimes> spent(shape_.kv_heads);

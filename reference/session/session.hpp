@@ -10,9 +10,9 @@ namespace kvbound::reference {
 
 /// A session in double precision on the CPU. Bit-identical for any number of threads.
 ///
-/// times    adds up the wall time of every operation, by the names of cuda/session/session.hpp and window_scores,
-///          removal_order, eviction (choosing and removing the evicted entry; updating the scores is part of
-///          attention); null: not measured
+/// times    adds up the wall time of every operation, by the names of cuda/session/session.hpp and
+///          window_scores, removal_order, eviction (choosing and removing the evicted entry; updating the
+///          scores is part of attention); null: not measured
 std::unique_ptr<Session> make_session(OperationTimes* times = nullptr);
 
 }  // namespace kvbound::reference

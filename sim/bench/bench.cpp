@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kLeastTokens = 256, kMostTokens = 131072;
 
-// Layers known by name, from the models' published configurations, with the default number of tokens: a length that all
-// three models were trained for; for pocket, the length of the sample trace.
+// Layers known by name, from the models' published configurations, with the default number of tokens: a
+// length that all three models were trained for; for pocket, the length of the sample trace.
 const BenchShape kShapes[] = {
     {"llama-3.1-8b", {32, 8, 128, 4096}, 32768, 2048},
     {"mistral-7b", {32, 8, 128, 4096}, 32768, 2048},

@@ -1,8 +1,8 @@
 // Measures the speed of operations relative to rooflines that are measured in the same run.
 //
-// In every round each work item is timed once: the operation, then whatever it is measured against. All of them are
-// exposed to the same noise of the machine, and a ratio is taken per round. A pause before each timing lets spinning
-// threads of OpenMP or OpenBLAS release the processors.
+// In every round each work item is timed once: the operation, then whatever it is measured against. All of
+// them are exposed to the same noise of the machine, and a ratio is taken per round. A pause before each
+// timing lets spinning threads of OpenMP or OpenBLAS release the processors.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,8 @@ struct BenchShape {
   friend bool operator==(const BenchShape&, const BenchShape&) = default;
 };
 
-/// Reads "llama-3.1-8b:8192": a known layer, and optionally its tokens. Throws UsageError listing the known shapes.
+/// Reads "llama-3.1-8b:8192": a known layer, and optionally its tokens. Throws UsageError
+/// listing the known shapes.
 BenchShape parse_bench_shape(std::string_view text);
 
 /// Median, smallest and largest of at least one number.
@@ -104,8 +105,8 @@ struct BenchRounds {
 
 /// The number of rounds to measure.
 struct BenchPlan {
-  /// Whether the first round is a warm-up that is not counted. A long first round is counted, because warming up hardly
-  /// matters to it.
+  /// Whether the first round is a warm-up that is not counted. A long first round is counted, because warming
+  /// up hardly matters to it.
   bool warm_up = false;
   int64_t least = 0;  ///< least number of counted rounds, whatever the time
   int64_t most = 0;
@@ -148,8 +149,8 @@ struct BenchOperation {
   bool by_model = false;   ///< whether it runs a checkpoint, options.model
 };
 
-/// The operations of a backend, in the order in which they are measured: the reference's on this processor, or those of
-/// sim/bench/device_bench.hpp.
+/// The operations of a backend, in the order in which they are measured: the reference's on this processor,
+/// or those of sim/bench/device_bench.hpp.
 std::span<const BenchOperation> bench_operations(std::string_view backend);
 std::span<const BenchOperation> reference_bench_operations();
 

@@ -12,8 +12,9 @@
 
 namespace kvbound::sim {
 
-/// Nearly normal numbers, about one in a thousand of which is 16 times as large: caches have such outliers, and a
-/// kernel that mishandles one is noticed. A matrix's numbers have variance 1 / cols, before the outliers.
+/// Nearly normal numbers, about one in a thousand of which is 16 times as large: caches have such
+/// outliers, and a kernel that mishandles one is noticed. A matrix's numbers have variance
+/// 1 / cols, before the outliers.
 Matrix random_matrix(int64_t rows, int64_t cols, const traces::Stream& random);
 Tensor random_tensor(int64_t slices, int64_t rows, int64_t cols, const traces::Stream& random);
 

@@ -98,8 +98,9 @@ BenchResult bench_l2_norms(const BenchOptions& options) {
   return result;
 }
 
-// The matrix products of window_attention alone, as fast as this library forms them: each for all queries that share a KV head
-// and for so few tokens that the product stays in the cache, where it is overwritten by the next one.
+// The matrix products of window_attention alone, as fast as this library forms them: each for all
+// queries that share a KV head and for so few tokens that the product stays in the cache, where it is
+// overwritten by the next one.
 BenchPiece window_products(const BenchOptions& options, const BenchLayer& layer, double work) {
   static constexpr int64_t kTokens = 1024;
   const int64_t rows = layer.shape.group_size() * BenchLayer::kWindow;

@@ -5,8 +5,8 @@
 
 namespace kvbound::sim {
 
-/// The joint and the exact score of a prompt's entries by 32 queries per head, against their three products (logits,
-/// outputs, and products of outputs with values) at DGEMM's rate and their exponentials.
+/// The joint and the exact score of a prompt's entries by 32 queries per head, against their three products
+/// (logits, outputs, and products of outputs with values) at DGEMM's rate and their exponentials.
 BenchResult bench_joint_scores(const BenchOptions& options);
 BenchResult bench_exact_scores(const BenchOptions& options);
 

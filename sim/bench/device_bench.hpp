@@ -1,9 +1,10 @@
-// bench on a device: every operation of the cuda/ folder, relative to the device's own peak rates, by the device's
-// clock.
+// bench on a device: every operation of the cuda/ folder, relative to the device's own peak
+// rates, by the device's clock.
 //
-// In every round the operation, a copy and a matrix product are timed in turn. Each is called repeatedly for 10 ms, as one
-// recording, after one uncounted call. The calls of an operation use several copies of its arguments in turn, which
-// together are four times as large as the L2 cache, so that a copy is no longer cached when its turn comes.
+// In every round the operation, a copy and a matrix product are timed in turn. Each is called repeatedly for
+// 10 ms, as one recording, after one uncounted call. The calls of an operation use several copies of its
+// arguments in turn, which together are four times as large as the L2 cache, so that a copy is no longer
+// cached when its turn comes.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,8 @@ struct Accelerator {
   std::string norms_kernel;                   ///< cuda::NormsChoice::why, for head_dim 128
 };
 
-// Of the emulated kernels, in a program with KVBOUND_COUNTED of those that count what they do (cuda/support/build.hpp).
+// Of the emulated kernels, in a program with KVBOUND_COUNTED of those that count what they do
+// (cuda/support/build.hpp).
 namespace emulated {
 Accelerator accelerator();
 std::span<const BenchOperation> bench_operations();

@@ -8,7 +8,8 @@
 
 namespace kvbound::sim {
 
-/// Lets the counted device have as many multiprocessors as the GPU while it lives, so that launches are the GPU's.
+/// Lets the counted device have as many multiprocessors as the GPU while it lives, so
+/// that launches are the GPU's.
 class ActingAs {
  public:
   /// Throws NoDevice in a program without kernels that count what they do (KVBOUND_COUNTED).

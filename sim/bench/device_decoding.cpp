@@ -28,8 +28,8 @@ using cuda::StoredTensor;
 
 constexpr PredictedScores kAverages{};
 
-// A full cache of 20 %, with room for one entry more as a session has it. It stays in the L2 cache from one call to the next, as
-// it does behind a step's attention.
+// A full cache of 20 %, with room for one entry more as a session has it. It stays in the L2 cache from one
+// call to the next, as it does behind a step's attention.
 struct StepCache {
   explicit StepCache(const BenchOptions& options)
       : shape(options.shape.layer),
@@ -134,7 +134,8 @@ BenchResult bench_evict_critical(const BenchOptions& options) {
   });
 }
 
-// What a step's queries need to be scored by OBCache's joint score. The first entry is every query's dominant one.
+// What a step's queries need to be scored by OBCache's joint score. The first entry is
+// every query's dominant one.
 struct Measures {
   explicit Measures(const StepCache& cache)
       : shape(cache.shape),

@@ -137,7 +137,8 @@ const std::vector<BenchPiece>& ceilings(const BenchOptions& options) {
   return pieces;
 }
 
-// Each round's shares of the rooflines timed in that round: piece 1 is the copy, the last piece the matrix product.
+// Each round's shares of the rooflines timed in that round: piece 1 is the copy, the last
+// piece the matrix product.
 class Shares {
  public:
   Shares(DeviceWork work, const std::vector<BenchPiece>& pieces)

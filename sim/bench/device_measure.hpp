@@ -54,7 +54,8 @@ double traffic(const Arrays&... arrays) {
   return (bytes_of(arrays) + ...);
 }
 
-/// Several times the L2 cache, so that hardly anything stays in it from one use to the next, whatever it evicts.
+/// Several times the L2 cache, so that hardly anything stays in it from one use to the
+/// next, whatever it evicts.
 inline int64_t beyond_cache() { return 4 * cuda::device().l2_bytes; }
 
 /// Copies of an operation's arguments and results, together larger than the L2 cache; calls use them in turn.
@@ -83,8 +84,8 @@ class Rotation {
 /// Queues an operation on a stream.
 using Call = std::function<void(cuda::Stream)>;
 
-/// How calls are queued: recorded once and repeated as a whole, so that the time of a short operation is not that of the host,
-/// which launches it; or one by one, for calls that may allocate.
+/// How calls are queued: recorded once and repeated as a whole, so that the time of a short operation is not
+/// that of the host, which launches it; or one by one, for calls that may allocate.
 enum class Launches { recorded, direct };
 
 /// A call of an operation, timed by the device's clock. Its unit is bytes, or FLOP where it has any.

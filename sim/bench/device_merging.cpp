@@ -51,8 +51,8 @@ struct Entries {
   Buffer<std::byte> workspace;
 };
 
-// Their clusters: every evicted entry merges, most of them into few kept ones, as into a sink. At 32K tokens the largest
-// cluster has about 3,000 members. The cache into which they merge has a session's capacity.
+// Their clusters: every evicted entry merges, most of them into few kept ones, as into a sink. At 32K tokens
+// the largest cluster has about 3,000 members. The cache into which they merge has a session's capacity.
 struct MergingEntries : Entries {
   explicit MergingEntries(const BenchOptions& options)
       : Entries(options),
@@ -218,8 +218,8 @@ BenchResult bench_portable_nearest_keys(const BenchOptions& options) {
   return bench_search(options, "nearest-keys-portable", SearchKernel::portable);
 }
 
-// Of up to 8,192 tokens, because the products grow with their square. Only half of them are with keys of higher score, and only
-// those count.
+// Of up to 8,192 tokens, because the products grow with their square. Only half of them are with keys of
+// higher score, and only those count.
 BenchResult bench_nearest_better_keys(const BenchOptions& options) {
   constexpr int64_t kMostTokens = 8192;
   struct Set {

@@ -1,4 +1,5 @@
-// The operations that bench measures on a device, in the order of its list. Compiled twice, as device_bench.cpp is.
+// The operations that bench measures on a device, in the order of its list. Compiled
+// twice, as device_bench.cpp is.
 #pragma once
 
 #include <span>

@@ -151,7 +151,8 @@ BenchResult bench_adakv_budgets(const BenchOptions& options) {
                            });
 }
 
-// One of the sweep's 29 selections: scores for one lambda, the largest of them, and whether their bound is smaller.
+// One of the sweep's 29 selections: scores for one lambda, the largest of them, and
+// whether their bound is smaller.
 BenchResult bench_theta_sweep_step(const BenchOptions& options) {
   struct Set {
     DeviceMatrix weights, norms, scores;

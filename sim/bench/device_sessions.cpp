@@ -76,7 +76,8 @@ class WarmSession {
 
 using Steps = void (WarmSession::*)(int64_t steps);
 
-// Steps behind as many others, whose memory they find again. Where nothing is evicted the cache grows by a few entries.
+// Steps behind as many others, whose memory they find again. Where nothing is evicted the
+// cache grows by a few entries.
 double step_seconds(WarmSession& session, Steps take) {
   (session.*take)(kTimedSteps);
   const Clock::time_point start = Clock::now();
@@ -170,7 +171,8 @@ BenchResult bench_session_compress(const BenchOptions& options) {
   return result;
 }
 
-// Decode steps by options.policy, their records included: waited for one after the other, and queued together.
+// Decode steps by options.policy, their records included: waited for one after the
+// other, and queued together.
 BenchResult bench_step(const BenchOptions& options) {
   const BenchLayer layer(options);
   StepAttention attention(options);

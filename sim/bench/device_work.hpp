@@ -1,5 +1,5 @@
-// Minimal work of device operations: every input is read once and every result written once, for caches stored in 16
-// bits; a product and a sum are two FLOP. Repeated reads by a kernel are not counted.
+// Minimal work of device operations: every input is read once and every result written once, for caches
+// stored in 16 bits; a product and a sum are two FLOP. Repeated reads by a kernel are not counted.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,8 @@ constexpr DeviceWork window_change_scores_work(const LayerShape& shape, int64_t 
           4 * static_cast<double>(queries * tokens * shape.head_dim)};
 }
 
-/// cuda::nearest_keys of n - b leaving entries among b kept ones, every KV head; the lengths of keys are known.
+/// cuda::nearest_keys of n - b leaving entries among b kept ones, every KV head; the
+/// lengths of keys are known.
 ///
 ///     bytes = 2 G n d + 4 G (n + n - b) + 8 G (2 (n - b) + 2)                    FLOP = 2 G (n - b) b d
 constexpr DeviceWork nearest_keys_work(const LayerShape& shape, int64_t tokens, int64_t kept) {

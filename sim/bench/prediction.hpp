@@ -16,8 +16,8 @@ struct Prediction {
   std::string gpu;
   CountedWork work;
   OperationTime time;
-  /// The least that its arguments and results require at the GPU's copy bandwidth and matrix rate; nullopt: no such
-  /// figure.
+  /// The least that its arguments and results require at the GPU's copy bandwidth and matrix rate;
+  /// nullopt: no such figure.
   std::optional<double> floor_seconds;
   std::optional<double> attention_seconds;  ///< of a step: attention alone over the same cache
 };

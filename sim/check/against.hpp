@@ -18,8 +18,8 @@ struct SharedCases {
   std::vector<int64_t> only_a, only_b;             ///< ascending
 };
 
-/// Pairs of the same number, if their inputs are the same; the others with the first of the other file that has their inputs. So a
-/// batch of many sequences has its counterpart of one of them alone, whichever it is.
+/// Pairs of the same number, if their inputs are the same; the others with the first of the other file that
+/// has their inputs. So a batch of many sequences has its counterpart of one of them alone, whichever it is.
 ///
 /// a, b  CheckCases::inputs
 SharedCases shared_cases(const std::vector<std::string>& a, const std::vector<std::string>& b);

@@ -156,8 +156,8 @@ class AttentionCheck {
     });
   }
 
-  // Of what decides a sequence's outputs, whatever settings say it: a scale as kernels take it, in single precision, and what each
-  // query sees.
+  // Of what decides a sequence's outputs, whatever settings say it: a scale as kernels take it, in single
+  // precision, and what each query sees.
   std::string digest_of(int64_t b, const Matrix& rows, const Tensor& keys, const Tensor& values) const {
     const int64_t tokens = cache_.tokens(b), queries = offsets_[b + 1] - offsets_[b];
     std::string settings = fmt::format("{} {}", static_cast<float>(scale_), query_heads_);

@@ -12,7 +12,8 @@ namespace kvbound::sim {
 /// What an operation rounds, of all that a kernel may declare.
 enum class Rounds {
   products,  ///< of stored inputs alone
-  scores,  ///< attention weights and, for some policies, outputs, too; no sum is declared by its parts and tiles
+  /// attention weights and, for some policies, outputs, too; no sum is declared by its parts and tiles
+  scores,
   outputs  ///< all of it
 };
 
@@ -24,8 +25,9 @@ struct CheckArithmetic {
   reference::Arithmetic with_rounding_of(std::initializer_list<VectorView> numbers) const;
 };
 
-/// The options storage, accumulate, weights, partials, splits, tile and products. Without `storage` each input is in its own type;
-/// without `accumulate` products are formed in F64 if all inputs have that type, otherwise in F32.
+/// The options storage, accumulate, weights, partials, splits, tile and products. Without `storage`
+/// each input is in its own type; without `accumulate` products are formed in F64 if all inputs have
+/// that type, otherwise in F32.
 ///
 /// inputs  the input tensors' names, one of which is there at least
 /// rounds  what else is declared does not count

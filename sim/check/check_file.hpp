@@ -1,5 +1,5 @@
-// A file of a kernel's inputs and results, for `check`: safetensors or NumPy's .npz. Tensors are asked for by name, with
-// dimensions that tensors share by name; what does not fit is refused in one line.
+// A file of a kernel's inputs and results, for `check`: safetensors or NumPy's .npz. Tensors are asked for by
+// name, with dimensions that tensors share by name; what does not fit is refused in one line.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,8 @@ class CheckFile {
 
   [[noreturn]] void refuse(const traces::TensorEntry& entry, const std::string& field,
                            const std::string& problem) const;
-  /// Throws TraceError for tensors and metadata that are known to change what attention computes, and that no check knows.
+  /// Throws TraceError for tensors and metadata that are known to change what attention computes,
+  /// and that no check knows.
   void refuse_unsupported() const;
   /// Names of the file's tensors and metadata that were not asked for, in ascending order.
   std::vector<std::string> not_read(const std::set<std::string>& known_options) const;

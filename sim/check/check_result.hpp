@@ -33,8 +33,8 @@ struct CheckedLayer {
   JudgedClaims claims;
 };
 
-/// What other kernels' results of the same inputs are compared with, case by case: a sequence of `attention`, a row of `topk`,
-/// all that a file of the others holds.
+/// What other kernels' results of the same inputs are compared with, case by case: a sequence of `attention`,
+/// a row of `topk`, all that a file of the others holds.
 struct CheckCases {
   std::string name;                 ///< of one case: "sequence"
   std::vector<std::string> inputs;  ///< [cases]: InputDigest of what each was computed from

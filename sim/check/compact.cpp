@@ -265,7 +265,8 @@ class CompactCheck {
     result_.judged += any_rows_fit(g) && result_.outside == outside ? 0 : count;
   }
 
-  // Whether any of the head's rows would be right in place of any other; of a single row, whether zeros would.
+  // Whether any of the head's rows would be right in place of any other; of a single
+  // row, whether zeros would.
   bool any_rows_fit(int64_t g) const {
     if (n_ == 1) return before(g, 0) == std::string(row_bytes_, '\0');
     for (int64_t j = 1; j < n_; ++j)

@@ -14,7 +14,8 @@ class InputDigest {
  public:
   /// Adds inputs that are not tensors, as text: lengths, settings.
   InputDigest& add(const std::string& settings);
-  /// A tensor's numbers in double precision, to the last bit: the type that they are stored in does not count.
+  /// A tensor's numbers in double precision, to the last bit: the type that they are
+  /// stored in does not count.
   InputDigest& add(std::initializer_list<int64_t> shape, VectorView numbers);
 
   /// 64 hexadecimal digits. Call it once.

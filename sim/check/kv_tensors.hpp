@@ -2,7 +2,8 @@
 //
 //     dense   k, v [batch, tokens, kv_heads, head_dim], optional lengths [batch]
 //     ragged  k, v [total, kv_heads, head_dim], kv_indptr [batch + 1]; without kv_indptr one sequence
-//     paged   k, v [pages, page_size, kv_heads, head_dim], kv_indptr [batch + 1], kv_indices, kv_last_page_len [batch]
+//     paged   k, v [pages, page_size, kv_heads, head_dim], kv_indptr [batch + 1], kv_indices,
+//             kv_last_page_len [batch]
 //
 // With kv_layout=HND KV heads stand before tokens. v may have another head_dim: value_dim.
 #pragma once

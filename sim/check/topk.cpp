@@ -115,7 +115,8 @@ class TopkCheck {
     return verdict;
   }
 
-  // Collects the selected entries; false, with a fault in the verdict, if they are no set of entries of the row.
+  // Collects the selected entries; false, with a fault in the verdict, if they are no
+  // set of entries of the row.
   bool take(int64_t row, std::span<const int64_t> slots, int64_t length, std::vector<int64_t>& selected,
             SelectedRow& verdict) const {
     std::vector<bool> taken(static_cast<size_t>(length));

@@ -15,11 +15,13 @@ struct Ending {
   bool quiet = false;
 };
 
-/// The exit code for these tensors of a file; what differs, is unlikely, or is inconclusive, is said on standard error.
+/// The exit code for these tensors of a file; what differs, is unlikely, or is inconclusive,
+/// is said on standard error.
 int exit_code(const std::vector<TensorSummary>& tensors, const ChanceVerdict& chance, const std::string& path,
               const Ending& ending);
 
-/// The exit code where `alone` is the worse of A's and B's own; whatever else keeps them from agreeing is said on standard error.
+/// The exit code where `alone` is the worse of A's and B's own; whatever else keeps them from agreeing
+/// is said on standard error.
 int exit_code(const ComparedRows& compared, int alone, const Ending& ending);
 
 }  // namespace kvbound::sim

@@ -92,8 +92,8 @@ std::vector<const BenchOperation*> chosen_operations(std::string_view backend,
   return chosen;
 }
 
-// Whether matrix products work, tried in a child process, because a processor that lacks the kernels' instructions
-// kills the process with SIGILL.
+// Whether matrix products work, tried in a child process, because a processor that lacks the kernels'
+// instructions kills the process with SIGILL.
 bool kernels_run() {
   const pid_t child = fork();
   if (child < 0) throw IoError(fmt::format("cannot start a process: {}", std::strerror(errno)));
@@ -114,9 +114,9 @@ bool kernels_run() {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// Makes OpenBLAS use the kernels of a core; throws UsageError if it cannot. OpenBLAS ignores names that it does not
-// know, and some builds also ignore a core whose instructions the processor lacks; other builds run its kernels and
-// crash.
+// Makes OpenBLAS use the kernels of a core; throws UsageError if it cannot. OpenBLAS ignores names that it
+// does not know, and some builds also ignore a core whose instructions the processor lacks; other builds
+// run its kernels and crash.
 void require_kernels_of(const std::string& core) {
   const std::string real = reference::use_products_of(core).core;
   const auto lower = [](unsigned char c) { return std::tolower(c); };

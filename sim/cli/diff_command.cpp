@@ -183,7 +183,8 @@ void require_same_run(const DumpFile& a, const DumpFile& b) {
     refuse("budget", to_string(a.info().budget), to_string(b.info().budget));
 }
 
-// Judges the layers of both dumps, and compares the rows of those that both have, with one layer in memory at a time.
+// Judges the layers of both dumps, and compares the rows of those that both have, with one
+// layer in memory at a time.
 void compare_layers(const traces::Trace& trace, const DumpFile& a, const DumpFile& b, bool quiet,
                     AgainstReport& report) {
   Progress progress("judging " + a.path() + " and " + b.path(), !quiet);

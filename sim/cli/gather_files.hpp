@@ -21,8 +21,8 @@ struct GatherRequest {
   std::vector<std::string> columns = {};  ///< of the tables; empty: those shown by default
 };
 
-/// Puts a sweep's results together, trace by trace. Returns the exit code: replay_verdict's, or kInconclusive if results are
-/// missing, which are named on standard error.
+/// Puts a sweep's results together, trace by trace. Returns the exit code: replay_verdict's, or kInconclusive
+/// if results are missing, which are named on standard error.
 ///
 /// outputs  not yet open; get all of the results, or nothing
 int gather_files(const SweepFolder& folder, const Sweep& sweep, Outputs& outputs,

@@ -1,4 +1,5 @@
-// The program: runs the subcommand, and turns its exceptions into an exit code and one line on standard error.
+// The program: runs the subcommand, and turns its exceptions into an exit code and
+// one line on standard error.
 #include <fcntl.h>
 #include <unistd.h>
 #include <algorithm>
@@ -56,8 +57,8 @@ int dispatch(const Arguments& arguments) {
   return kUsage;
 }
 
-// Before libgomp starts so many threads that the machine has no room for others, or overflows its stack. It reads 2^32 + 1 as 1:
-// hence the variable itself.
+// Before libgomp starts so many threads that the machine has no room for others, or overflows its stack. It
+// reads 2^32 + 1 as 1: hence the variable itself.
 void require_possible_threads() {
   const uint64_t most = std::max(kMostThreads, int64_t{omp_get_num_procs()});
   const char* said = std::getenv("OMP_NUM_THREADS");
@@ -102,7 +103,8 @@ int run(const Arguments& arguments) try {
 
 std::atomic<bool> has_returned = false;
 
-// Libraries end the program by exit(1) for want of a thread or of memory, which would say that something differs.
+// Libraries end the program by exit(1) for want of a thread or of memory, which would
+// say that something differs.
 extern "C" void end_for_want_of_resources() {
   if (has_returned) return;
   traces::remove_temporary_files();
@@ -112,8 +114,8 @@ extern "C" void end_for_want_of_resources() {
   std::_Exit(kWorld);
 }
 
-// Where an exception could not be relied upon: throwing one allocates, so do destructors, and GCC 12 destroys what it has of an
-// initializer list twice.
+// Where an exception could not be relied upon: throwing one allocates, so do destructors, and GCC 12 destroys
+// what it has of an initializer list twice.
 [[noreturn]] void end_for_want_of_memory() {
   traces::remove_temporary_files();
   constexpr std::string_view kMessage = "kvbound: out of memory\n";
@@ -126,8 +128,8 @@ void* memory_or_end(void* memory, size_t bytes) {
   return memory;
 }
 
-// Before static objects, some of which allocate. OpenSSL, which does not survive that its first allocations fail, gets its memory
-// likewise.
+// Before static objects, some of which allocate. OpenSSL, which does not survive that its first allocations
+// fail, gets its memory likewise.
 [[gnu::constructor(101)]] void end_without_memory() {
   std::set_new_handler(end_for_want_of_memory);
   CRYPTO_set_mem_functions(
@@ -138,8 +140,8 @@ void* memory_or_end(void* memory, size_t bytes) {
       [](void* memory, const char*, int) { std::free(memory); });
 }
 
-// Opens /dev/null as each standard stream that is closed, in the direction that fails: a file that got the number of standard
-// output would receive what is printed.
+// Opens /dev/null as each standard stream that is closed, in the direction that fails: a file that got the
+// number of standard output would receive what is printed.
 void occupy_closed_streams() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(descriptor, F_GETFD) != -1) continue;

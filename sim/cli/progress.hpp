@@ -1,5 +1,5 @@
-// Progress of long-running work on standard error: on a terminal one line, after two seconds; elsewhere, where it is wanted, a line
-// every ten seconds.
+// Progress of long-running work on standard error: on a terminal one line, after two seconds; elsewhere,
+// where it is wanted, a line every ten seconds.
 #pragma once
 
 #include <chrono>
@@ -11,8 +11,8 @@
 
 namespace kvbound::sim {
 
-/// Shows the current task and its progress until destroyed. A separate thread updates the line, so that the elapsed
-/// time advances even while a single work item takes long.
+/// Shows the current task and its progress until destroyed. A separate thread updates the line, so that the
+/// elapsed time advances even while a single work item takes long.
 class Progress {
  public:
   /// Where standard error is not a terminal: nothing, or a line from time to time.

@@ -1,5 +1,5 @@
-// The program kvbound_replay: `replay` on the reference, which needs neither kernels nor the other subcommands to be compiled.
-// sim/quickstart.sh prints the first table with it.
+// The program kvbound_replay: `replay` on the reference, which needs neither kernels nor the other
+// subcommands to be compiled. sim/quickstart.sh prints the first table with it.
 #include <array>
 
 #include <kvbound/cuda/session/session.hpp>

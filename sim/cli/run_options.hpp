@@ -30,8 +30,8 @@ std::vector<Item> parse_list(const CommandLine& line, const char* option, const 
   return items;
 }
 
-/// --policy, --budget and --base: each policy at each budget on each backend, budget by budget. A base that is not among the
-/// policies comes first.
+/// --policy, --budget and --base: each policy at each budget on each backend, budget by budget. A base that
+/// is not among the policies comes first.
 struct RunChoice {
   std::vector<Run> runs;
   std::optional<Policy> base;

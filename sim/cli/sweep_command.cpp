@@ -159,7 +159,8 @@ std::optional<Sweep> earlier_sweep(const SweepFolder& folder) {
   }
 }
 
-// Calls keep(). A list needs nothing of what is kept for later, so that whoever may only read a folder can print it.
+// Calls keep(). A list needs nothing of what is kept for later, so that whoever may only
+// read a folder can print it.
 template <class Keep>
 void keep_unless_listing(const CommandLine& line, const Keep& keep) {
   try {

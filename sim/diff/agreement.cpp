@@ -28,7 +28,8 @@ Positions offsets_of(const Positions& budgets) {
   return offsets;
 }
 
-// The reference's record of a prompt, given every KV head's budget, whichever allocation the budgets came from.
+// The reference's record of a prompt, given every KV head's budget, whichever
+// allocation the budgets came from.
 PromptRecord compressed(const LayerView& prompt, Policy policy, const Positions& budgets) {
   policy.allocation = Uniform{};
   return reference::make_session()->compress(prompt, policy, budgets);
@@ -145,7 +146,8 @@ class LayerJudge {
     rows.complete(expected, results_.back());
   }
 
-  // Number of entries that each KV head keeps. With order=merge-first it may be below the budget: see judge_kept.
+  // Number of entries that each KV head keeps. With order=merge-first it may be below
+  // the budget: see judge_kept.
   Positions kept_sizes() const {
     if (rules_of(implementation_.policy.merge).order == MergeOrder::evict_first)
       return implementation_.budgets;

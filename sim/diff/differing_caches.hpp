@@ -1,4 +1,5 @@
-// Where the caches of two implementations of one policy hold different entries, because they chose differently.
+// Where the caches of two implementations of one policy hold different entries,
+// because they chose differently.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +13,14 @@ namespace kvbound::sim {
 struct DifferingCaches {
   std::vector<bool> kept;    ///< [kv_heads]: the entries kept after the prompt
   std::vector<bool> prompt;  ///< [kv_heads]: those or their clusters
-  /// [steps, kv_heads]: the entries that the step's queries attended to. Where entries merge, any earlier choice counts.
+  /// [steps, kv_heads]: the entries that the step's queries attended to. Where entries merge,
+  /// any earlier choice counts.
   std::vector<bool> attended;
   std::vector<bool> history;  ///< [steps, kv_heads]: any choice since the prompt's end or the last rebuild
   std::vector<bool> left;     ///< [steps, kv_heads]: that, or the step's eviction
   std::vector<bool> merged;   ///< [steps, kv_heads]: that, or the step's merge
-  std::vector<bool>
-      rebuilt;  ///< [rebuilds, kv_heads]: kept entries or clusters of a rebuild, which ends earlier differences
+  /// [rebuilds, kv_heads]: kept entries or clusters of a rebuild, which ends earlier differences
+  std::vector<bool> rebuilt;
 };
 
 /// Over the steps that both replays have.

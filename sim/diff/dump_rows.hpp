@@ -1,7 +1,8 @@
 // Two dumps' results of one layer against each other, row by row.
 //
-// A row is what one KV head or query head has in a tensor, at a step if the tensor has steps. Its index has the tensor's leading
-// dimensions as in dumps; of kept entries and merged ones [KV head], of rebuilt caches [rebuild, KV head].
+// A row is what one KV head or query head has in a tensor, at a step if the tensor has steps. Its index
+// has the tensor's leading dimensions as in dumps; of kept entries and merged ones [KV head], of rebuilt
+// caches [rebuild, KV head].
 #pragma once
 
 #include <cstdint>

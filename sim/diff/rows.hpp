@@ -1,4 +1,5 @@
-// Two implementations' results of one tensor against each other, row by row, given what the reference says of each.
+// Two implementations' results of one tensor against each other, row by row, given what
+// the reference says of each.
 //
 // A row is what a kernel computes together, so that one order of additions makes all of its numbers.
 #pragma once
@@ -96,8 +97,9 @@ JudgedRows judged_rows(RowNumbers numbers, RowLayout layout, const TensorAgreeme
 struct DifferingRow {
   int64_t row = 0, row_b = 0;  ///< of A and of B, in C order
   RowVerdict verdict = RowVerdict::reordered;
-  /// Of reordered real numbers: the largest distance of two elements, in units in the last place of the larger one (of the type
-  /// Distances::unit), and in those of the row's largest number, beside which numbers near zero do not count.
+  /// Of reordered real numbers: the largest distance of two elements, in units in the last place of the
+  /// larger one (of the type Distances::unit), and in those of the row's largest number, beside which
+  /// numbers near zero do not count.
   std::optional<double> ulps = {}, row_ulps = {};
 };
 

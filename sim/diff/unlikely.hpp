@@ -1,5 +1,5 @@
-// What of a dump's outputs rounding hardly explains, though it might: all within their bounds, but beyond what roundings do that
-// are independent of each other (reference/bounds/functionals.md, "By chance").
+// What of a dump's outputs rounding hardly explains, though it might: all within their bounds, but beyond
+// what roundings do that are independent of each other (reference/bounds/functionals.md, "By chance").
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct ChanceVerdict {
   std::vector<UnlikelyOutput> found;
 };
 
-/// "layers.0.output[3, 5]: logit scale 1.0300 is unlikely by rounding (0.9998 to 1.0002; probability below 1e-12); weights of 16
-/// bits (FP16) would explain it"
+/// "layers.0.output[3, 5]: logit scale 1.0300 is unlikely by rounding (0.9998 to 1.0002; probability below
+/// 1e-12); weights of 16 bits (FP16) would explain it"
 std::string text_of(const UnlikelyOutput& unlikely);
 
 /// "[3, 5]"; "[:, 5]": of all steps together.

@@ -23,13 +23,15 @@
 namespace kvbound::sim {
 namespace {
 
-// Logits of a sequence that are in memory at a time, and the tokens that they are of at most: more tokens together gain nothing.
+// Logits of a sequence that are in memory at a time, and the tokens that they are of at most: more
+// tokens together gain nothing.
 constexpr int64_t kLogits = int64_t{1} << 20, kLogitTokens = 64;
 
 // Keeps all entries, and thus is the full cache: no host has less to compute.
 const Policy kFullCache{SnapKv{.window = 1, .pool = 1}, {}, {}, {}, {}};
 
-// Whether the entries of a policy's cache depend on what is computed in decode steps: it then evicts or merges there.
+// Whether the entries of a policy's cache depend on what is computed in decode steps: it
+// then evicts or merges there.
 bool depends_on_steps(const Policy& policy) { return evicts(policy.host) || rules_of(policy.merge).merges; }
 
 // The means of a run's open-loop figures over all layers.
@@ -140,9 +142,9 @@ class ClosedLoop {
     return record;
   }
 
-  // Decodes a run's own sequence through a layer. Returns the record of the sequence with the full cache by the same policy. A
-  // policy whose choices do not depend on decode steps makes the same ones there: its own record serves, because `measure` reads
-  // no outputs of runs that only evict.
+  // Decodes a run's own sequence through a layer. Returns the record of the sequence with the full cache by
+  // the same policy. A policy whose choices do not depend on decode steps makes the same ones there: its own
+  // record serves, because `measure` reads no outputs of runs that only evict.
   LayerRecord run_policy(size_t r, int64_t l, Session& session, const traces::Layer& layer,
                          const DecodeSteps& full_steps, Lockstep& lockstep) {
     const Policy policy = given_.bound(options_.runs[r].policy.policy, l);
@@ -189,7 +191,8 @@ class ClosedLoop {
     }
   }
 
-  // The first token's distribution if nothing of the prompt is behind the compression: the full cache's for all runs.
+  // The first token's distribution if nothing of the prompt is behind the compression: the
+  // full cache's for all runs.
   void predict_by_prefill(const std::vector<float>& logits, int64_t i) {
     predict_token(i, [&](int64_t) { return std::span<const float>(logits); });
   }

@@ -29,22 +29,24 @@ struct EvaluateOptions {
 /// What a file for a task must be of, for runs whose host is `given`.
 traces::GivenSubject given_subject(const traces::ModelConfig& model, const Task& task);
 
-/// The decode steps of a task: the tokens from `compress_at` on, but for the last, behind which nothing is predicted.
+/// The decode steps of a task: the tokens from `compress_at` on, but for the last, behind
+/// which nothing is predicted.
 inline int64_t steps_of(const Task& task) {
   return std::ssize(task.prompt) - task.compress_at + std::ssize(task.target) - 1;
 }
 /// Tokens times layers that a task takes through the model: its unit of progress.
 int64_t work_of(const Task& task, const EvaluateOptions& options, int64_t layers);
 
-/// The first `compress_at` tokens are read with the full cache. Every layer's cache is then compressed by each run's policy,
-/// and the tokens behind are decoded (their choice is given) by a sequence per run, each through separate caches, and by one
-/// with the full cache. Policies that evict or merge while decoding do so in the keys and values of their own sequence.
+/// The first `compress_at` tokens are read with the full cache. Every layer's cache is then compressed by
+/// each run's policy, and the tokens behind are decoded (their choice is given) by a sequence per run, each
+/// through separate caches, and by one with the full cache. Policies that evict or merge while decoding do so
+/// in the keys and values of their own sequence.
 ///
-/// L and its bounds are open loop: measured as `kvbound replay` does on the trace of the sequence with the full cache, on
-/// whose keys, values and queries each policy then works.
+/// L and its bounds are open loop: measured as `kvbound replay` does on the trace of the sequence with the
+/// full cache, on whose keys, values and queries each policy then works.
 ///
-/// Layer by layer, all steps together (lockstep.hpp): memory is that of one layer's sessions, one after the other, of the
-/// prompt's cache and of all sequences' hidden states.
+/// Layer by layer, all steps together (lockstep.hpp): memory is that of one layer's sessions, one after the
+/// other, of the prompt's cache and of all sequences' hidden states.
 ///
 /// task      every run must be valid for it
 /// advance   called with the work that has been done since the last call, in units of work_of; may be empty

@@ -17,7 +17,8 @@ enum class Outcome { kl, delta_nll };
 inline constexpr std::array kOutcomes{Outcome::kl, Outcome::delta_nll};
 std::string_view name(Outcome outcome);
 
-/// What predicts it: open-loop figures (the perturbation also of the runs alone that have a bound, beside the bound), and, for comparison, the outcome itself on the other half of the tokens.
+/// What predicts it: open-loop figures (the perturbation also of the runs alone that have a bound, beside the
+/// bound), and, for comparison, the outcome itself on the other half of the tokens.
 enum class Indicator {
   perturbation,
   perturbation_with_bound,
@@ -33,7 +34,8 @@ inline constexpr std::array kIndicators{Indicator::perturbation,   Indicator::pe
                                         Indicator::other_half};
 std::string_view name(Indicator indicator);
 
-/// How well an indicator orders the runs of one budget, or of all budgets, as an outcome does on the tasks of a kind.
+/// How well an indicator orders the runs of one budget, or of all budgets, as an outcome
+/// does on the tasks of a kind.
 struct Correlation {
   std::string kind;
   bool answers = false;  ///< as of TaskKind
@@ -50,14 +52,15 @@ struct Correlation {
   std::optional<Estimate> pairs;
 };
 
-/// All outcomes by all indicators, for every kind of tasks, every budget and all budgets pooled. Tasks in which nothing is ordered (too few runs, or equal
-/// figures) are left out.
+/// All outcomes by all indicators, for every kind of tasks, every budget and all budgets pooled. Tasks in
+/// which nothing is ordered (too few runs, or equal figures) are left out.
 ///
-/// `other_half` orders by the mean over the tokens of odd index, and is held against the mean over those of even index:
-/// both have the noise of half the tokens, so that this ceiling is too low, and a good figure may surpass it.
+/// `other_half` orders by the mean over the tokens of odd index, and is held against the mean over
+/// those of even index: both have the noise of half the tokens, so that this ceiling is too low, and a
+/// good figure may surpass it.
 ///
-/// Kinds are not pooled: means would be mostly those of the kind whose figures are largest, and tasks of different kinds may
-/// share their prompts, so that they are no independent draws.
+/// Kinds are not pooled: means would be mostly those of the kind whose figures are largest, and tasks of
+/// different kinds may share their prompts, so that they are no independent draws.
 std::vector<Correlation> correlations(const EvaluateResult& result, const Bootstrap& bootstrap);
 
 }  // namespace kvbound::sim

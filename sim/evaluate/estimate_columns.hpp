@@ -10,7 +10,8 @@
 
 namespace kvbound::sim {
 
-/// Columns NAME, NAME_error, NAME_low and NAME_high: the mean, its standard error, and the ends of its interval.
+/// Columns NAME, NAME_error, NAME_low and NAME_high: the mean, its standard error, and
+/// the ends of its interval.
 class EstimateColumns {
  public:
   /// error, interval  whether tables show them by default, as they do the mean if it says so

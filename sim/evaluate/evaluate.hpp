@@ -26,15 +26,17 @@ struct EvaluateResult {
 /// Called with the work done and the whole: work_of, without what was finished before.
 using EvaluateProgress = std::function<void(int64_t, int64_t)>;
 
-/// Throws InvalidPolicy, naming task, policy and budget, if a run is not valid for a task; NoDevice; as traces::GivenFile.
+/// Throws InvalidPolicy, naming task, policy and budget, if a run is not valid for a task;
+/// NoDevice; as traces::GivenFile.
 ///
 /// returns  [tasks]: what is known of the files of runs whose host is `given`
 std::vector<GivenFacts> require_valid(const EvaluateOptions& options, const std::vector<Task>& tasks,
                                       const traces::ModelConfig& model);
 
-/// finished  results of earlier runs of the program, to which every result is added when it is there; may be null
-/// throws    as require_valid, before any work; TraceError, naming task and file, for numbers that overflow; what reading
-///           weights and writing results throw
+/// finished  results of earlier runs of the program, to which every result is added when
+///           it is there; may be null
+/// throws    as require_valid, before any work; TraceError, naming task and file, for numbers that overflow;
+///           what reading weights and writing results throw
 EvaluateResult evaluate(const traces::Checkpoint& checkpoint, const std::vector<Task>& tasks,
                         const EvaluateOptions& options, ResultsFile* finished,
                         const EvaluateProgress& progress);

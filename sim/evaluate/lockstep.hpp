@@ -19,9 +19,10 @@ struct DecodeSteps {
   std::vector<StepView> views() const;
 };
 
-/// The hidden states of all sequences. Tokens are given, not chosen, so that all steps go through a layer together: weights are
-/// read once for as many sequences as have `block_rows` steps together (at least one), and not once per step. A sequence's bits do
-/// not depend on the other sequences: equal caches give equal hidden states.
+/// The hidden states of all sequences. Tokens are given, not chosen, so that all steps go through a
+/// layer together: weights are read once for as many sequences as have `block_rows` steps together (at
+/// least one), and not once per step. A sequence's bits do not depend on the other sequences: equal
+/// caches give equal hidden states.
 ///
 /// For every layer in turn: project(), then set_outputs() of every sequence, then finish().
 class Lockstep {
@@ -30,8 +31,8 @@ class Lockstep {
   /// tokens      that are decoded
   /// first       position of the first of them
   /// stored      queries, keys and values are rounded to this type
-  /// block_rows  no result depends on it. Many, because each time all weights are read and decoded; not all, because the
-  ///             feed-forward block is several times as wide as the hidden state
+  /// block_rows  no result depends on it. Many, because each time all weights are read and decoded; not all,
+  ///             because the feed-forward block is several times as wide as the hidden state
   Lockstep(const traces::Checkpoint& checkpoint, std::span<const int64_t> tokens, int64_t first,
            int64_t sequences, Dtype stored, int64_t block_rows = 4096);
 
@@ -44,8 +45,8 @@ class Lockstep {
   /// The rest of the layer.
   void finish(int64_t layer);
 
-  /// The mean over steps of || h - h_0 ||_2 / || h_0 ||_2, h a sequence's hidden state and h_0 that of sequence 0. 0/0 is 0;
-  /// throws NonFinite for x/0.
+  /// The mean over steps of || h - h_0 ||_2 / || h_0 ||_2, h a sequence's hidden state and h_0 that of
+  /// sequence 0. 0/0 is 0; throws NonFinite for x/0.
   double relative_distance(int64_t sequence) const;
 
   /// Logits of the tokens behind some successive steps.

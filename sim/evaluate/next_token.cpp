@@ -9,8 +9,8 @@
 namespace kvbound::sim {
 namespace {
 
-// d + exp(-d) - 1 >= 0. Below 2^-8 the terms would cancel: there by its series, whose first omitted term is below 2^-51 of
-// the sum.
+// d + exp(-d) - 1 >= 0. Below 2^-8 the terms would cancel: there by its series, whose first omitted term
+// is below 2^-51 of the sum.
 double excess(double d) {
   if (std::abs(d) >= 0x1p-8) return d + std::expm1(-d);
   double series = 0;

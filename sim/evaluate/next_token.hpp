@@ -24,8 +24,8 @@ std::vector<double> log_probabilities(std::span<const float> logits);
 /// returns  in nats, >= 0
 double negative_log_likelihood(std::span<const float> logits, int64_t token);
 
-/// The Kullback-Leibler divergence of q from p, as a sum of terms that are not negative, so that a small divergence is not a
-/// difference of large sums.
+/// The Kullback-Leibler divergence of q from p, as a sum of terms that are not negative, so that a small
+/// divergence is not a difference of large sums.
 ///
 ///     KL(p || q) = sum_i p_i ln(p_i / q_i) = sum_i p_i (d_i + exp(-d_i) - 1),   d_i = ln p_i - ln q_i
 ///

@@ -29,7 +29,8 @@ class Prefill {
   /// [vocabulary]: of the token behind the prompt.
   const std::vector<float>& logits() const { return logits_; }
 
-  /// A layer as a trace has it that records the prompt and these decode steps. Throws TraceError and IoError from reading W^O.
+  /// A layer as a trace has it that records the prompt and these decode steps. Throws TraceError and
+  /// IoError from reading W^O.
   traces::Layer layer(int64_t index, const DecodeSteps& steps) const;
 
  private:

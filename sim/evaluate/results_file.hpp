@@ -10,15 +10,15 @@
 
 namespace kvbound::sim {
 
-/// A JSON object a line: the first says of which evaluation the results are, every other is the result of a task. A line
-/// that was cut off when the program died is dropped. Numbers are read back with the same bits.
+/// A JSON object a line: the first says of which evaluation the results are, every other is the result of a
+/// task. A line that was cut off when the program died is dropped. Numbers are read back with the same bits.
 class ResultsFile {
  public:
   /// Opens the file, or creates it.
   ///
   /// evaluation  an object of all on which results depend
-  /// throws      TraceError if the file is something else, or of another evaluation, naming what differs; IoError, also if
-  ///             another program has it open
+  /// throws      TraceError if the file is something else, or of another evaluation, naming what differs;
+  ///             IoError, also if another program has it open
   ResultsFile(const std::string& path, const nlohmann::ordered_json& evaluation);
   ~ResultsFile();
   ResultsFile(const ResultsFile&) = delete;

@@ -25,7 +25,8 @@ struct Estimate {
   int64_t count = 0;
 };
 
-/// Draws tasks with replacement; the same ones for every figure, so that figures of the same tasks remain paired.
+/// Draws tasks with replacement; the same ones for every figure, so that figures of the
+/// same tasks remain paired.
 class Bootstrap {
  public:
   Bootstrap(int64_t resamples, int64_t seed) : resamples_(resamples), seed_(seed) {}
@@ -33,8 +34,8 @@ class Bootstrap {
   /// The interval of a statistic of `items` items.
   ///
   /// statistic  called with the indices of drawn items, [items]; what is not finite is left out
-  /// returns    the values between which the middle 95 % lie (linear between order statistics); none for fewer than two
-  ///            items, or if no value is finite
+  /// returns    the values between which the middle 95 % lie (linear between order statistics); none for
+  ///            fewer than two items, or if no value is finite
   std::optional<Interval> interval(int64_t items,
                                    const std::function<double(std::span<const int64_t>)>& statistic) const;
 
@@ -45,7 +46,8 @@ class Bootstrap {
   int64_t resamples_, seed_;
 };
 
-/// Spearman's rank correlation: Pearson's correlation of the ranks, where equal numbers have the mean of their ranks.
+/// Spearman's rank correlation: Pearson's correlation of the ranks, where equal numbers have
+/// the mean of their ranks.
 ///
 /// x, y     of equal length
 /// returns  in -1..1; NaN if all of x or all of y are equal, or there are fewer than two

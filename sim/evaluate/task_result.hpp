@@ -9,8 +9,9 @@
 
 namespace kvbound::sim {
 
-/// What a policy does to the sequence with the full cache, as `kvbound replay` measures a trace of its steps
-/// (sim/measure/metrics.hpp); means over layers, steps and query heads. No value: undefined, or not measured for such policies.
+/// What a policy does to the sequence with the full cache, as `kvbound replay` measures a trace of its
+/// steps (sim/measure/metrics.hpp); means over layers, steps and query heads. No value: undefined, or not
+/// measured for such policies.
 struct OpenLoop {
   std::optional<double> perturbation;        ///< L, hidden-state units
   std::optional<double> relative;            ///< L / || a V W^O_h ||_1
@@ -40,12 +41,14 @@ struct RunFigures {
   std::vector<double> kl;   ///< [target]: KL(full || compressed) of the distribution that predicts the token
   std::vector<double> nll;  ///< [target]: -ln p(token)
   std::vector<int64_t> top1;  ///< [target]: the most likely token (ties: the smaller)
-  /// [layers]: || h - h_full ||_2 / || h_full ||_2 of the hidden state behind the layer, mean over decode steps.
+  /// [layers]: || h - h_full ||_2 / || h_full ||_2 of the hidden state behind the
+  /// layer, mean over decode steps.
   std::vector<double> hidden_error;
-  /// [steps]: entries that a KV head's queries attend to, the step's own included; mean over layers and KV heads.
+  /// [steps]: entries that a KV head's queries attend to, the step's own included; mean
+  /// over layers and KV heads.
   std::vector<double> entries;
-  /// [steps]: entries that are stored for them: `entries`, and with merging in periods also the full cache, from which the
-  /// cache is rebuilt.
+  /// [steps]: entries that are stored for them: `entries`, and with merging in periods also the full cache,
+  /// from which the cache is rebuilt.
   std::vector<double> stored_entries;
 
   OpenLoop open_loop;

@@ -10,8 +10,8 @@
 
 namespace kvbound::sim {
 
-/// A prompt, and what follows it. The cache is compressed when the first `compress_at` tokens have been read; the
-/// model reads the rest of the prompt, and decodes the target, through the compressed cache.
+/// A prompt, and what follows it. The cache is compressed when the first `compress_at` tokens have been read;
+/// the model reads the rest of the prompt, and decodes the target, through the compressed cache.
 struct Task {
   std::string id;
   std::string kind;             // groups the rows of tables
@@ -32,8 +32,8 @@ struct TaskKind {
 /// Every task is in one of them; in the order of their first tasks.
 std::vector<TaskKind> kinds_of(const std::vector<Task>& tasks);
 
-/// The bytes of a file of tasks, which may be a pipe; `-` is standard input. Throws TraceError for a file of more than 1 GiB or a
-/// directory; IoError.
+/// The bytes of a file of tasks, which may be a pipe; `-` is standard input. Throws TraceError for a file of
+/// more than 1 GiB or a directory; IoError.
 std::string task_text(const std::string& path);
 
 /// The tasks of a file's text: one JSON object a line, in UTF-8. Its members:
@@ -46,15 +46,15 @@ std::string task_text(const std::string& path);
 ///     kind           optional, a string, not empty (default: "continuation" or "answer")
 ///     depth          optional, a number in 0..1
 ///
-/// A task without any token that goes through the compressed cache is refused: it compresses behind the prompt, whose
-/// last token predicts the first of the target, and has a target of one token. Lines may end in CR LF, and the last
-/// one need not end; blank lines are refused.
+/// A task without any token that goes through the compressed cache is refused: it compresses behind the
+/// prompt, whose last token predicts the first of the target, and has a target of one token. Lines may end in
+/// CR LF, and the last one need not end; blank lines are refused.
 ///
 /// path        of the file, for messages
 /// vocabulary  ids are below it; the members of text are refused unless it is 256
 /// returns     in the order of lines, at least one
-/// throws      TraceError, naming line, byte and member, for anything else: a byte order mark, unknown or repeated
-///             members, more than 2^22 tokens in a member
+/// throws      TraceError, naming line, byte and member, for anything else: a byte order mark, unknown or
+///             repeated members, more than 2^22 tokens in a member
 std::vector<Task> tasks_of(const std::string& path, std::string_view text, int64_t vocabulary);
 /// The tasks of a file.
 inline std::vector<Task> read_tasks(const std::string& path, int64_t vocabulary) {

@@ -1,4 +1,5 @@
-// Results as cubes: columns of figures over the product of some axes, such as L of each run, layer and query head.
+// Results as cubes: columns of figures over the product of some axes, such as L of each
+// run, layer and query head.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The JSON document of every command: parts, each with facts, axes and cubes (README.md), and where they come from.
+// The JSON document of every command: parts, each with facts, axes and cubes (README.md),
+// and where they come from.
 #pragma once
 
 #include <functional>
@@ -18,7 +19,8 @@ class DocumentWriter {
  public:
   /// write  is given the text piece by piece
   DocumentWriter(std::string_view command, std::function<void(std::string_view)> write);
-  /// Cubes of detail, and columns and cubes that say nothing, are left out; a number that is not finite is null.
+  /// Cubes of detail, and columns and cubes that say nothing, are left out; a number
+  /// that is not finite is null.
   void add(const Part& part);
   /// The document's end; call it once.
   ///

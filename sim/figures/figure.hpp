@@ -1,4 +1,5 @@
-// What a figure is called, what it says and how it is shown: one row for tables, CSV, JSON, the page and the documentation.
+// What a figure is called, what it says and how it is shown: one row for tables, CSV, JSON, the
+// page and the documentation.
 #pragma once
 
 #include <span>
@@ -7,7 +8,8 @@
 
 namespace kvbound::sim {
 
-/// How the numbers of a figure are shown in tables. In JSON and CSV every number is in the shortest text that reads back.
+/// How the numbers of a figure are shown in tables. In JSON and CSV every number is in the
+/// shortest text that reads back.
 enum class Format {
   number,    ///< four significant digits
   count,     ///< an integer
@@ -20,7 +22,8 @@ enum class Format {
 /// Which way a figure is better.
 enum class Better { neither, lower, higher };
 
-/// When a table has a figure's column: always, as keys that tell rows apart; if no columns are asked for; only if it is.
+/// When a table has a figure's column: always, as keys that tell rows apart; if no columns are
+/// asked for; only if it is.
 enum class Shown { always, by_default, if_asked };
 
 struct Figure {
@@ -47,11 +50,12 @@ bool is_not_zero(std::string_view cell);
 /// A number as a table shows it; "-" for NaN.
 std::string cell_text(const Figure& figure, double number);
 
-/// A number as JSON and CSV have it: the shortest text that reads back, a count without an exponent; empty for NaN and
-/// infinity, which JSON does not have.
+/// A number as JSON and CSV have it: the shortest text that reads back, a count without an exponent; empty
+/// for NaN and infinity, which JSON does not have.
 std::string number_text(const Figure& figure, double number);
 
-/// Whether a person means the figure: its name or its heading, where capitals, spaces, `-` and `_` do not matter.
+/// Whether a person means the figure: its name or its heading, where capitals, spaces,
+/// `-` and `_` do not matter.
 bool is_named(const Figure& figure, std::string_view text);
 
 }  // namespace kvbound::sim

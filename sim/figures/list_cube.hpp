@@ -1,4 +1,5 @@
-// Cubes of lists: one place for each subject, such as a judged tensor, whose keys and figures are rows of a table.
+// Cubes of lists: one place for each subject, such as a judged tensor, whose keys and
+// figures are rows of a table.
 #pragma once
 
 #include <functional>

@@ -19,8 +19,8 @@ namespace kvbound::sim {
 /// rows  what a row of CSV is of: "layer, step and query head"
 void add_output_options(CommandLine& line, std::string_view rows);
 
-/// What --json and --csv name. Contents go to temporary files, which may fail for lack of space; the files get their names at
-/// the end, after all that was printed. Every function throws IoError.
+/// What --json and --csv name. Contents go to temporary files, which may fail for lack of space; the files
+/// get their names at the end, after all that was printed. Every function throws IoError.
 class Outputs {
  public:
   /// Takes the options' paths. Throws UsageError if a file is among them already.

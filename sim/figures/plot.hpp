@@ -17,13 +17,14 @@ struct Bar {
   std::optional<double> value;  ///< at least 0; none: no bar
 };
 
-/// Horizontal bars that begin at 0, those of a series one below the other. Of Unicode blocks in colour, else of '#'. Empty if no bar
-/// has a value.
+/// Horizontal bars that begin at 0, those of a series one below the other. Of Unicode blocks in colour, else
+/// of '#'. Empty if no bar has a value.
 ///
 /// bars  grouped by series
 std::string bar_chart(const std::string& title, const std::vector<Bar>& bars, const TextStyle& style);
 
-/// A bar for each row of a cube that has a number, those of a series side by side, in the order of their first ones.
+/// A bar for each row of a cube that has a number, those of a series side by side, in the
+/// order of their first ones.
 ///
 /// series, place  keys of the cube's axes; an empty series: all bars are of one
 /// column         of numbers
@@ -39,7 +40,8 @@ struct CellMap {
   bool diverging = false;         ///< coloured by sign and size, else from the least to the largest
 };
 
-/// A map of cells: coloured, else with digits: ninths of the largest size with their sign, or tenths of the range.
+/// A map of cells: coloured, else with digits: ninths of the largest size with their
+/// sign, or tenths of the range.
 std::string cell_map(const CellMap& cells, const TextStyle& style);
 
 }  // namespace kvbound::sim

@@ -29,10 +29,12 @@ struct ReadPart {
 };
 
 /// part    an item of the document's `parts`; what it refers to must outlive the result
-/// throws  TraceError, naming the field, for a cube of unknown axes, columns of another size, or more numbers than the limits
+/// throws  TraceError, naming the field, for a cube of unknown axes, columns of another size, or
+///         more numbers than the limits
 ReadPart read_part(const traces::JsonField& part);
 
-/// The texts of a key of an axis, or its numbers. Throws TraceError if the axis has no such key, or of another kind.
+/// The texts of a key of an axis, or its numbers. Throws TraceError if the axis has no such
+/// key, or of another kind.
 const std::vector<std::string>& texts_of(const ReadPart& part, const Axis& axis, std::string_view key);
 const std::vector<double>& numbers_of(const ReadPart& part, const Axis& axis, std::string_view key);
 /// A key's numbers, all of which must be integers.

@@ -25,8 +25,8 @@ struct TableStyle {
   std::function<bool(const std::string& heading, const std::string& cell)> alarming = {};
 };
 
-/// A table whose columns are as wide as their widest cell, two spaces apart. The first row has the headings; no row may
-/// have more cells.
+/// A table whose columns are as wide as their widest cell, two spaces apart. The first row has the headings;
+/// no row may have more cells.
 std::string table(const std::vector<TableRow>& rows, const TableStyle& style = {});
 
 /// A figure in four significant digits; "-" if there is none.

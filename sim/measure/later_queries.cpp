@@ -137,8 +137,8 @@ double OpenMerges::weighted_sum(const Merge& merge, VectorView weights,
   return sum;
 }
 
-// KKV-5-joint plus all that rounding may add to the bound and to the perturbation; infinite if rounding may lift
-// epsilon to 1.
+// KKV-5-joint plus all that rounding may add to the bound and to the perturbation; infinite if
+// rounding may lift epsilon to 1.
 double OpenMerges::bound_with_rounding(const Merge& merge, std::span<const MergedCluster> clusters,
                                        VectorView weights, double prediction_error,
                                        const CacheEntries& present, VectorView query, int64_t head) const {

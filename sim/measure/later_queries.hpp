@@ -19,23 +19,24 @@ struct StepHead {
   friend bool operator==(const StepHead&, const StepHead&) = default;
 };
 
-/// The effect of a KV head's latest merge on later queries. Rows are decode steps, columns query heads; o is the
-/// attention output. "The cache before" is the present cache in which every merged entry of that merge, if it is still
-/// present and unchanged, is replaced by its members. NaN where no such entry is left.
+/// The effect of a KV head's latest merge on later queries. Rows are decode steps, columns query heads; o is
+/// the attention output. "The cache before" is the present cache in which every merged entry of that merge,
+/// if it is still present and unchanged, is replaced by its members. NaN where no such entry is left.
 struct LaterQueries {
   Matrix perturbation;  ///< Theta = || o(q_t, the cache before) - o(q_t, the cache) ||_2
   /// epsilon = max |1 - s^/s| over the members and the merged entries; NaN if the method predicts no scores
   Matrix prediction_error;
-  /// At least gamma = max ||v_i - v_j||_2, over all i that have been in the cache since the merge and all members j
-  /// that the merge had.
+  /// At least gamma = max ||v_i - v_j||_2, over all i that have been in the cache since the merge and all
+  /// members j that the merge had.
   Matrix value_distance;
   Matrix share;  ///< sum_r A'_r: the attention that the merged entries receive
   Matrix sag;    ///< the attention that the members receive in the cache before, less `share`
-  /// Upper bounds on the perturbation, for merges with votes; infinite where epsilon >= 1, NaN where there is no bound.
+  /// Upper bounds on the perturbation, for merges with votes; infinite where epsilon >= 1, NaN
+  /// where there is no bound.
   Matrix bound;         ///< KKV-5; only for one query head per KV head
   Matrix shared_bound;  ///< KKV-5' = KKV-5 times `share`; only for one query head per KV head
-  /// KKV-5-joint, for any number of query heads and clusters: KKV-5' + sum_r A'_r ||v_r - v-_h||, where v-_h is the
-  /// mean by the head's own scores.
+  /// KKV-5-joint, for any number of query heads and clusters: KKV-5' + sum_r A'_r ||v_r - v-_h||, where v-_h
+  /// is the mean by the head's own scores.
   Matrix joint_bound;
   std::vector<StepHead>
       violations;  ///< ascending: where joint_bound is exceeded by more than rounding explains
@@ -68,8 +69,8 @@ class OpenMerges {
   /// Forgets all merges, because the cache was rebuilt.
   void clear() { merges_.clear(); }
 
-  /// Measures the effect of the latest merge, if there is one, on a step's queries. Fills row t of `later`, in the
-  /// columns of the KV head's query heads.
+  /// Measures the effect of the latest merge, if there is one, on a step's queries. Fills row t of `later`,
+  /// in the columns of the KV head's query heads.
   ///
   /// queries     [group_size, head_dim]
   /// first_head  the first query head that shares the KV head

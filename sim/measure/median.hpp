@@ -10,8 +10,8 @@
 
 namespace kvbound::sim {
 
-/// The median of at least one number; for an even count, the mean of the middle two. Infinity sorts last; NaN if any
-/// number is NaN.
+/// The median of at least one number; for an even count, the mean of the middle two. Infinity sorts last;
+/// NaN if any number is NaN.
 inline double median(std::vector<double> numbers) {
   assert(!numbers.empty());
   if (std::ranges::any_of(numbers, [](double number) { return std::isnan(number); })) {

@@ -32,7 +32,8 @@ MergeCounts counts_of(const LayerRecord& record) {
   return counts;
 }
 
-// The key rule by which a merge is lossless for the query that built it; nullopt if the merge is not lossless.
+// The key rule by which a merge is lossless for the query that built it; nullopt if
+// the merge is not lossless.
 std::optional<MergedKey> lossless_key(const Policy& policy, const LayerShape& shape, bool rebuilt) {
   const MergeRules rules = rules_of(policy.merge);
   if (!rules.votes || shape.group_size() > 1 || (rules.averages() && !rebuilt)) return std::nullopt;
@@ -46,7 +47,8 @@ std::optional<MergedKey> lossless_key(const Policy& policy, const LayerShape& sh
   __builtin_unreachable();
 }
 
-// The properties of a merge. A rebuild merges by the step's own raw scores, whatever the policy predicts otherwise.
+// The properties of a merge. A rebuild merges by the step's own raw scores, whatever the
+// policy predicts otherwise.
 MergeKind kind_of(const Policy& policy, bool rebuilt) {
   const MergeRules rules = rules_of(policy.merge);
   return {rules.votes, rules.averages() && !rebuilt ? rules.prediction->scores : ScoreKind::raw};

@@ -15,8 +15,8 @@
 
 namespace kvbound::sim {
 
-/// The effect of one merge (all clusters of a KV head at one time) on the query that built it: the last prompt query at
-/// the prompt's end, otherwise the step's own. Norms are of the attention output, before W^O.
+/// The effect of one merge (all clusters of a KV head at one time) on the query that built it: the last
+/// prompt query at the prompt's end, otherwise the step's own. Norms are of the attention output, before W^O.
 struct MergeChange {
   int64_t step = -1;  ///< decode step, -1: the prompt's end
   int64_t query_head = 0;
@@ -40,15 +40,15 @@ struct MergeMetrics {
 
 /// Measures the merges that a run recorded of a layer.
 ///
-/// A merge is lossless in exact arithmetic if it uses the query's own raw scores (predict=current, or a rebuild), with
-/// one query head per KV head, with votes and with a key that conserves the cluster's weight (min-norm, zip):
-/// reference/bounds/merge_errors.hpp.
+/// A merge is lossless in exact arithmetic if it uses the query's own raw scores (predict=current, or a
+/// rebuild), with one query head per KV head, with votes and with a key that conserves the cluster's weight
+/// (min-norm, zip): reference/bounds/merge_errors.hpp.
 ///
-/// later   whether to measure LaterQueries and clusters. Distances of values cost O(entries members head_dim) per merge:
-///         O(n^2 head_dim) per KV head if all entries evicted at the prompt's end merge
-/// judged  whether the record is in double precision, whose rounding the bounds allow for. Of others, whose merged keys and
-///         values are rounded to the type that stores them, no merge counts as lossless and no bound as violated: they are
-///         held against the reference instead (agreement.hpp)
+/// later   whether to measure LaterQueries and clusters. Distances of values cost O(entries members head_dim)
+///         per merge: O(n^2 head_dim) per KV head if all entries evicted at the prompt's end merge
+/// judged  whether the record is in double precision, whose rounding the bounds allow for. Of others, whose
+///         merged keys and values are rounded to the type that stores them, no merge counts as lossless and
+///         no bound as violated: they are held against the reference instead (agreement.hpp)
 MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& record, const Policy& policy,
                             bool later = false, bool judged = true);
 

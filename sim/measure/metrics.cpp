@@ -24,8 +24,9 @@
 namespace kvbound::sim {
 namespace {
 
-// Decode steps per block, which bounds the memory of a work item. Every block has this many rows, those beyond the last
-// step being zero, so that a step's results do not depend, to the bit, on how many steps are replayed.
+// Decode steps per block, which bounds the memory of a work item. Every block has this many rows,
+// those beyond the last step being zero, so that a step's results do not depend, to the bit, on how
+// many steps are replayed.
 constexpr int64_t kRowBlock = 32;
 
 bool merges(const LayerRecord& record) { return !record.prompt.merges.empty(); }
@@ -53,8 +54,8 @@ Matrix all_value_norms(const traces::Layer& layer, MatrixView prompt_norms) {
   return norms;
 }
 
-// Per KV head, the prompt entries whose eviction would change the first step's outputs most, ascending; empty lists if
-// those changes overflow double precision.
+// Per KV head, the prompt entries whose eviction would change the first step's outputs most, ascending; empty
+// lists if those changes overflow double precision.
 std::vector<std::vector<int64_t>> most_missed(const traces::Layer& layer, int64_t count) {
   const int64_t entries = layer.prompt_tokens + 1;
   std::vector<std::vector<int64_t>> missed(layer.shape.kv_heads);
@@ -137,7 +138,8 @@ class Measurement {
     }
   }
 
-  // Per query head and block of steps: attention over the full cache, and how each run's cache changes the output.
+  // Per query head and block of steps: attention over the full cache, and how each run's
+  // cache changes the output.
   void measure_heads() {
     attention_times_.resize(static_cast<size_t>(shape_.query_heads * blocks_));
     std::vector<Clock::duration> times(attention_times_.size());
@@ -181,8 +183,8 @@ class Measurement {
     }
   }
 
-  // The bound, kept mass and change of the attention output of a run that only evicts, for consecutive steps of one
-  // head.
+  // The bound, kept mass and change of the attention output of a run that only evicts, for
+  // consecutive steps of one head.
   void measure_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& logits,
                    const Matrix& weights) {
     const LayerRecord& record = records_[r];
@@ -263,7 +265,8 @@ class Measurement {
     }
   }
 
-  // || sum_h rows_h * W^O_h ||_1 per step: the heads side by side times all of W^O, some of its columns at a time.
+  // || sum_h rows_h * W^O_h ||_1 per step: the heads side by side times all of W^O, some
+  // of its columns at a time.
   //
   // outputs  [count], each [blocks * kRowBlock, query_heads * head_dim]
   // returns  [count, steps]

@@ -1,4 +1,5 @@
-// The effect of a compressed cache on the attention outputs; the same code measures the records of every backend.
+// The effect of a compressed cache on the attention outputs; the same code measures the
+// records of every backend.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@
 
 namespace kvbound::sim {
 
-/// One layer's metrics of one run. Rows are decode steps, columns query heads; norms are L1. A ratio x/0 is NaN
-/// ("undefined"), 0/0 is 0.
+/// One layer's metrics of one run. Rows are decode steps, columns query heads; norms are L1. A ratio x/0 is
+/// NaN ("undefined"), 0/0 is 0.
 struct LayerMetrics {
   std::vector<int64_t> kept;  ///< [kv_heads]: number of entries at the prompt's end
   Matrix perturbation;        ///< L = ||(aV - a^V^) W^O_h||, hidden-state units
@@ -28,8 +29,8 @@ struct LayerMetrics {
   std::optional<Matrix> stage_one_mass;  ///< on stage one, always-kept and new entries; two-stage selections
   std::vector<double> layer_perturbation;  ///< [steps]: ||sum_h (o_h - o^_h)||
   std::vector<double> layer_relative;      ///< [steps]: layer_perturbation / ||sum_h o_h||
-  /// [kv_heads]: of the prompt entries whose eviction would change the first step's outputs most, the share kept. NaN
-  /// if those changes overflow double precision; empty if not requested or if there are no steps.
+  /// [kv_heads]: of the prompt entries whose eviction would change the first step's outputs most, the share
+  /// kept. NaN if those changes overflow double precision; empty if not requested or if there are no steps.
   std::vector<double> recall;
   std::optional<MergeMetrics> merges;  ///< of runs that merge, if measured: measure_merges
 
@@ -43,25 +44,28 @@ double ratio(double numerator, double denominator);
 /// The larger of two numbers; NaN if either is.
 double larger(double one, double other);
 
-/// Measures several runs of one layer. Quantities that depend on the layer alone (attention over the full cache,
-/// projected value norms, eviction errors) are computed once for all runs. A step's metrics do not depend, to the bit,
-/// on how many steps follow.
+/// Measures several runs of one layer. Quantities that depend on the layer alone (attention over the full
+/// cache, projected value norms, eviction errors) are computed once for all runs. A step's metrics do not
+/// depend, to the bit, on how many steps follow.
 ///
-/// For a run that only evicts, L is computed from the positions in its cache, in a form without cancellation. For a run
-/// that merges (its prompt's record has merges), L is computed from its recorded outputs, and there is no theta.
+/// For a run that only evicts, L is computed from the positions in its cache, in a form without
+/// cancellation. For a run that merges (its prompt's record has merges), L is computed from its recorded
+/// outputs, and there is no theta.
 ///
-/// Recall is measured on the first step's k entries j of largest sum_h || o_h - o_h(-j) ||_2^2, over the query heads h
-/// that share the KV head, where o_h(-j) is the output without entry j (reference::eviction_errors; ties: smaller
-/// position).
+/// Recall is measured on the first step's k entries j of largest sum_h || o_h - o_h(-j) ||_2^2, over the
+/// query heads h that share the KV head, where o_h(-j) is the output without entry j
+/// (reference::eviction_errors; ties: smaller position).
 ///
 /// Stage one is that of the selection in use: the prompt's, or after a rebuild the rebuild's.
 ///
 /// records       [runs], each with the same number of steps, at most T
-/// prompt_norms  [query_heads, n]: L1 norms of the prompt's projected values, if already computed (by far the most
-///               costly part); empty: computed here, with the same result to the bit
-/// recall_of     k, the number of entries that recall is measured on, at most the prompt's; 0: recall is not measured
-/// times         adds up "full_attention", called once for every query head and 32 steps, however many runs there are, and
-///               "measurement", all else, norms that were not given included; null: not measured
+/// prompt_norms  [query_heads, n]: L1 norms of the prompt's projected values, if already computed (by far the
+///               most costly part); empty: computed here, with the same result to the bit
+/// recall_of     k, the number of entries that recall is measured on, at most the prompt's;
+///               0: recall is not measured
+/// times         adds up "full_attention", called once for every query head and 32 steps, however
+///               many runs there are, and "measurement", all else, norms that were not given
+///               included; null: not measured
 /// returns       [runs]
 /// throws        ShapeMismatch if a rebuild by a two-stage selection has no stage one
 std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,

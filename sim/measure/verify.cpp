@@ -22,7 +22,8 @@ double gamma(int64_t roundings) {
   return ku / (1 - ku);
 }
 
-// The format in which the model formed its outputs: single precision where they are stored with as many bits or more.
+// The format in which the model formed its outputs: single precision where they are stored
+// with as many bits or more.
 RealFormat output_format(Dtype dtype) { return *real_format(dtype == Dtype::f64 ? Dtype::f32 : dtype); }
 
 std::vector<double> column_sums(MatrixView matrix) {

@@ -1,4 +1,5 @@
-// Budgets as text: 256 entries per KV head, 20% of the prompt, or `given`, the sizes of kept sets that a file has.
+// Budgets as text: 256 entries per KV head, 20% of the prompt, or `given`, the sizes of
+// kept sets that a file has.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ struct Budget {
   bool percent = false;
   bool given = false;  ///< that of the host `given` with kept sets
 
-  /// The count, or floor(percent * n / 100) in exact decimal arithmetic: 20% of 1000 is 200. Throws InvalidPolicy for `given`.
+  /// The count, or floor(percent * n / 100) in exact decimal arithmetic: 20% of 1000 is 200. Throws
+  /// InvalidPolicy for `given`.
   int64_t entries(int64_t prompt_tokens) const;
   friend bool operator==(const Budget&, const Budget&) = default;
 };

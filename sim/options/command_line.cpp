@@ -281,7 +281,8 @@ void flush_standard_output() {
 
 namespace {
 
-// OpenBLAS maps so much for each thread, and tries it for ever where the limit of virtual memory leaves no room.
+// OpenBLAS maps so much for each thread, and tries it for ever where the limit of
+// virtual memory leaves no room.
 void require_room_for_products(int threads) {
   constexpr size_t kBytesOfThread = size_t{128} << 20;
   rlimit limit{};

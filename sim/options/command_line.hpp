@@ -36,8 +36,8 @@ enum ExitCode : int {
 
 using Arguments = std::vector<std::string>;
 
-/// A command that --help shows, which runs in a fresh clone as printed: it names files of the clone, or that the examples before
-/// it wrote.
+/// A command that --help shows, which runs in a fresh clone as printed: it names files of the clone, or that
+/// the examples before it wrote.
 struct Example {
   std::string_view command;
   std::string_view needs = {};  ///< what a machine may lack, such as "a GPU"; the heading above it says so
@@ -47,7 +47,8 @@ struct Example {
 /// boost::program_options would accept -1 for an unsigned number and NaN for a real one.
 class CommandLine {
  public:
-  /// synopsis: the part of the usage line after "kvbound ". details: printed below the options by --help (help_text.hpp).
+  /// synopsis: the part of the usage line after "kvbound ". details: printed below the options
+  /// by --help (help_text.hpp).
   CommandLine(std::string synopsis, std::string details, std::vector<Example> examples = {});
 
   /// Adds an option with a value, which the help calls `value`.
@@ -78,7 +79,8 @@ class CommandLine {
   boost::program_options::variables_map values_;
 };
 
-/// The parts of a list separated by commas outside double quotes; none may be empty. Throws UsageError naming the option.
+/// The parts of a list separated by commas outside double quotes; none may be empty. Throws
+/// UsageError naming the option.
 std::vector<std::string> split_list(std::string_view option, std::string_view text);
 
 /// Throws UsageError if one of these options is given: "--NAME WHY".
@@ -90,17 +92,19 @@ void add_work_options(CommandLine& line);
 void add_common_options(CommandLine& line);
 traces::Trace::Options header_options(const CommandLine& line);
 
-/// "--layers 0,3-5" of a model of so many layers, ascending without repetition; all if not given. Throws UsageError.
+/// "--layers 0,3-5" of a model of so many layers, ascending without repetition; all if not
+/// given. Throws UsageError.
 std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers);
-/// The same of a trace, by the model's own numbers (layer_choice.hpp). Returns the layers' numbers in the trace.
+/// The same of a trace, by the model's own numbers (layer_choice.hpp). Returns the
+/// layers' numbers in the trace.
 std::vector<int64_t> chosen_layers(const CommandLine& line, const traces::TraceInfo& info);
 
 /// The files that a command reads and writes, which must all be different.
 class OutputPaths {
  public:
   void add_input(const std::string& path);
-  /// If the path names standard output, what is printed there from now on goes to standard error, or nowhere if the option is
-  /// json or csv, whose files have all figures. Throws UsageError, naming
+  /// If the path names standard output, what is printed there from now on goes to standard error, or nowhere
+  /// if the option is json or csv, whose files have all figures. Throws UsageError, naming
   /// the option, if the path is empty, or is an input or another output.
   void add(const std::string& option, const std::string& path);
 
@@ -108,8 +112,9 @@ class OutputPaths {
   std::map<std::filesystem::path, std::string> taken_;  // canonical path -> its role, for messages
 };
 
-/// Any text on one line of a terminal, for example names of files: bytes of control characters (C0, DEL, C1), of what separates
-/// lines or changes the direction of text (U+061C, U+200E-200F, U+2028-202E, U+2066-2069), and those that are no UTF-8 are shown as \xNN.
+/// Any text on one line of a terminal, for example names of files: bytes of control characters (C0, DEL, C1),
+/// of what separates lines or changes the direction of text (U+061C, U+200E-200F, U+2028-202E, U+2066-2069),
+/// and those that are no UTF-8 are shown as \xNN.
 std::string one_line(std::string_view text);
 
 /// Throws IoError if standard output could not be written. Call it before output files get their names.
@@ -117,8 +122,8 @@ void flush_standard_output();
 
 inline constexpr int64_t kMostThreads = 256;
 
-/// Sets the number of OpenMP threads from --threads, at most kMostThreads. Throws IoError if the limit of virtual memory
-/// is too low for so many.
+/// Sets the number of OpenMP threads from --threads, at most kMostThreads. Throws IoError if the limit of
+/// virtual memory is too low for so many.
 void apply_threads(const CommandLine& line);
 
 }  // namespace kvbound::sim

@@ -1,5 +1,5 @@
-// One component of a policy as text: its name and its options, each with its meaning, parser and text form. Parsing,
-// printing and --help all use this one list; a new component needs one more `describe`.
+// One component of a policy as text: its name and its options, each with its meaning, parser and text form.
+// Parsing, printing and --help all use this one list; a new component needs one more `describe`.
 #pragma once
 
 #include <functional>

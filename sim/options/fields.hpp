@@ -1,4 +1,5 @@
-// Structs as JSON that this program itself reads again: a struct's fields are listed once, and written and read by that list.
+// Structs as JSON that this program itself reads again: a struct's fields are listed once, and
+// written and read by that list.
 //
 //     template <>
 //     struct Fields<Place> {
@@ -9,8 +10,9 @@
 //       }
 //     };
 //
-// Fields may be texts, integers, numbers (also NaN and infinity, which only binary formats of JSON can hold), truth values, data
-// types, optional ones, lists, maps by text and such structs, dense matrices, and JSON that is carried whole.
+// Fields may be texts, integers, numbers (also NaN and infinity, which only binary formats of JSON can
+// hold), truth values, data types, optional ones, lists, maps by text and such structs, dense matrices, and
+// JSON that is carried whole.
 #pragma once
 
 #include <algorithm>
@@ -39,8 +41,8 @@ using FieldsJson = nlohmann::ordered_json;
 template <class Struct>
 struct Fields;
 
-/// To be specialised for every type that is written as a value of another one, such as a policy as its text: functions
-/// Other of(const Value&) and Value from(const Other&).
+/// To be specialised for every type that is written as a value of another one, such as a policy as its text:
+/// functions Other of(const Value&) and Value from(const Other&).
 template <class Value>
 struct WrittenAs;
 
@@ -48,8 +50,8 @@ struct WrittenAs;
 template <class Value>
 FieldsJson fields_of(const Value& value);
 
-/// Reads what fields_of wrote. Throws Error, naming the field, what it has and what is expected, for anything else, JSON that
-/// was discarded as ill-formed included; fields that are not listed are ignored.
+/// Reads what fields_of wrote. Throws Error, naming the field, what it has and what is expected, for anything
+/// else, JSON that was discarded as ill-formed included; fields that are not listed are ignored.
 ///
 /// name  of the value, for messages
 template <class Value>

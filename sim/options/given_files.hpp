@@ -44,11 +44,13 @@ class GivenFiles {
   GivenFiles() = default;  ///< of policies that have none
   /// Throws as traces::GivenFile.
   GivenFiles(const GivenSources& sources, const traces::GivenSubject& subject);
-  /// Files of which everything is known. Throws TraceError for one that has changed since; as traces::GivenFile.
+  /// Files of which everything is known. Throws TraceError for one that has changed
+  /// since; as traces::GivenFile.
   GivenFiles(const GivenFacts& known, const traces::GivenSubject& subject);
 
   const GivenFacts& facts() const { return facts_; }
-  /// The policy with what its file has of a layer; other policies as they are. The last layer of every file stays in memory.
+  /// The policy with what its file has of a layer; other policies as they are. The last layer of
+  /// every file stays in memory.
   Policy bound(Policy policy, int64_t layer) const;
 
  private:
@@ -63,10 +65,12 @@ class GivenFiles {
   GivenFacts facts_;
 };
 
-/// The policy with what is known of all layers of its file: which entries are always kept, or that it has kept sets.
+/// The policy with what is known of all layers of its file: which entries are always kept,
+/// or that it has kept sets.
 Policy with_facts(Policy policy, const GivenFacts& facts);
 
-/// The runs, whose policies are called as their files say, unless two would have one name, or that is another policy's text.
+/// The runs, whose policies are called as their files say, unless two would have one name, or that
+/// is another policy's text.
 std::vector<Run> with_names(std::vector<Run> runs, const GivenFacts& facts);
 
 /// The entries per KV head that a run keeps.
@@ -78,7 +82,8 @@ struct RunBudgets {
 /// The budget of a run; of kept sets, their sizes.
 ///
 /// layers, prompt_tokens  of the trace
-/// throws                 InvalidPolicy if a budget is not `given` but the file has kept sets, or the other way round; as layer_budgets
+/// throws                 InvalidPolicy if a budget is not `given` but the file has kept sets, or the other
+///                        way round; as layer_budgets
 RunBudgets run_budgets(const Policy& policy, const Budget& budget, const GivenFacts& facts, int64_t layers,
                        int64_t prompt_tokens);
 

@@ -9,8 +9,8 @@ namespace {
 constexpr std::string_view kItem = "  ", kBlock = "    ";
 constexpr int64_t kDeep = 6;  // where meanings begin that have no room beside their terms
 
-// Appends words of a text, in lines of at most `width` columns. `column` is where the last line ends; further lines begin with
-// `indent` spaces.
+// Appends words of a text, in lines of at most `width` columns. `column` is where the last line ends; further
+// lines begin with `indent` spaces.
 void fill(std::string& lines, std::string_view text, int64_t column, int64_t indent, int64_t width) {
   bool first = true;
   while (true) {
@@ -31,7 +31,8 @@ void fill(std::string& lines, std::string_view text, int64_t column, int64_t ind
   }
 }
 
-// An item, "  term  meaning", whose meaning begins in a column, on the next line if the term is longer than that.
+// An item, "  term  meaning", whose meaning begins in a column, on the next line if the
+//                   term is longer than that.
 std::string item_text(std::string_view term, std::string_view meaning, int64_t column, int64_t width) {
   std::string lines(kItem);
   fill(lines, term, std::ssize(kItem), std::ssize(kBlock), width);

@@ -1,5 +1,5 @@
-// What policies may consist of, as data: found by the variants of reference/core/policy.hpp and `describe`, so that a new
-// method is in it by itself. Messages, suggestions and `kvbound policies` use this one list.
+// What policies may consist of, as data: found by the variants of reference/core/policy.hpp and `describe`,
+// so that a new method is in it by itself. Messages, suggestions and `kvbound policies` use this one list.
 #pragma once
 
 #include <string>

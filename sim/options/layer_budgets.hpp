@@ -8,7 +8,8 @@
 
 namespace kvbound::sim {
 
-/// Entries per KV head that a policy keeps in each layer: `entries` in every layer, or, with `pyramid`, on average.
+/// Entries per KV head that a policy keeps in each layer: `entries` in every layer, or,
+/// with `pyramid`, on average.
 ///
 /// entries        the user's budget
 /// layers         of the whole trace, even if only some are replayed

@@ -11,8 +11,9 @@
 
 namespace kvbound::sim {
 
-/// The layers that a list such as "0,3-5" names by the model's own numbers (traces::layer_numbers). A range means those of its
-/// layers that the trace has, at least one, and ends at the trace's last layer at the latest.
+/// The layers that a list such as "0,3-5" names by the model's own numbers
+/// (traces::layer_numbers). A range means those of its layers that the trace has, at least one,
+/// and ends at the trace's last layer at the latest.
 ///
 /// returns  their numbers in the trace, ascending without repetition; nullopt if an item names no layer
 std::optional<std::vector<int64_t>> layers_named(std::string_view list, const traces::TraceInfo& info);

@@ -1,4 +1,5 @@
-// Numbers as text: parsed only if the whole text is one number, and printed in the shortest form that reads back.
+// Numbers as text: parsed only if the whole text is one number, and printed in the
+// shortest form that reads back.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +46,8 @@ inline std::string shortest(double number) {
   return scientific.size() < fixed.size() ? scientific : fixed;
 }
 
-/// A number of ordinary size with so many digits behind the point, a larger one with three in all: 0.985, 1.02e+300.
+/// A number of ordinary size with so many digits behind the point, a larger one with three
+/// in all: 0.985, 1.02e+300.
 inline std::string with_places(double number, int places) {
   constexpr double kMost = 1e6;
   return std::abs(number) < kMost ? fmt::format("{:.{}f}", number, places) : fmt::format("{:.3g}", number);

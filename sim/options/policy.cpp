@@ -43,8 +43,8 @@ bool choose(Variant& slot, std::string_view name) {
   return found;
 }
 
-// What a name that stands in the wrong place is, and where it belongs: "critical is a selection: snapkv+critical"; else the
-// suggestion of a known one.
+// What a name that stands in the wrong place is, and where it belongs: "critical is a selection:
+// snapkv+critical"; else the suggestion of a known one.
 std::string what_is_meant(std::string_view name, std::string_view before, const Names& known) {
   for (const auto& [kind, component] : named_components()) {
     if (component->name != name) continue;

@@ -22,7 +22,8 @@ bool begins_with(std::string_view text, std::string_view beginning) {
          std::ranges::equal(beginning, text.substr(0, beginning.size()), same_letter);
 }
 
-// The number of insertions, deletions, replacements and exchanges of neighbours between two words (optimal string alignment).
+// The number of insertions, deletions, replacements and exchanges of neighbours between two words
+// (optimal string alignment).
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) last[j] = j;

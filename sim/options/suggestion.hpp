@@ -9,9 +9,9 @@ namespace kvbound::sim {
 
 using Names = std::vector<std::string>;
 
-/// The known name that was probably meant: the one that the fewest insertions, deletions, replacements and exchanges of
-/// neighbours lead to, in capitals or not, if these are at most one for every three letters; or the only one that begins so.
-/// Empty if there is none; of equally near ones the first.
+/// The known name that was probably meant: the one that the fewest insertions, deletions, replacements and
+/// exchanges of neighbours lead to, in capitals or not, if these are at most one for every three letters; or
+/// the only one that begins so. Empty if there is none; of equally near ones the first.
 std::string nearest(std::string_view word, const Names& known);
 
 /// "did you mean snapkv? known hosts: snapkv, h2o", or without the question.

@@ -9,16 +9,17 @@
 
 namespace kvbound::sim {
 
-/// Limits of what is read back: levels of nesting, members of an object, which are looked for one by one, and bytes of memory that
-/// values take, with what lists reserve beyond their items.
+/// Limits of what is read back: levels of nesting, members of an object, which are looked for one by one, and
+/// bytes of memory that values take, with what lists reserve beyond their items.
 struct WrittenLimits {
   size_t levels = 32;
   size_t members = 65'536;
   size_t bytes = size_t{1} << 30;
 };
 
-/// Reads JSON text, or CBOR. Ill-formed input gives a discarded value. Nesting and memory are counted before anything is built:
-/// nlohmann's functions call themselves for every level, and a value may take 60 times the bytes of its text.
+/// Reads JSON text, or CBOR. Ill-formed input gives a discarded value. Nesting and memory are counted
+/// before anything is built: nlohmann's functions call themselves for every level, and a value may take 60
+/// times the bytes of its text.
 ///
 /// name    of the value, for messages
 /// taken   if not null, gets the bytes that the value takes

@@ -12,15 +12,17 @@
 namespace kvbound::sim {
 
 bool is_backend(std::string_view name);
-/// Throws InvalidPolicy, listing the backends, if there is no backend of this name; NoDevice if it cannot run on this
-/// machine.
+/// Throws InvalidPolicy, listing the backends, if there is no backend of this name; NoDevice if it
+/// cannot run on this machine.
 void require_backend(std::string_view name);
 
-/// The type in which the backend stores the cache of a trace stored as `trace`, and the type in which it accumulates.
+/// The type in which the backend stores the cache of a trace stored as `trace`, and the type
+/// in which it accumulates.
 Dtype storage_of(std::string_view backend, Dtype trace);
 Dtype accumulation_of(std::string_view backend);
 
-/// The arithmetic that the kernels of such a session declare, for caches of at most `entries` entries per KV head.
+/// The arithmetic that the kernels of such a session declare, for caches of at most
+/// `entries` entries per KV head.
 ///
 /// storage  type of the trace
 SessionArithmetic arithmetic_of(std::string_view backend, Dtype storage, const LayerShape& shape,

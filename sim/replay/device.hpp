@@ -1,4 +1,5 @@
-// Access to the GPU, if this program was built with CUDA and finds one. The rest of sim/ builds without a CUDA toolkit.
+// Access to the GPU, if this program was built with CUDA and finds one. The rest of sim/
+// builds without a CUDA toolkit.
 #pragma once
 
 #include <memory>

@@ -187,8 +187,8 @@ void Dump::prepare(const std::string& path) {
       piece.resize(std::min(left, kPiece));
       spool_->read(std::span<Number>(piece));
       if constexpr (std::is_same_v<Number, double>) {
-        // Scores may be infinite: a stage-two score because epsilon can be any finite number, and the exact removal
-        // error of the only entry that a query sees.
+        // Scores may be infinite: a stage-two score because epsilon can be any finite number, and the exact
+        // removal error of the only entry that a query sees.
         writer_->append(tensor.name, VectorView(piece), traces::NonFiniteNumbers::allowed);
       } else {
         writer_->append(tensor.name, std::span<const Number>(piece));

@@ -1,4 +1,5 @@
-// Dumps: what a replay recorded, for kernels to be compared with; one safetensors file per run. Tensors: sim/README.md.
+// Dumps: what a replay recorded, for kernels to be compared with; one safetensors file per
+// run. Tensors: sim/README.md.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,14 @@ class Spool;
 
 struct MergedRows;
 
-/// The file name of a run's dump, POLICY@BUDGET@BACKEND.safetensors. Characters other than letters, digits and =.+@%-
-/// become underscores. In names longer than file systems allow (255 bytes) the policy is truncated and followed by ~
-/// and 16 hexadecimal digits of the policy's SHA-256.
+/// The file name of a run's dump, POLICY@BUDGET@BACKEND.safetensors. Characters other than letters, digits
+/// and =.+@%- become underscores. In names longer than file systems allow (255 bytes) the policy is truncated
+/// and followed by ~ and 16 hexadecimal digits of the policy's SHA-256.
 std::string dump_name(const Run& run);
 
-/// A dump being written. A safetensors file begins with the shapes of all its tensors, so layers are spooled to a
-/// temporary file on the target's disk first. Nothing is visible under the target's name before commit().
+/// A dump being written. A safetensors file begins with the shapes of all its tensors, so layers
+/// are spooled to a temporary file on the target's disk first. Nothing is visible under the
+/// target's name before commit().
 class Dump {
  public:
   /// spool_folder  an existing folder. Throws IoError if no file can be created in it.
@@ -38,8 +40,8 @@ class Dump {
   void add(int64_t layer, const LayerRecord& record);
   void add(int64_t layer, const LayerMetrics& metrics);
 
-  /// Writes everything that was added to a temporary file beside `path` and closes it. Nothing can be added afterwards.
-  /// Throws IoError.
+  /// Writes everything that was added to a temporary file beside `path` and closes it. Nothing can be added
+  /// afterwards. Throws IoError.
   void prepare(const std::string& path);
   /// Gives the file its name.
   void commit();

@@ -11,17 +11,20 @@
 
 namespace kvbound::sim {
 
-/// A single dump of a single trace goes to a file, or into a folder if the target is one or ends in a slash. Several
-/// dumps go to a folder; with several traces, each has a folder of its own in it, named like the trace.
+/// A single dump of a single trace goes to a file, or into a folder if the target is one or ends
+/// in a slash. Several dumps go to a folder; with several traces, each has a folder of its own in
+/// it, named like the trace.
 class DumpTargets {
  public:
   /// Adds every dump's file to `outputs`. No folder is created yet.
   ///
-  /// throws  UsageError if the target is a file where a folder is needed, two traces have the same name, or a dump
-  ///         would replace another file of this command; IoError if a single file's folder does not exist
+  /// throws  UsageError if the target is a file where a folder is needed, two traces have the same
+  ///         name, or a dump would replace another file of this command; IoError if a single
+  ///         file's folder does not exist
   DumpTargets(const std::string& target, const std::vector<std::string>& traces, const std::vector<Run>& runs,
               OutputPaths& outputs);
-  /// Removes the folders that make_folders created and that are still empty; so does a signal that ends the program.
+  /// Removes the folders that make_folders created and that are still empty; so does a
+  /// signal that ends the program.
   ~DumpTargets();
   DumpTargets(const DumpTargets&) = delete;
   DumpTargets& operator=(const DumpTargets&) = delete;

@@ -12,14 +12,15 @@
 
 namespace kvbound::sim {
 
-/// Throws UsageError, naming the call, if calls have other types of keys, queries or outputs than the first: a dump declares one
-/// arithmetic for all of its layers.
+/// Throws UsageError, naming the call, if calls have other types of keys, queries or outputs than the first:
+/// a dump declares one arithmetic for all of its layers.
 void require_one_arithmetic(const std::vector<traces::ImportedLayer>& layers);
 
-/// The calls' outputs over a cache from which nothing is evicted: those of the last `steps` queries as `output`, of the others as
-/// `prompt_output`, also where they are NaN or infinite. The file is on the disk, and gets its name by finish(). The dump declares the arithmetic of FlashInfer's kernels:
-/// sums in F32; attention weights in the queries' type, in which tensor cores take them; outputs of parts of a cache, which
-/// are merged afterwards, in the outputs' type.
+/// The calls' outputs over a cache from which nothing is evicted: those of the last `steps` queries as
+/// `output`, of the others as `prompt_output`, also where they are NaN or infinite. The file is on the disk,
+/// and gets its name by finish(). The dump declares the arithmetic of FlashInfer's kernels: sums in F32;
+/// attention weights in the queries' type, in which tensor cores take them; outputs of parts of a cache,
+/// which are merged afterwards, in the outputs' type.
 ///
 /// layers    of one arithmetic
 /// trace     what import_trace wrote of the same layers and steps

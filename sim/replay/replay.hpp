@@ -36,7 +36,8 @@ struct RunResult {
   std::optional<std::vector<JudgedTensor>> agreement;
 };
 
-/// Time of a backend's operations, over all runs. Work that depends on the layer alone is done once for all runs.
+/// Time of a backend's operations, over all runs. Work that depends on the layer alone
+/// is done once for all runs.
 struct BackendTimes {
   std::string backend;
   /// Empty for devices unless they are timed. The reference's include what measures the runs of all backends:
@@ -51,8 +52,8 @@ struct ReplayResult {
   std::vector<BackendTimes> times;  ///< in the order in which the backends were named
 };
 
-/// Called twice for each run and layer: after recording and after measuring. The record's scores and norms are dropped
-/// in between, so that memory does not grow with the number of runs.
+/// Called twice for each run and layer: after recording and after measuring. The record's scores and norms
+/// are dropped in between, so that memory does not grow with the number of runs.
 struct ReplayObserver {
   std::function<void(size_t run, int64_t layer, const LayerRecord&)> recorded;
   std::function<void(size_t run, int64_t layer, const LayerMetrics&)> measured;
@@ -71,13 +72,14 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace,
 ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope,
                           const GivenFacts& facts = {});
 
-/// Replays every run over the scope's layers; with several threads the next layer is read meanwhile, so that two are in memory.
+/// Replays every run over the scope's layers; with several threads the next layer is read meanwhile,
+/// so that two are in memory.
 ///
 /// given  the trace's files of runs whose host is `given`
 ///
 /// If the reference is among the backends, the records of all others are compared with it (agreement.hpp).
-/// Throws InvalidPolicy and NoDevice before any work; DeviceError; TraceError, also for numbers so large that attention
-/// over them overflows.
+/// Throws InvalidPolicy and NoDevice before any work; DeviceError; TraceError, also for numbers so large that
+/// attention over them overflows.
 ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
                     const ReplayObserver& observer = {}, const ReplayProgress& progress = {},
                     const GivenFiles& given = {});

@@ -38,7 +38,8 @@ SharedAxis layer_axis(const traces::TraceInfo& info, const std::vector<int64_t>&
 ///     steps        [run, layer, step, head]   in CSV alone, with layer_steps
 ///     merges       a list of the merges of every run, layer, time and query head
 ///     times        a list of the backends' operations
-///     agreement, tensors, functionals, chances   AgreementCubes, of runs that were compared with the reference
+///     agreement, tensors, functionals, chances   AgreementCubes, of runs that were
+///                                                compared with the reference
 ///
 /// base    the policy that improved_heads is counted over
 /// detail  for tables: runs, times and agreement; for documents: all but `steps`; for rows: all

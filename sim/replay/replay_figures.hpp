@@ -19,8 +19,9 @@ struct RunView {
   const RunResult* base;  ///< base_of; null: none
 };
 
-/// A figure, and how it is computed at the finest level that it has. From decode steps and heads follow the means of each head
-/// (over the steps) and of the run (over layers, steps and heads); a run's number may be computed in another way.
+/// A figure, and how it is computed at the finest level that it has. From decode steps and heads follow the
+/// means of each head (over the steps) and of the run (over layers, steps and heads); a run's number may be
+/// computed in another way.
 struct ReplayFigure {
   Figure figure;
   double (*of_run)(const RunView&) = nullptr;  ///< NaN: none

@@ -82,8 +82,8 @@ struct ImprovedHeads {
 };
 ImprovedHeads improved_heads(const RunResult& run, const RunResult& base);
 
-/// The run of the base policy at the same budget on the same backend; null if there is no such run, if `run` is itself
-/// of the base policy, or if no step was measured.
+/// The run of the base policy at the same budget on the same backend; null if there is no such run, if `run`
+/// is itself of the base policy, or if no step was measured.
 const RunResult* base_of(const RunResult& run, const ReplayResult& result, const std::optional<Policy>& base);
 
 /// The mean of each column, one per query head.

@@ -25,7 +25,8 @@ struct CheckReport {
   Verdict verdict() const { return sim::verdict(summaries()); }
 };
 
-/// Facts of the file; agreement, tensors, functionals and chances (AgreementCubes); unlikely. CSV has the tensors.
+/// Facts of the file; agreement, tensors, functionals and chances (AgreementCubes);
+/// unlikely. CSV has the tensors.
 Part check_part(const CheckReport& report);
 
 std::string text_report(const CheckReport& report, const Part& part, const TextStyle& style,

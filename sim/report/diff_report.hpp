@@ -36,8 +36,8 @@ std::string extent_text(const DiffReport& report);
 /// What the dump says of itself.
 nlohmann::ordered_json dump_facts(const DiffReport& report);
 
-/// Facts of the trace and the dump; agreement, tensors, functionals and chances (AgreementCubes), where in `agreement` tensors that
-/// differ come first; unlikely. CSV has the tensors.
+/// Facts of the trace and the dump; agreement, tensors, functionals and chances (AgreementCubes), where in
+/// `agreement` tensors that differ come first; unlikely. CSV has the tensors.
 Part diff_part(const DiffReport& report);
 
 /// The tables and sentences of a part, for a terminal.

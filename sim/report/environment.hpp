@@ -14,8 +14,9 @@ namespace kvbound::sim {
 std::string version();
 std::string revision();
 
-/// What tells one build of this program from another: its revision, and for revisions that stand for many builds (`-dirty`:
-/// from changed sources; `unknown`: outside a checkout) also the SHA-256 of its file. Throws IoError if that cannot be read.
+/// What tells one build of this program from another: its revision, and for revisions that stand for many
+/// builds (`-dirty`: from changed sources; `unknown`: outside a checkout) also the SHA-256 of its file.
+/// Throws IoError if that cannot be read.
 std::string build_identity();
 
 /// What numbers depend on besides input and options.
@@ -45,7 +46,8 @@ struct Environment {
 };
 Environment environment();
 
-/// The end of every document: the environment, and the seed of what was drawn at random, null where nothing was.
+/// The end of every document: the environment, and the seed of what was drawn at
+/// random, null where nothing was.
 nlohmann::ordered_json provenance(const Environment& environment = sim::environment(),
                                   const nlohmann::ordered_json& seed = nullptr);
 

@@ -9,7 +9,8 @@
 
 namespace kvbound::sim {
 
-/// Per kind of tasks: what became of the model, answers by depth, the open-loop figures, and the correlations.
+/// Per kind of tasks: what became of the model, answers by depth, the open-loop
+/// figures, and the correlations.
 ///
 /// part     evaluate_part of the report
 /// style    how tables are printed, and whether plots follow them

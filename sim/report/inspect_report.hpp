@@ -12,7 +12,8 @@ namespace kvbound::sim {
 /// What the trace's header says, and the hash of its numbers.
 std::string trace_text(const traces::TraceInfo& info, const std::string& sha256);
 
-/// Tables of the layers that were verified and of the heads that were measured, means over each layer and over all.
+/// Tables of the layers that were verified and of the heads that were measured, means over
+/// each layer and over all.
 ///
 /// part     of the inspection
 /// columns  of the heads' table; empty: those shown by default

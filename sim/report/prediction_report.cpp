@@ -28,7 +28,8 @@ constexpr const char* kInstructionNames[] = {
     "warp_barrier", "block_barrier", "mbarrier",    "cluster_barrier",  "atomic"};
 static_assert(std::size(kInstructionNames) == cuda::emulation::kInstructions);
 
-// Numbers of equal launches are shown once: kernels in the order of their first launch, each with how often it is launched.
+// Numbers of equal launches are shown once: kernels in the order of their first launch, each with
+// how often it is launched.
 struct KernelRow {
   const LaunchCounts* launch;
   const LaunchTime* time;

@@ -8,7 +8,8 @@
 
 namespace kvbound::sim {
 
-/// Relative L by budget, and for every policy, at its largest budget, the change of L against the base by layer and query head.
+/// Relative L by budget, and for every policy, at its largest budget, the change of L against the base
+/// by layer and query head.
 ///
 /// part  replay_part
 std::string replay_plots(const Part& part, const TextStyle& style);

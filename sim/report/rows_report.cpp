@@ -71,7 +71,8 @@ std::vector<TensorTotal> totals_of(const ComparedRows& compared) {
   return totals;
 }
 
-// " (at most 2 ulps apart, 0.5 of the row's largest number)": of all tensors; empty if no rows of real numbers are reordered
+// " (at most 2 ulps apart, 0.5 of the row's largest number)": of all tensors; empty if no rows of
+// real numbers are reordered
 std::string distance_text(const ComparedRows& compared) {
   std::optional<double> ulps;
   double row_ulps = 0;

@@ -33,14 +33,15 @@ struct ComparedRows {
 
   int64_t rows() const;
   int64_t count(RowVerdict verdict) const;
-  /// The verdict of A and of B: differs if a row is wrong, or is not identical where that is required; no evidence if one of them
-  /// is, or no row is in both.
+  /// The verdict of A and of B: differs if a row is wrong, or is not identical where that is required; no
+  /// evidence if one of them is, or no row is in both.
   Verdict verdict(Verdict of_a, Verdict of_b) const;
   /// "layers.1.output[3, 0]: reordered", the first row that is not identical; nullopt if there is none.
   std::optional<std::string> first_differing() const;
 };
 
-/// "A a.safetensors and B b.safetensors: 90 of 112 rows identical, 20 reordered (at most 2 ulps apart, ...), 2 wrong: A"
+/// "A a.safetensors and B b.safetensors: 90 of 112 rows identical, 20 reordered (at most 2 ulps
+/// apart, ...), 2 wrong: A"
 std::string sentence(const ComparedFile& a, const ComparedFile& b, const ComparedRows& compared);
 /// Which caches differ, the first by name; empty if none do.
 ///

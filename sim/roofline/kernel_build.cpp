@@ -59,8 +59,9 @@ void read_resources(std::map<std::string, KernelBuild, std::less<>>& builds) {
   }
 }
 
-// A kernel's name on a line of its own, then its rows: of the main loops, of the nests that they are in, and of the whole
-// kernel. What a kernel executes lies between loops and nests; the whole kernel stands for it where there are no loops.
+// A kernel's name on a line of its own, then its rows: of the main loops, of the nests that they are in, and
+// of the whole kernel. What a kernel executes lies between loops and nests; the whole kernel stands for it
+// where there are no loops.
 void read_instructions(std::map<std::string, KernelBuild, std::less<>>& builds) {
   std::vector<std::string> headings;
   std::map<std::string, std::vector<Row>> rows;

@@ -1,4 +1,5 @@
-// What nvcc made of a kernel: cuda/resources.txt and cuda/instructions.txt, as they were when this program was built.
+// What nvcc made of a kernel: cuda/resources.txt and cuda/instructions.txt, as they were
+// when this program was built.
 #pragma once
 
 #include <optional>
@@ -9,8 +10,9 @@ namespace kvbound::sim {
 /// Of sm_90a.
 struct KernelBuild {
   int registers = 0;  ///< of a thread
-  /// Instructions for one that the emulation counts (a product, an access to memory, a shuffle, a special function, a
-  /// barrier, an atomic), in all, on the integer units, conversions included, and in double precision.
+  /// Instructions for one that the emulation counts (a product, an access to memory, a shuffle, a
+  /// special function, a barrier, an atomic), in all, on the integer units, conversions included,
+  /// and in double precision.
   double instructions = 1;
   double integers = 0;
   double doubles = 0;

@@ -16,8 +16,9 @@
 namespace kvbound::sim {
 namespace {
 
-// H = ln S - sum_j A_j (z_j - largest z), S the softmax's denominator: a sum of terms >= 0, which does not cancel.
-// Writes the weights A. The least logits of all may differ from the largest by infinity, but then their weight is 0.
+// H = ln S - sum_j A_j (z_j - largest z), S the softmax's denominator: a sum of terms >= 0, which does
+// not cancel. Writes the weights A. The least logits of all may differ from the largest by infinity,
+// but then their weight is 0.
 double softmax_entropy(VectorView logits, std::span<double> weights) {
   const double largest = std::ranges::max(logits);
   double entropy = std::log(reference::softmax(logits, largest, weights));

@@ -21,14 +21,16 @@ struct AttentionProfile {
 ///
 ///     A_ij              = exp(z_ij) / sum_{j' <= x_i} exp(z_ij'),  z = logits, x_i the position of query i
 ///     sink_mass         = mean_i sum_{j < min(sinks, x_i + 1)} A_ij
-///     top_position      = argmax_j mean_i A_ij, over all n + T entries; A_ij = 0 for entries in a query's future
+///     top_position      = argmax_j mean_i A_ij, over all n + T entries; A_ij = 0 for
+///                       entries in a query's future
 ///     top_mass          = max_j mean_i A_ij
 ///     H_i               = -sum_j A_ij ln A_ij,  0 ln 0 = 0;  0 <= H_i <= ln(x_i + 1)
 ///     entropy           = mean_i H_i
 ///     effective_entries = exp(entropy), the geometric mean of exp(H_i)
 ///     relative_entropy  = mean_i H_i / ln(x_i + 1); 0 for a query that sees one entry
 ///
-/// A position that is attended to because it is recent contributes little to top_mass: it is recent for few queries.
+/// A position that is attended to because it is recent contributes little to top_mass: it
+/// is recent for few queries.
 ///
 /// layer   [window_queries + T] queries per head, at least one of the prompt
 /// sinks   number of first positions, >= 1; a query that sees fewer has all its attention on them

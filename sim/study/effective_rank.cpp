@@ -19,8 +19,8 @@ double largest_magnitude(MatrixView matrix) {
   return largest;
 }
 
-// The matrix times a power of two, which is exact but for numbers too small to matter: no square of the largest numbers
-// overflows or underflows.
+// The matrix times a power of two, which is exact but for numbers too small to matter: no square of the
+// largest numbers overflows or underflows.
 Matrix scaled_to_one(MatrixView matrix, double largest) {
   const int exponent = std::ilogb(largest);
   Matrix scaled(matrix.rows, matrix.cols);

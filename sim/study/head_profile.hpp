@@ -1,5 +1,5 @@
-// What is worth knowing of a model's heads before its cache is compressed: attention sinks, entropy, score ties, and the
-// effective rank of values.
+// What is worth knowing of a model's heads before its cache is compressed: attention sinks, entropy, score
+// ties, and the effective rank of values.
 #pragma once
 
 #include <cstdint>
@@ -59,9 +59,9 @@ struct HeadProfiles {
 ///
 /// attention  attention_profile of every query head
 /// values     effective_rank of every KV head's values, [n + T, head_dim]
-/// ties       score_ties of SnapKV's scores (reference::snap_kv) of the candidates: attention averaged over the window's
-///            queries, max-pooled per query head, averaged over the query heads of the KV head; in double precision, and
-///            rounded once to bfloat16 at the end
+/// ties       score_ties of SnapKV's scores (reference::snap_kv) of the candidates: attention averaged over
+///            the window's queries, max-pooled per query head, averaged over the query heads of the KV head;
+///            in double precision, and rounded once to bfloat16 at the end
 /// index      of the layer
 ///
 /// throws     ShapeMismatch for options out of range; NonFinite

@@ -68,7 +68,8 @@ class HeadMeasurement {
     result_.evicted = std::ranges::count(stays_, false);
   }
 
-  // Takes the next query: its index, recorded prompt queries first, and its logits of all entries that it sees.
+  // Takes the next query: its index, recorded prompt queries first, and its logits of
+  // all entries that it sees.
   void take(int64_t query, VectorView logits) {
     const int64_t step = query - layer_.window_queries;
     const double log_sum = reference::log_sum_exp(logits);

@@ -1,4 +1,5 @@
-// How well past scores predict the next ones, and whether entries that were evicted at the prompt's end matter later.
+// How well past scores predict the next ones, and whether entries that were evicted at the
+// prompt's end matter later.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +42,8 @@ struct PredictOptions {
 
 /// One query head's results, by decode step t = 1..steps.
 struct HeadPrediction {
-  /// sum_j |s^_j - s_j| / sum_j s_j over the n + t - 1 entries that an earlier query has seen, [predictors, steps];
-  /// +infinity where the ratio overflows double precision.
+  /// sum_j |s^_j - s_j| / sum_j s_j over the n + t - 1 entries that an earlier query has seen,
+  /// [predictors, steps]; +infinity where the ratio overflows double precision.
   Matrix relative_errors;
   /// The median over the same entries of |s^_j - s_j| / s_j, likewise.
   Matrix entry_errors;
@@ -66,14 +67,14 @@ struct PredictResult {
 
 /// Measures one layer.
 ///
-/// scores   a query at position x has scores of the entries 0..x; attention: s_j = exp(z_j) / sum_i exp(z_i); raw:
-///          s_j = exp(z_j)
+/// scores   a query at position x has scores of the entries 0..x; attention: s_j = exp(z_j) / sum_i
+///          exp(z_i); raw: s_j = exp(z_j)
 /// past     predictions use all recorded prompt queries and those of earlier steps
 /// top      the prompt entries of largest attention at a step (ties: smaller position), over the full cache
 /// budget   of the layer, entries per KV head
 /// layer    must have at least options.steps decode steps
-/// done     is called after every query head, by one thread at a time; an exception that it throws is rethrown after
-///          all heads
+/// done     is called after every query head, by one thread at a time; an exception that it throws is
+///          rethrown after all heads
 ///
 /// throws   ShapeMismatch for options out of range; InvalidPolicy; NonFinite
 /// source   KeepKV (arXiv:2504.09936), Figure 2
@@ -83,7 +84,8 @@ std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const P
 /// The same for some of a trace's layers, one in memory at a time.
 ///
 /// progress  called with the number of work items done, and their total
-/// Throws InvalidPolicy before any work; TraceError, also for numbers so large that attention over them overflows.
+/// Throws InvalidPolicy before any work; TraceError, also for numbers so large that
+/// attention over them overflows.
 PredictResult predict(const traces::Trace& trace, const std::vector<int64_t>& layers,
                       const PredictOptions& options,
                       const std::function<void(int64_t, int64_t)>& progress = {});

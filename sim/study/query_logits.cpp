@@ -14,8 +14,8 @@ constexpr int64_t kQueriesAtATime = 32;  // queries whose logits are in memory
 
 }  // namespace
 
-// Every block is a product of the same shape, whatever the number of steps: the last block is padded with zero queries
-// at the positions that follow.
+// Every block is a product of the same shape, whatever the number of steps: the last block is padded with
+// zero queries at the positions that follow.
 void visit_query_logits(const traces::Layer& layer, int64_t head, int64_t steps,
                         const std::function<void(int64_t query, VectorView logits)>& visit) {
   const int64_t count = layer.window_queries + steps,

@@ -1,5 +1,5 @@
-// Oracle recall: how many of the prompt entries whose eviction changes the outputs most are found by the prompt's
-// scores.
+// Oracle recall: how many of the prompt entries whose eviction changes the outputs most are
+// found by the prompt's scores.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct RecallScore {
   std::optional<reference::Change> change;
 };
 
-/// All scores, in the order of the reports: attention, value, key, joint, exact and eq-1. eq-1 is OBCache's equation 1
-/// without approximation: key and value are zeroed, but the slot stays in the softmax.
+/// All scores, in the order of the reports: attention, value, key, joint, exact and eq-1. eq-1 is OBCache's
+/// equation 1 without approximation: key and value are zeroed, but the slot stays in the softmax.
 const std::vector<RecallScore>& recall_scores();
 
 struct RecallOptions {
@@ -57,9 +57,9 @@ struct RecallResult {
 
 /// The recall of every score, for every query head of a layer.
 ///
-/// truth  entry j of n, at step t of 1..T, has the eviction error || o - o_(-j) ||_2^2 over the n + t entries then in
-///        the cache (reference::eviction_errors); recall is measured against step 1's errors and against their mean
-///        over steps
+/// truth  entry j of n, at step t of 1..T, has the eviction error || o - o_(-j) ||_2^2 over the n + t entries
+///        then in the cache (reference::eviction_errors); recall is measured against step 1's errors and
+///        against their mean over steps
 /// score  summed over the window's queries, neither pooled nor reduced over the group of query heads
 /// layer  must have a decode step
 /// done   is called after every work item, recall_pieces(options) times

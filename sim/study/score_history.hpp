@@ -29,7 +29,8 @@ constexpr std::string_view name(PredictionRule by) {
                                          "last"}[static_cast<size_t>(by)];
 }
 
-/// One query head's scores, query by query, in the log domain, where large logits neither overflow nor underflow.
+/// One query head's scores, query by query, in the log domain, where large logits
+/// neither overflow nor underflow.
 class ScoreHistory {
  public:
   /// ema     0 <= ema < 1
@@ -45,7 +46,8 @@ class ScoreHistory {
   /// The predicted scores of the entries that queries have seen.
   ///
   ///     ema, ema_paper  reference::ScoreEma
-  ///     mean            ln (1/m) sum of the m scores of an entry; window_mean: of its last min(m, window) scores
+  ///     mean            ln (1/m) sum of the m scores of an entry; window_mean: of its
+  ///                     last min(m, window) scores
   ///
   /// tokens   number of positions that queries have seen so far, by which ema_paper is normalised
   /// returns  [entries], natural log

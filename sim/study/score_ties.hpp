@@ -19,8 +19,8 @@ struct CutTies {
 struct ScoreTies {
   double share = 0;  ///< share of the entries whose score another entry has as well; 0 for no entries
   std::optional<CutTies> cut;  ///< nullopt if no entry is selected
-  /// Share of the selected entries that a different tie-break could replace: cut->selected / k if more are tied at the
-  /// cut than are selected, else 0.
+  /// Share of the selected entries that a different tie-break could replace: cut->selected / k if more are
+  /// tied at the cut than are selected, else 0.
   double tie_break = 0;
 };
 
@@ -31,7 +31,8 @@ struct ScoreTies {
 /// throws  ShapeMismatch if k is out of range
 ScoreTies score_ties(VectorView scores, int64_t k);
 
-/// The scores rounded once, to nearest, ties to even, to bfloat16: 8 significant bits, the range of single precision.
+/// The scores rounded once, to nearest, ties to even, to bfloat16: 8 significant bits, the
+/// range of single precision.
 std::vector<double> rounded_to_bfloat16(VectorView scores);
 
 }  // namespace kvbound::sim

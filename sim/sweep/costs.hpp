@@ -10,7 +10,8 @@
 
 namespace kvbound::sim {
 
-/// Seconds per token and query head of a layer. Without any measurement all runs cost 1, which is then no time but orders items.
+/// Seconds per token and query head of a layer. Without any measurement all runs cost 1, which is then
+/// no time but orders items.
 struct CostRates {
   std::map<std::string, double> runs;  ///< by key_of(Run): compressing the prompt and taking the steps
   double other = 0;                    ///< per run: reading, and measuring

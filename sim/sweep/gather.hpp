@@ -25,18 +25,19 @@ class Gathering {
  public:
   /// Finds out which results there are.
   ///
-  /// mixed  also take results of other builds, compilers, BLAS kernels and GPUs, where there are none of the sweep's own
+  /// mixed  also take results of other builds, compilers, BLAS kernels and GPUs, where there
+  ///        are none of the sweep's own
   Gathering(const SweepFolder& folder, const Sweep& sweep, bool mixed);
 
   const std::vector<MissingItem>& missing() const { return missing_; }
   bool is_whole(size_t trace) const { return !incomplete_.contains(trace); }
 
-  /// A trace's results, of which none may be missing: in the order of layers, whoever computed them and when. Throws TraceError
-  /// for a file that is no result.
+  /// A trace's results, of which none may be missing: in the order of layers, whoever computed them and when.
+  /// Throws TraceError for a file that is no result.
   ReplayReport trace(size_t trace);
 
-  /// The environment of all results that were read so far: environment() of the first, but every version, revision, compiler
-  /// and device that there was, and the most threads. Before any was read, this program's.
+  /// The environment of all results that were read so far: environment() of the first, but every version,
+  /// revision, compiler and device that there was, and the most threads. Before any was read, this program's.
   Environment environment() const;
 
  private:

@@ -29,17 +29,19 @@ struct ItemResult {
   std::vector<BackendTimes> times;
 };
 
-/// The file's contents: the SHA-256 of the rest in hexadecimal, and CBOR. Numbers are exact, infinity included; NaN is NaN,
-/// without its sign.
+/// The file's contents: the SHA-256 of the rest in hexadecimal, and CBOR. Numbers are exact, infinity
+/// included; NaN is NaN, without its sign.
 std::string bytes_of(const ItemResult& result);
 
 /// Whether bytes begin with the hash of the rest: no disk and no copy damaged them.
 bool has_its_hash(std::string_view bytes);
 
-/// Throws TraceError, naming the path and what a plan should have less of, if bytes_of an item are more than item_result_of reads.
+/// Throws TraceError, naming the path and what a plan should have less of, if bytes_of an item are more
+/// than item_result_of reads.
 void require_readable(const std::string& path, std::string_view bytes);
 
-/// Throws TraceError, naming the path, for bytes that bytes_of did not write: cut off, changed, of another version.
+/// Throws TraceError, naming the path, for bytes that bytes_of did not write: cut off,
+/// changed, of another version.
 ItemResult item_result_of(const std::string& path, std::string_view bytes);
 
 }  // namespace kvbound::sim

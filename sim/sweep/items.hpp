@@ -1,4 +1,5 @@
-// The items of a sweep: some layers of one trace through some of the runs. An item is computed by one process.
+// The items of a sweep: some layers of one trace through some of the runs. An item is
+// computed by one process.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ struct SweepItem {
       runs;  ///< indices in Sweep::runs, ascending; most items share them
 };
 
-/// All items: trace by trace, its layers in blocks of `layers_per_item`, and of a block the policies in blocks of
-/// `policies_per_item`, each at all budgets on all backends.
+/// All items: trace by trace, its layers in blocks of `layers_per_item`, and of a block the policies in
+/// blocks of `policies_per_item`, each at all budgets on all backends.
 std::vector<SweepItem> items_of(const Sweep& sweep);
 /// Those of one trace.
 std::vector<SweepItem> items_of(const Sweep& sweep, size_t trace);
@@ -28,8 +29,8 @@ std::vector<SweepItem> items_of(const Sweep& sweep, size_t trace);
 /// "a.safetensors, layers 0-3, 12 runs"
 std::string text_of(const SweepItem& item, const Sweep& sweep);
 
-/// What an item's results depend on, as keys: SHA-256 of the text of all of it. Runs have keys of their own, so that a plan that
-/// is extended by policies or budgets finds the results of the runs that it had before.
+/// What an item's results depend on, as keys: SHA-256 of the text of all of it. Runs have keys of their own,
+/// so that a plan that is extended by policies or budgets finds the results of the runs that it had before.
 struct ItemKey {
   std::string content;      ///< trace hash, layers, steps, recall, merge bounds, all backends of the sweep
   std::string runs;         ///< policies, budgets and backends

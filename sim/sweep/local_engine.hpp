@@ -33,8 +33,8 @@ struct LocalOutcome {
 /// Exit code of a worker that another process is to replace: its GPU failed.
 inline constexpr int kReplaceWorker = 75;
 
-/// Starts workers (this program, as `sweep --worker`), starts others where workers were killed, and returns when they end. With
-/// several GPUs and no CUDA_VISIBLE_DEVICES, worker i is given GPU i modulo their number.
+/// Starts workers (this program, as `sweep --worker`), starts others where workers were killed, and returns
+/// when they end. With several GPUs and no CUDA_VISIBLE_DEVICES, worker i is given GPU i modulo their number.
 ///
 /// hash    of the sweep in the folder
 /// report  called for every item that is done, with its number and seconds
@@ -51,7 +51,8 @@ struct WorkerLine {
 
 /// What a worker writes to its engine, a line an item.
 std::string line_of(const ItemReport& report);
-/// What line_of wrote, without the line's end; none for another line, such as one of a library that the worker uses.
+/// What line_of wrote, without the line's end; none for another line, such as one of a
+/// library that the worker uses.
 std::optional<WorkerLine> worker_line_of(const std::string& line);
 
 }  // namespace kvbound::sim

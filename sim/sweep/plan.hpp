@@ -33,7 +33,8 @@ inline constexpr int64_t kMostRuns = 100'000;
 ///
 ///     format             "kvbound-sweep-plan"
 ///     version            1
-///     traces             patterns as of a shell (`*`, `?`, `[...]`, `{a,b}`, `~`), at least one, each of which some file matches
+///     traces             patterns as of a shell (`*`, `?`, `[...]`, `{a,b}`, `~`), at least one, each
+///                        of which some file matches
 ///     policies           texts, each another policy
 ///     budgets            texts such as "20%" or "256"
 ///     base               optional, a policy that others are compared with; it is added to the policies
@@ -46,7 +47,8 @@ inline constexpr int64_t kMostRuns = 100'000;
 ///     layers_per_item    optional (default: 1)
 ///     policies_per_item  optional (default: all; a layer is then read once for all policies and budgets)
 ///
-/// throws  TraceError, naming file, byte and member, for anything else, unknown and repeated members included; IoError
+/// throws  TraceError, naming file, byte and member, for anything else, unknown and repeated
+///         members included; IoError
 SweepPlan read_plan(const std::string& path);
 
 }  // namespace kvbound::sim

@@ -24,10 +24,12 @@ class ResultIndex {
 
   bool has(const std::string& file) const { return files_.contains(file); }
 
-  /// Where an item's runs have results: in its own file, or in those of sweeps of other policies and budgets of the same
-  /// content. Runs without results are in none. A run with several results, which are equal but for times, is taken from one.
+  /// Where an item's runs have results: in its own file, or in those of sweeps of other policies and budgets
+  /// of the same content. Runs without results are in none. A run with several results, which are equal but
+  /// for times, is taken from one.
   ///
-  /// mixed  also results of other computations (Sweep::computation), for runs that have none of the sweep's own
+  /// mixed  also results of other computations (Sweep::computation), for runs that
+  ///        have none of the sweep's own
   std::vector<ResultSource> sources_of(const SweepItem& item, const ItemKey& key, bool mixed);
 
  private:

@@ -19,8 +19,8 @@ struct PlannedItem {
   bool done = false;
 };
 
-/// All items, those of the largest cost first (ties: the smaller number). A part of an item is planned if a sweep of other
-/// policies or budgets computed the rest of its runs in the same folder.
+/// All items, those of the largest cost first (ties: the smaller number). A part of an item is planned if a
+/// sweep of other policies or budgets computed the rest of its runs in the same folder.
 std::vector<PlannedItem> schedule(const SweepFolder& folder, const Sweep& sweep, const CostRates& rates);
 
 }  // namespace kvbound::sim

@@ -8,7 +8,8 @@
 
 namespace kvbound::sim {
 
-/// Seconds of items, and of what the sweep itself adds to an item: its claim, its tries, and writing its results.
+/// Seconds of items, and of what the sweep itself adds to an item: its claim, its tries,
+/// and writing its results.
 struct MeasuredItems {
   std::vector<double> seconds;
   double overhead = 0;  ///< mean
@@ -23,8 +24,8 @@ struct Makespan {
   double bound = 0;  ///< no schedule is shorter: max(sum of costs / workers, largest cost), overhead included
 };
 
-/// A schedule of `items` items whose costs are drawn from the measured ones with replacement: the largest first, each to the
-/// worker that is free first.
+/// A schedule of `items` items whose costs are drawn from the measured ones with replacement: the largest
+/// first, each to the worker that is free first.
 ///
 /// seed  of the draws
 std::vector<Makespan> simulate(const MeasuredItems& measured, int64_t items,

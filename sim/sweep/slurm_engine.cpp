@@ -26,8 +26,8 @@ void require_one_line(const std::string& text) {
                    " has control characters, which job scripts may not have");
 }
 
-// A text of others as one word of a shell. Throws UsageError for control characters: a new line within quotes is legal in a shell,
-// but begins a line of a job script, which Slurm reads too.
+// A text of others as one word of a shell. Throws UsageError for control characters: a new line within quotes
+// is legal in a shell, but begins a line of a job script, which Slurm reads too.
 std::string shell_quoted(const std::string& text) {
   require_one_line(text);
   std::string quoted = "'";

@@ -18,14 +18,17 @@ struct SlurmOptions {
   std::optional<std::string> json, csv;  ///< what the job behind the array is to write
 };
 
-/// Submits the array, whose tasks are requeued when their node fails. Scripts and logs are in the folder's `slurm`.
+/// Submits the array, whose tasks are requeued when their node fails. Scripts and logs are
+/// in the folder's `slurm`.
 ///
 /// hash     of the sweep in the folder
 /// returns  the array's job id
-/// throws   IoError if sbatch fails, with what it says; UsageError for paths and options with control characters
+/// throws   IoError if sbatch fails, with what it says; UsageError for paths and
+///          options with control characters
 std::string submit_array(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options);
 
-/// Submits the job that writes options.json and options.csv when all tasks of an array have ended. Throws likewise.
+/// Submits the job that writes options.json and options.csv when all tasks of an array
+/// have ended. Throws likewise.
 void submit_gathering(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options,
                       const std::string& array);
 

@@ -1,4 +1,5 @@
-// A sweep: a plan whose traces were found, checked and hashed. Everything that workers, and gathering, need to know.
+// A sweep: a plan whose traces were found, checked and hashed. Everything that workers, and
+// gathering, need to know.
 #pragma once
 
 #include <cstdint>
@@ -39,23 +40,24 @@ struct Sweep {
 /// options   with which traces are opened, by workers, too
 /// earlier   a sweep whose hashes are taken over for files that have not changed since; may be null
 /// progress  called with the bytes hashed and the whole
-/// throws    TraceError for a pattern that nothing matches, a file matched twice and a file that is no trace; InvalidPolicy for
-///           runs that are not valid for a trace; NoDevice; IoError
+/// throws    TraceError for a pattern that nothing matches, a file matched twice and a file that is no trace;
+///           InvalidPolicy for runs that are not valid for a trace; NoDevice; IoError
 Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::Options& options,
               const std::function<void(int64_t, int64_t)>& progress);
 
 /// Opens a trace of a sweep. Throws TraceError if it has changed since the sweep was planned; as Trace.
 traces::Trace open_trace(const Sweep& sweep, const SweepTrace& trace);
 
-/// The traces of a sweep, of which the one that was wanted last stays open: a header with many layers takes longer to read than a
-/// small item takes to compute, and items of one trace follow each other.
+/// The traces of a sweep, of which the one that was wanted last stays open: a header with many layers takes
+/// longer to read than a small item takes to compute, and items of one trace follow each other.
 class OpenTraces {
  public:
   /// sweep  outlives the object
   explicit OpenTraces(const Sweep& sweep) : sweep_(sweep) {}
 
   const Sweep& sweep() const { return sweep_; }
-  /// By its index in the sweep; good until the next call. Throws as open_trace, also for a trace that has changed since.
+  /// By its index in the sweep; good until the next call. Throws as open_trace, also for a
+  /// trace that has changed since.
   const traces::Trace& of(size_t trace);
   /// The files of runs whose host is `given`, of the trace that `of` returned last.
   const GivenFiles& given() const { return given_; }
@@ -69,7 +71,8 @@ class OpenTraces {
   size_t index_ = 0;  // of the open one
 };
 
-/// The sweep as text, and from it. Throws TraceError, naming the path, for a text that `text_of` did not write.
+/// The sweep as text, and from it. Throws TraceError, naming the path, for a text that
+/// `text_of` did not write.
 std::string text_of(const Sweep& sweep);
 Sweep parse_sweep(const std::string& path, const std::string& text);
 

@@ -48,7 +48,8 @@ void write_file(const std::string& path, std::string_view text,
   file.commit();
 }
 
-// The byte of an item in the file of claims. Items that share one, which is as good as impossible, only wait for each other.
+// The byte of an item in the file of claims. Items that share one, which is as good as impossible,
+// only wait for each other.
 int64_t claim_offset(const std::string& file) {
   int64_t offset = 0;
   const std::string digits = traces::sha256_of(file).substr(0, 15);
@@ -66,8 +67,8 @@ int set_lock(int descriptor, int64_t offset, short kind) {
   return uninterrupted([&] { return fcntl(descriptor, F_OFD_SETLK, &lock); }) == 0 ? 0 : errno;
 }
 
-// Removes what stands in the place of a file, or of a folder, and is none; never a link, and never a folder that another process has
-// put there meanwhile.
+// Removes what stands in the place of a file, or of a folder, and is none; never a link, and never a folder
+// that another process has put there meanwhile.
 void make_way(const fs::path& path, fs::file_type kind) {
   std::error_code error;
   const fs::file_type found = fs::symlink_status(path, error).type();

@@ -20,8 +20,9 @@ struct Attempt {
   std::optional<std::string> problem;  ///< none: it still runs, or its process was killed
 };
 
-/// The right to compute an item: no other process has it at the same time. It ends with the object, and with the process however
-/// that ends: it is a lock of the operating system. No clock is involved, nor anything that would have to be cleaned up.
+/// The right to compute an item: no other process has it at the same time. It ends with the object, and with
+/// the process however that ends: it is a lock of the operating system. No clock is involved, nor anything
+/// that would have to be cleaned up.
 class Claim {
  public:
   Claim(int descriptor, int64_t offset) : descriptor_(descriptor), offset_(offset) {}
@@ -60,7 +61,8 @@ class SweepFolder {
 
   /// Makes the folder, and a sweep its latest. Returns the sweep's hash.
   std::string keep_sweep(const Sweep& sweep) const;
-  /// The latest sweep, or that of a hash. Throws TraceError if it is no sweep, or has another hash; IoError if there is none.
+  /// The latest sweep, or that of a hash. Throws TraceError if it is no sweep, or has another hash;
+  /// IoError if there is none.
   Sweep sweep(const std::optional<std::string>& hash = {}) const;
   /// Whether a text is what hashes of sweeps are: 64 hexadecimal digits in lower case.
   static bool is_hash(std::string_view text);
@@ -78,7 +80,8 @@ class SweepFolder {
   /// Makes a file of results missing for this object, or for all.
   void disregard(const std::string& file) { disregarded_.insert(file); }
   void remove_result(const std::string& file) const;
-  /// The keys of the runs that a file of results has; the file itself is not read. None if that cannot be said.
+  /// The keys of the runs that a file of results has; the file itself is not read.
+  /// None if that cannot be said.
   std::vector<std::string> runs_of(const std::string& file) const;
   /// Throws TraceError for a file that is no result of a sweep.
   ItemResult result(const std::string& file) const;
@@ -94,13 +97,14 @@ class SweepFolder {
   std::vector<Attempt> attempts(const std::string& file) const;
   void keep_attempts(const std::string& file, const std::vector<Attempt>& attempts) const;
   void forget_attempts(const std::string& file) const;
-  /// Forgets the tries of all items that nobody computes now, and removes what killed processes of this machine left.
+  /// Forgets the tries of all items that nobody computes now, and removes what killed
+  /// processes of this machine left.
   void forget_attempts() const;
   /// Removes what killed processes left unfinished; for whoever has the item's claim.
   void remove_unfinished(const std::string& file) const;
 
-  /// What the folder has without items, and for an item: paths of folders, and behind them of files in them. Plans and notes are
-  /// not among them.
+  /// What the folder has without items, and for an item: paths of folders, and behind them of files in them.
+  /// Plans and notes are not among them.
   std::vector<std::string> paths() const;
   std::vector<std::string> paths_of(const std::string& file) const;
 

@@ -60,7 +60,8 @@ class Worker {
   }
 
  private:
-  // Whether nothing is left to do for the item here: it has results, another process computes it, or it is given up.
+  // Whether nothing is left to do for the item here: it has results, another process
+  // computes it, or it is given up.
   bool attempt(const PlannedItem& planned) {
     const auto claim = folder_.claim(planned.file);
     if (!claim || folder_.has(planned.file)) return true;
@@ -79,7 +80,8 @@ class Worker {
     return try_once(planned, attempts);
   }
 
-  // A machine has its own number of tries, so that one on which nothing works leaves items to others; but not to all of them.
+  // A machine has its own number of tries, so that one on which nothing works leaves items to
+  // others; but not to all of them.
   bool may_try(const std::vector<Attempt>& attempts) const {
     std::map<std::string, int64_t> tries;
     for (const Attempt& attempt : attempts) ++tries[attempt.host];

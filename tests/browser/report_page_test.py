@@ -103,7 +103,8 @@ class Figures(SpreadPage):
 
     def test_of_cells_have_colours_up_to_the_95th_percentile_and_say_so(self):
         title = "Change against snapkv:window=4, by layer and query head"
-        self.open_spread((1, 1, 1, 1), lambda which, layer: 2 ** layer if which == 1 else 1)  # 12 cells: 4 of 0, of 1 and of 2, nearly
+        # 12 cells: 4 of 0, of 1 and of 2, nearly
+        self.open_spread((1, 1, 1, 1), lambda which, layer: 2 ** layer if which == 1 else 1)
         page = Page(self.maker.folder / "spread.html")
         def said():
             drawn = self.drawn(title, page)
@@ -133,7 +134,8 @@ class Figures(SpreadPage):
             const dots = all('.mark').map(mark => Number(/translate\\(([^,]+),/.exec(mark.getAttribute('transform'))[1]));
             return [dots, ...['x1', 'x2'].map(name => all('.interval').map(line => Number(line.getAttribute(name))))];
         """, self.page.figure("Rank correlation")["id"])
-        numbers = np.array([[float(cell) for cell in row[1:4]] for row in self.rows("Rank correlation")]).T  # means, lows, highs
+        # means, lows, highs
+        numbers = np.array([[float(cell) for cell in row[1:4]] for row in self.rows("Rank correlation")]).T
         places = np.array(drawn)
         self.assertEqual(places.shape, numbers.shape)
         self.assertTrue((numbers[1] < numbers[2]).any())
@@ -150,7 +152,8 @@ class Figures(SpreadPage):
     def test_are_joined_only_where_their_places_are_dense(self):
         def lines(title, page=self.page):
             return self.browser.run("return document.querySelectorAll(`#${arguments[0]} .line`).length", page.figure(title)["id"])
-        self.assertEqual([lines(title) for title in ("Perturbation against budget", "Layer profile")], [0, 4])  # two budgets; layers 0 to 2
+        # two budgets; layers 0 to 2
+        self.assertEqual([lines(title) for title in ("Perturbation against budget", "Layer profile")], [0, 4])
         write_large_replay(self.maker.folder / "replay.json", self.maker.folder / "five.json", layers=4, heads=8, policies=3, budgets=5)
         path = self.make_page("five.html", "five.json")
         self.browser.open(path)

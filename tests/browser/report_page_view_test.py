@@ -17,8 +17,8 @@ from support.report_page import column, keys
 PICTURES = os.environ.get("KVBOUND_PICTURES")  # a folder for pictures of the page; none are kept without it
 TAB, ENTER = "\ue004", "\ue007"
 
-# Texts that overlap each other or their lines, or leave their drawing, and boxes that are wider than the page; with an argument
-# also those in boxes that scroll.
+# Texts that overlap each other or their lines, or leave their drawing, and boxes that are wider than the
+# page; with an argument also those in boxes that scroll.
 COLLISIONS = """
 const found = [], box = element => element.getBoundingClientRect();
 const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
@@ -214,7 +214,8 @@ class Looks(PageTest):
                 self.browser.open(self.path)
                 if PICTURES:
                     (Path(PICTURES) / f"{name}.png").write_bytes(self.browser.picture())
-                self.assertEqual(self.browser.run(COLLISIONS, name == "print"), [])  # paper cannot be scrolled
+                # paper cannot be scrolled
+                self.assertEqual(self.browser.run(COLLISIONS, name == "print"), [])
 
     def test_labels_tell_numbers_apart_that_are_nearly_the_same(self):
         document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))

@@ -337,7 +337,8 @@ class BadTraces(CommandLineTest):
 class ValidOddities(CommandLineTest):
     def accepts(self, data, policy="snapkv:window=4+theta-sweep:alpha=adaptive", budget="4,8,100%", code=0):
         (self.folder / "odd.safetensors").write_bytes(data)
-        self.passes("inspect", "odd.safetensors", "--verify", code=INCONCLUSIVE)  # no recorded output to verify against
+        # no recorded output to verify against
+        self.passes("inspect", "odd.safetensors", "--verify", code=INCONCLUSIVE)
         self.passes("replay", "odd.safetensors", "--policy", f"{policy},{policy.split('+')[0]}", "--budget", budget,
                     "--json", "out.json", "--csv", "out.csv", "--dump", "dumps/", code=code)
         return replayed(read(self.folder / "out.json"))["runs"]

@@ -270,7 +270,8 @@ class Reports(CommandLineTest):
         trace = TraceFile(layers=1, query_heads=1, kv_heads=1, prompt_tokens=2, decode_tokens=1, window_queries=1,
                           dtype="F64")
         for name in ("key", "query"):
-            trace.tensors[f"layers.0.{name}"][1][...] = 0  # equal weights, so that values 1, -1, 0 add up to 0
+            # equal weights, so that values 1, -1, 0 add up to 0
+            trace.tensors[f"layers.0.{name}"][1][...] = 0
         trace.tensors["layers.0.value"][1][0] = [[1] * 4, [-1] * 4, [0] * 4]
         trace.write(self.folder / "trace.safetensors")
         document, rows, _, _ = self.replay("trace.safetensors", "--policy", "snapkv:window=1", "--budget", "1")

@@ -234,7 +234,8 @@ class OtherCaches(AgainstTest):
             other = recompute(trace, "tova", "60")
         report, verdicts, _, _ = self.against(trace, one, other)
         caches = {}
-        for layer in range(2):  # {(layer, step, KV head)} whose caches differ, and which choices on equal histories do
+        # {(layer, step, KV head)} whose caches differ, and which choices on equal histories do
+        for layer in range(2):
             for head in range(2):
                 mine, theirs = (set(faults.kept_sets(dump, layer)[head]) for dump in (one, other))
                 same = True

@@ -306,8 +306,8 @@ class WrongDumps(DiffTest):
                 kept[1][1] = faults.exchanged(kept[1][1], best, worst)
                 for precision in (np.float64, np.float32):
                     with self.subTest(f"{policy} {trace.name} {precision.__name__}"):
-                        # First a dump whose other tensors follow from the swap, then one whose other tensors follow
-                        # from the correct choice.
+                        # First a dump whose other tensors follow from the swap, then one whose other tensors
+                        # follow from the correct choice.
                         consistent = recompute(trace, policy, "50", precision, kept=kept)
                         _, stderr = self.differs(trace, consistent, "kept")
                         self.assertRegex(stderr, rf"layers\.1\.kept\[\d+\]: KV head 1 kept position {worst} rather than "

@@ -22,8 +22,8 @@ from support.dumps import BY_STEP, FORCED, INTEGRAL, Dump, recompute
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, TraceFile
 
 MIXED, POWER_LAW, FLAT = ("F32", "mixed"), ("BF16", "power-law"), ("F16", "flat")
-# Policies and the traces that they are replayed on. Bounds of keepkv's joint keys grow with every merge, and with BF16 they
-# soon exceed the faults: those policies are replayed on other traces.
+# Policies and the traces that they are replayed on. Bounds of keepkv's joint keys grow with every merge, and
+# with BF16 they soon exceed the faults: those policies are replayed on other traces.
 SELECTIONS = {
     "snapkv:window=8": MIXED, "snapkv:window=8+critical": POWER_LAW, "snapkv:window=8+critical:alpha=adaptive": FLAT,
     "snapkv:window=8:pool=1+theta-sweep": MIXED, "snapkv:window=8+greedy": POWER_LAW}
@@ -54,7 +54,8 @@ ORDERS = {
     "snapkv:window=8+keepkv:threshold=none:period=3": FLAT, "tova+keepkv:threshold=none:period=3": MIXED,
     "h2o:window=8+critical+keepkv:threshold=none:period=3": MIXED}
 POLICIES = SELECTIONS | SCORES | HOSTS | ALLOCATIONS | MERGES | ORDERS
-BUDGET, LAYER, HEAD = 40, 1, 1  # the layer and, of faults that concern one, the KV head that faults are planted in
+# the layer and, of faults that concern one, the KV head that faults are planted in
+BUDGET, LAYER, HEAD = 40, 1, 1
 OTHER_OPTIONS = (
     ("snapkv:window=8", "snapkv:window=8:pool=5", "score"), ("h2o:window=8", "h2o:window=9", "score"),
     ("h2o:window=8", "h2o:window=8:recent=7", "kept"), ("streaming-llm:sinks=4", "streaming-llm:sinks=5", "kept"),
@@ -130,8 +131,10 @@ class DeviceTest(DiffTest):
         case.items = [item for item in report["tensors"] if item["layer"] == LAYER]
         case.judged = [item for item in case.items if faults.is_judged(item)]
         case.merges_first = bool(case.policy.merge) and case.policy.merge.order == "merge-first"
-        case.sizes = "kept" if case.merges_first else "kept_offsets"  # the tensor that is judged by its number of entries
-        case.newest = {"h2o": case.policy.recent}.get(case.policy.host, 0)  # scored entries that are always kept
+        # the tensor that is judged by its number of entries
+        case.sizes = "kept" if case.merges_first else "kept_offsets"
+        # scored entries that are always kept
+        case.newest = {"h2o": case.policy.recent}.get(case.policy.host, 0)
         scored = next((kind for kind in ("stage_two_score", "score") if kind in case.kinds), None)
         case.scores = dump.array(LAYER, scored)[HEAD] if scored else None
         case.keys = case.trace.layer(LAYER).key[HEAD]
@@ -304,7 +307,8 @@ class WrongComputations(DeviceTest):
         judged = {item["tensor"] for item in case.judged}
         wanted = [kind for kind in ("projected_value_norms", "score", "bound", "perturbation")
                   if kind in judged and (kind != "score" or case.policy.space == "projected")]
-        if getattr(case.policy.merge, "gqa", None) == "joint":  # where the bounds of perturbations exceed the fault
+        # where the bounds of perturbations exceed the fault
+        if getattr(case.policy.merge, "gqa", None) == "joint":
             wanted = [kind for kind in wanted if kind != "perturbation"]
         if wanted:
             wrong = self.from_changed_inputs(case, "output_projection", lambda projection: faults.transpose_heads(
@@ -352,7 +356,8 @@ class WrongChoices(DeviceTest):
             wrong += [faults.with_element(case.dump, LAYER, "evicted", (0, HEAD), position) for position in positions]
         for dump in wrong:
             self.found(case, dump, "evicted")
-            if "votes" in case.kinds and case.policy.score != "attention":  # no bounds of such scores over merged numbers with errors
+            # no bounds of such scores over merged numbers with errors
+            if "votes" in case.kinds and case.policy.score != "attention":
                 self.undecided(case, dump.only({"kept", "evicted"}), "evicted")
 
     @on_every_policy("evicted", lacks=("votes",), of="h2o")

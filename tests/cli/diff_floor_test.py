@@ -57,7 +57,8 @@ class Floors(DiffTest):
         dump.metadata.update(storage="F32", accumulate="F32")
         floor = floors["projected_value_norms", 1, 120]["factor"]
         right = dump.array(1, "projected_value_norms").copy()
-        for share, finds in ((0.45, False), (0.55, True)):  # the rest is for the rounding of a faulty implementation
+        # the rest is for the rounding of a faulty implementation
+        for share, finds in ((0.45, False), (0.55, True)):
             dump.array(1, "projected_value_norms")[...] = (1 + share * floor) * right
             (self.differs if finds else self.agrees)(trace, *((dump.stored("F32"), "projected_value_norms") if finds
                                                               else (dump.stored("F32"),)))
@@ -75,7 +76,8 @@ class Floors(DiffTest):
                     floor, own = floors[f"{tensor}, {method}", 1, 120], dump.only({"kept", tensor})
                     self.assertEqual(floor["judged"], 16 * np.count_nonzero(merged))
                     right = own.array(1, tensor).copy()
-                    for share, finds in ((0.45, False), (0.55, True)):  # the rest is for the rounding of a faulty one
+                    # the rest is for the rounding of a faulty one
+                    for share, finds in ((0.45, False), (0.55, True)):
                         own.array(1, tensor)[merged] = (1 + share * floor["factor"]) * right[merged]
                         (self.differs if finds else self.agrees)(trace, *((own.stored("F32"), tensor) if finds
                                                                           else (own.stored("F32"),)))

@@ -107,7 +107,8 @@ class RightDumps(DiffTest):
         entries = {(item["layer"], item["tensor"]): item for item in report["tensors"]}
         self.assertEqual([entries[layer, "kept"]["undecided"] for layer in range(2)], [0, 1])
         self.assertEqual(entries[1, "kept"]["verdict"], "no evidence")
-        kept[1][1] = np.sort(np.append(kept[1][1][:-1], out[1]))  # one entry of the observation window is missing
+        # one entry of the observation window is missing
+        kept[1][1] = np.sort(np.append(kept[1][1][:-1], out[1]))
         self.differs(trace, recompute(trace, "snapkv:window=8+greedy", "40", kept=kept), "kept")
 
 
@@ -175,8 +176,8 @@ class WrongDumps(DiffTest):
 
     def test_a_recent_window_off_by_one_is_found(self):
         self.finds("kept", "h2o:window=8:recent=8", policy_changes=[("recent", 7)])
-        # The entries kept after the prompt are correct, but while decoding the oldest recent entry may be evicted, and
-        # soon is.
+        # The entries kept after the prompt are correct, but while decoding the oldest recent entry may
+        # be evicted, and soon is.
         policy = "h2o:window=8:recent=30"
         for trace in self.traces():
             right = recompute(trace, policy, "50")
@@ -193,7 +194,8 @@ class WrongDumps(DiffTest):
                     self.differs(trace, dump, "evicted")
 
     def test_critical_without_its_first_stage_while_decoding_is_found(self):
-        # With such an epsilon stage two ranks by norms alone, and evicts entries that attention would protect.
+        # With such an epsilon stage two ranks by norms alone, and evicts entries that
+        # attention would protect.
         for policy in ("h2o:window=8+critical:alpha=0.9:epsilon=1", "tova+critical:alpha=adaptive:epsilon=1"):
             trace = self.trace("F32", "flat", tokens=161, decode=12)
             right = recompute(trace, policy, "50")

@@ -66,7 +66,8 @@ class SoundKernels(UnlikelyTest):
                 with self.subTest(f"{kind} {kernel}"):
                     self.agrees(trace, kernel.dump(trace))
 
-    # A head of pocket-mha attends to one token: parts are on the grid of BF16, near which outputs are rounded back to it.
+    # A head of pocket-mha attends to one token: parts are on the grid of BF16, near which
+    # outputs are rounded back to it.
     def test_nearly_equal_logits_are_likely(self):
         for logits in (0.0005, 0.004):
             trace = TraceFile(layers=1, query_heads=8, head_dim=32, prompt_tokens=200, decode_tokens=24, dtype="F32")

@@ -23,7 +23,8 @@ FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 PAGES = ("README.md", "CONTRIBUTING.md")  # of the top folder
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "LICENSE", *PAGES, *FOLDERS}
 LINKED = ("CONTRIBUTING.md", *(f"{folder}/README.md" for folder in (
-    *FOLDERS, "sim/bench", "sim/check", "sim/diff", "sim/evaluate", "sim/report", "sim/sweep")))  # from the root README
+    # from the root README
+    *FOLDERS, "sim/bench", "sim/check", "sim/diff", "sim/evaluate", "sim/report", "sim/sweep")))
 MOST_WORDS = {"README.md": 1500, "CONTRIBUTING.md": 600, "sim/README.md": 3200}  # tables and code included
 TEXT = (".md", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake", ".json")
 MOST_COLUMNS = 130  # of a line of prose

@@ -118,7 +118,9 @@ class Evaluations(EvaluateTest):
                     value = theirs[name]
                     if value is None:
                         self.assertIsNone(own[name])
-                    else:  # their attention is in single precision, ours in double: layers behind the first differ by rounding
+                    # their attention is in single precision, ours in double: layers behind the
+                    # first differ by rounding
+                    else:
                         self.assertAlmostEqual(own[name], value, delta=2e-5 * abs(value) + 1e-9)
 
     def test_entries_are_counted_at_every_step(self):

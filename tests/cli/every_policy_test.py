@@ -16,7 +16,8 @@ COMPONENTS = ("critical", "theta-sweep", "greedy", "adakv", "pyramid", "keepkv",
 POLICIES = (*(host + score for host in HOSTS for score in SCORES), "streaming-llm", "random",
             *(f"snapkv+{component}" for component in COMPONENTS), "h2o+keepkv", "tova+keepkv",
             "random+keepkv", "random+pyramid")
-MOST_SECONDS = 1200  # of one policy: the emulation of snapkv+greedy takes minutes, and longer beside other programs
+# of one policy: the emulation of snapkv+greedy takes minutes, and longer beside other programs
+MOST_SECONDS = 1200
 CHOICES = "kept", "evicted", "merged_into", "target_of", "rebuilt_target_of"
 
 

@@ -205,7 +205,8 @@ class Diff(GivenTest):
         score = np.tile(np.arange(N, dtype="f8"), (KV_HEADS, 1))
         score[:, 10] = score[:, 50] * (1 + 1e-12)
         write_given(self.folder / "g.safetensors", self.subject(), {f"layers.{layer}.score": score for layer in range(LAYERS)})
-        self.dump("given:file=g.safetensors", "14")  # 51..63 and 10, which is above 50 by less than single precision tells
+        # 51..63 and 10, which is above 50 by less than single precision tells
+        self.dump("given:file=g.safetensors", "14")
         dump = Trace(self.folder / "dump.safetensors")
         self.assertEqual(dump.tensor("layers.0.kept")[0], 10)
 

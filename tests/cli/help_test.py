@@ -17,7 +17,8 @@ from support.kvbound_cli import INCONCLUSIVE, PASS, REPOSITORY, SAMPLES, USAGE, 
 
 GROUPS = ("Record", "Look", "Compare", "Check", "Prove", "Help")
 SHIPPED = ("README.md", "sim", "traces")  # what examples of a fresh clone read
-MOST_SECONDS = 60  # of an example, on a machine that has other work; all take less than that on two quiet cores
+# of an example, on a machine that has other work; all take less than that on two quiet cores
+MOST_SECONDS = 60
 
 
 def commands():

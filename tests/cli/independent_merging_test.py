@@ -126,11 +126,13 @@ class Groups(unittest.TestCase):
             np.testing.assert_allclose(result.key, cluster.votes @ cluster.keys / cluster.votes.sum(), 1e-12)
         cluster.votes[...] = 1
         cluster.log_scores = np.array([[1.0, 0.0]])
-        cluster.log_scores[0] -= softmax(cluster.log_scores[0]) @ cluster.log_scores[0]  # m = 0 < KL up to rounding
+        # m = 0 < KL up to rounding
+        cluster.log_scores[0] -= softmax(cluster.log_scores[0]) @ cluster.log_scores[0]
         results = merge_cluster(options("keepkv-paper"), cluster)
         minimum_norm = merge_cluster(options("keepkv:gqa=mean"), cluster)[0]
         self.assertTrue(any(np.allclose(result.key, minimum_norm.key, 1e-12) for result in results))
-        cluster.log_scores += 1e-3  # near the singularity: the key is far away, and its error bounds are large
+        # near the singularity: the key is far away, and its error bounds are large
+        cluster.log_scores += 1e-3
         result, *others = merge_cluster(options("keepkv-paper"), cluster)
         self.assertEqual(others, [])
         self.assertGreater(abs(result.key).max(), 50)
@@ -214,7 +216,8 @@ class Targets(unittest.TestCase):
         score, candidates = np.array([5.0, 1, 4, 4, 2]), np.arange(5)
         merge = options("keepkv:order=merge-first")
         likeness = cosines(keys, keys)
-        self.assertEqual(chains(merge, score, candidates, likeness), {0: 0, 1: 0, 2: 2, 3: 3, 4: 0})  # 1 via 4
+        # 1 via 4
+        self.assertEqual(chains(merge, score, candidates, likeness), {0: 0, 1: 0, 2: 2, 3: 3, 4: 0})
         self.assertEqual(chains(options("keepkv:order=merge-first:threshold=none"), score, candidates, likeness),
                          dict.fromkeys(range(5), 0))
         self.assertEqual(merged_first(merge, score, score, candidates, keys, 2), ({0: [1, 4], 2: []}, True))
@@ -256,7 +259,8 @@ class Allocation(unittest.TestCase):
         policy = parse_policy("tova+adakv")
         self.assertEqual(adakv_wins(heads, 2)[0].tolist(), [3, 1])
         self.assertEqual(head_budgets(policy, 2, heads), [3, 1])  # from 2.8 and 1.2
-        self.assertEqual(head_budgets(parse_policy("tova+adakv:safeguard=0.5"), 2, heads), [3, 1])  # 2.5 and 1.5: a tie
+        # 2.5 and 1.5: a tie
+        self.assertEqual(head_budgets(parse_policy("tova+adakv:safeguard=0.5"), 2, heads), [3, 1])
         self.assertEqual(head_budgets(parse_policy("tova+adakv:safeguard=1"), 2, heads), [2, 2])
         self.assertEqual(head_budgets(parse_policy("tova"), 2, heads), [2, 2])
         self.assertTrue(legal_head_budgets(policy, 2, heads, [3, 1]))

@@ -264,7 +264,8 @@ class Decoding(unittest.TestCase):
         stage_two[:] = [0.1, 2, 3, 0.5, 0]
         self.assertEqual(leaves("tova+critical:alpha=0"), 0)
         self.assertEqual(leaves("tova+critical:alpha=0.34"), 3)  # stage one protects entry 0
-        self.assertEqual(leaves("tova+critical:alpha=adaptive"), 0)  # the always-kept entry holds more than half
+        # the always-kept entry holds more than half
+        self.assertEqual(leaves("tova+critical:alpha=adaptive"), 0)
         self.assertEqual(leaves("tova+critical:alpha=adaptive", np.array([[0.1, 0.1, 0.1, 0.3, 0.4]])), 3)
 
     def test_ties_leave_the_larger_position_and_the_others_are_legal(self):
@@ -285,7 +286,8 @@ class Decoding(unittest.TestCase):
                     continue
                 changed = dump.copy()
                 if kind == "evicted":
-                    changed.array(1, "evicted")[3, 0] = changed.array(1, "evicted")[4, 0]  # one step too early
+                    # one step too early
+                    changed.array(1, "evicted")[3, 0] = changed.array(1, "evicted")[4, 0]
                 elif kind == "kept":  # replaces an entry by another candidate
                     row = changed.array(1, "kept")[:12]
                     row[...] = np.sort(np.append(np.delete(row, 1), np.setdiff1d(np.arange(8, 30), row)[0]))

@@ -30,8 +30,8 @@ HOST_POLICIES = (
     "snapkv:window={w}+obcache-value", "snapkv:window={w}:pool=1+obcache-key", "snapkv:window={w}:pool=3+obcache-joint",
     "snapkv:window={w}+obcache-joint:space=projected", "snapkv:window={w}+exact", "snapkv:window={w}:pool=1+exact:space=projected",
     "snapkv:window={w}+greedy")
-# Every way to merge, every host with merging, every allocation, in pairs: traces with an even number replay the first
-# policy of each pair, the others the second.
+# Every way to merge, every host with merging, every allocation, in pairs: traces with an even number replay
+# the first policy of each pair, the others the second.
 MERGING = (
     "snapkv:window={w}+keepkv", "snapkv:window={w}+keepkv:threshold=0.3:order=merge-first",
     "snapkv:window={w}:pool=1+keepkv-paper:threshold=none", "h2o:window={w}:sinks={s}:recent={r}+keepkv:threshold=none",
@@ -64,7 +64,8 @@ UNUSUAL = ("snapkv:window=4,snapkv:window=4+critical,snapkv:window=4+theta-sweep
            "snapkv:window=4:pool=1+obcache-key,snapkv:window=4+greedy,h2o:window=4+exact:space=projected,"
            "h2o:window=8:recent=2+obcache-joint,h2o:window=8:recent=1+critical:alpha=adaptive,tova,tova+obcache-value,"
            "tova:sinks=1+exact,tova+critical:alpha=adaptive,tova+theta-sweep,streaming-llm,random:window=4")
-GENERATED = [  # kind, dtype, query heads, KV heads, head_dim, model_dim, prompt tokens, recorded queries, window
+# kind, dtype, query heads, KV heads, head_dim, model_dim, prompt tokens, recorded queries, window
+GENERATED = [
     ("power-law", "F32", 8, 2, 64, 48, 300, 32, 32), ("flat", "F64", 4, 4, 33, 20, 257, 16, 16),
     ("sink", "BF16", 8, 1, 8, 64, 256, 32, 8), ("needle", "F16", 4, 2, 64, 32, 200, 33, 33),
     ("tied", "BF16", 8, 4, 64, 32, 320, 32, 16), ("tied", "F32", 8, 1, 33, 16, 192, 64, 31),

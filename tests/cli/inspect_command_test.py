@@ -17,7 +17,8 @@ from support.kvbound_cli import INCONCLUSIVE, INVALID, SAMPLES, USAGE, CommandLi
 TRACE = "trace.safetensors"  # 2 layers, 24 prompt tokens, 8 recorded queries, 3 decode steps
 ATTENTION = ("sink_mass", "top_position", "top_mass", "entropy", "effective_entries", "relative_entropy")
 TIES = ("share", "cut_tied", "cut_selected", "tie_break")
-RELATIVE = 1e-11  # sums of up to 2,000 terms and logits below 100, in double precision on both sides, differ by less
+# sums of up to 2,000 terms and logits below 100, in double precision on both sides, differ by less
+RELATIVE = 1e-11
 
 
 def softmax(logits):
@@ -212,7 +213,8 @@ class Heads(CommandLineTest):
         self.assertEqual({head["relative_entropy"] for head in said["layers"][0]["query_heads"]}, {1})
         large = TraceFile(layers=1, dtype="F64")
         large.tensors["layers.0.query"][1][...] = 1
-        large.tensors["layers.0.key"][1][...] = np.where(np.arange(27) == 5, 1, -1)[None, :, None] * 5e3  # logits of 1e4
+        # logits of 1e4
+        large.tensors["layers.0.key"][1][...] = np.where(np.arange(27) == 5, 1, -1)[None, :, None] * 5e3
         said, _ = self.require_definition(large.write(self.folder / "large"), "--budget", "12", budget="12")
         for head in said["layers"][0]["query_heads"]:
             self.assertEqual([head[name] for name in ATTENTION], [0, 5, 1, 0, 1, 0])

@@ -26,10 +26,11 @@ SCRIPT = SCRIPTS / "make_tasks.py"
 PROSE = kvbound_cli.REPOSITORY / "traces" / "samples" / "LICENSE.Apache-2.0"
 SMALL = ("--lengths", "300,500", "--tasks", 6, "--depths", 3)
 PASSAGES = ("--lengths", "300,500", "--tasks", 6, "--continuation", 40)
-LETTERS = ("e", "é", "€", '"\\\t\x01')  # in place of each e: characters of one to three bytes, and what JSON escapes
+# in place of each e: characters of one to three bytes, and what JSON escapes
+LETTERS = ("e", "é", "€", '"\\\t\x01')
 
-# Recorded from a second implementation, in C++, which made the same tasks byte by byte: the letter in place of e, the kind, the
-# options, and the SHA-256 of the file.
+# Recorded from a second implementation, in C++, which made the same tasks byte by byte: the letter in place
+# of e, the kind, the options, and the SHA-256 of the file.
 MADE = (
     ("e", "needle", SMALL, "cea6dd8cf35c258e53d8780426d7d2e559b6463f3e62c86641b9f4611458a097"),
     ("e", "needle", (*SMALL, "--context-only"), "9ebf079187c8cabc02d4be33e88610502e4c6e7a76a0b7a104863bbb9b5f3465"),

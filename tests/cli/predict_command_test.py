@@ -109,8 +109,8 @@ class Predict(CommandLineTest):
 
     def require_head(self, trace, layer, head, kept, options, said):
         logits = logits_of(trace, layer, head)
-        # Each side contributes the errors of |s^|, |s| and their sum; a quotient doubles them; two sides double them
-        # again.
+        # Each side contributes the errors of |s^|, |s| and their sum; a quotient doubles them; two
+        # sides double them again.
         relative = 8 * self.rounding(trace, layer, head)
         self.assertLess(relative, 1e-9, "bounds so wide that they prove little")
         for item, (kind, predictor) in zip(said["predictions"], [(k, p) for k in SCORES for p in PREDICTORS], strict=True):

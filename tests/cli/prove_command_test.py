@@ -17,7 +17,8 @@ WEAKENED = {claim for text in PROOFS.values() for claim in re.findall(r"`([a-z0-
 # Two tokens of equal logits, one kept: o = 1/2, o^ = 0, L = theta = 1/2.
 INSTANCE = {"schema": "kvbound-instance-1", "property": "ckv-3.3", "query_heads": 1, "logits": [[0.0, 0.0]],
             "values": [[0.0], [1.0]], "output_projection": [[1.0]], "stage_one": [0], "kept": [0], "epsilon": 0.0}
-# Two merged entries of scores 1 and e: m = e/(1 + e), z* = ln((1 + e)/2), KL = 0.110944; the range allows 1/8.
+# Two merged entries of scores 1 and e: m = e/(1 + e), z* = ln((1 + e)/2),
+# KL = 0.110944; the range allows 1/8.
 MERGING = INSTANCE | {"property": "kkv-kl", "logits": [[0.0, 1.0]], "votes": [1, 1], "query_vectors": [[1.0]], "ema": 0.5}
 
 

@@ -39,7 +39,8 @@ class FromTorch(CommandLineTest):
     def setUp(self):
         super().setUp()
         self.trace = self.folder / "trace.safetensors"
-        self.layers = layers_of(TraceFile())  # 4 query heads, 2 KV heads, head_dim 4, model_dim 8, n 24, T 3, W 8
+        # 4 query heads, 2 KV heads, head_dim 4, model_dim 8, n 24, T 3, W 8
+        self.layers = layers_of(TraceFile())
 
     def test_a_trace_is_what_kvbound_reads(self):
         write_trace(self.trace, self.layers, decode_tokens=3, tokens=np.arange(27), scale=0.3, model="m", source="s")

@@ -150,7 +150,8 @@ class Sweeps(SweepTest):
         self.passes("sweep", "plan.json", "--out", "study", "--quiet")
         path = next((self.folder / "study/results").glob("*/*"))
         sound = path.read_bytes()
-        body = sound[64:].replace(b"\x67version\x65", b"\x67wersion\x65", 1)  # of the environment, with its right hash
+        # of the environment, with its right hash
+        body = sound[64:].replace(b"\x67version\x65", b"\x67wersion\x65", 1)
         self.assertNotEqual(body, sound[64:])
         flipped = bytearray(sound)
         flipped[len(sound) // 2] ^= 1
@@ -299,7 +300,8 @@ class Sweeps(SweepTest):
         (self.folder / "study/rates.json").write_text(deep)
         done = self.results()
         self.passes("sweep", "--out", "study", "--quiet")
-        for path in (self.folder / "study/results").glob("*/*"):  # to be computed again, after an attempt that cannot be read
+        # to be computed again, after an attempt that cannot be read
+        for path in (self.folder / "study/results").glob("*/*"):
             if path.name not in done:
                 path.unlink()
                 (self.folder / "study/attempts" / path.name).write_text(deep)
@@ -414,7 +416,8 @@ class Faults(SweepTest):
         self.assertIn("cannot write", result.stderr)
         self.assertEqual(self.results(), set())
         self.assertEqual(self.temporaries(), [])
-        result = self.run_program("sweep", "--sweep", sweep, "--out", "study", file_size_limit=20)  # no room for a try
+        # no room for a try
+        result = self.run_program("sweep", "--sweep", sweep, "--out", "study", file_size_limit=20)
         self.assertEqual(result.returncode, WORLD, result.stderr)
         self.assertEqual(self.temporaries(), [])
         self.passes("sweep", "--out", "study", "--quiet")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The installed package works from any folder: a program that finds it with find_package builds and runs, and needs no
-# file of the source or build tree.
+# The installed package works from any folder: a program that finds it with find_package builds and runs, and
+# needs no file of the source or build tree.
 #
 # usage: install_test.sh BUILD_DIR CXX_COMPILER      BUILD_DIR: a complete build; CXX_COMPILER: its compiler
 set -euo pipefail

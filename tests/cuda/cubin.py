@@ -6,7 +6,8 @@ import subprocess
 from dataclasses import dataclass
 
 ELF, NO_BITS = b"\x7fELF", 8
-RESERVED = {"sm_90": 1024}  # bytes of shared memory that the system keeps, in the section of kernels that have any
+# bytes of shared memory that the system keeps, in the section of kernels that have any
+RESERVED = {"sm_90": 1024}
 REGISTERS, FRAME, MOST_THREADS = 0x2f, 0x11, 0x05  # attributes in sections .nv.info
 
 

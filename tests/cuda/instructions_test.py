@@ -125,8 +125,8 @@ class TensorCores(unittest.TestCase):
                 self.assertEqual(sass.count(code)["global"], 0)
 
     def test_leave_few_additions_to_fp32_units(self):
-        # A product has four sums in a thread. The tensor cores accumulate those of four steps, which are added to the last
-        # four's; K3 adds their absolute values to those of other columns.
+        # A product has four sums in a thread. The tensor cores accumulate those of four steps, which are
+        # added to the last four's; K3 adds their absolute values to those of other columns.
         for name, steps, tiles, code in self.kernels("critical_kv_norms::norms_mma_kernel"):
             with self.subTest(kernel=name):
                 self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), steps // 4 * tiles * 8)
@@ -185,13 +185,15 @@ class WindowTensorCores(unittest.TestCase):
     def test_take_one_instruction_for_an_exponential(self):
         for name, _, tiles, code in self.kernels():
             with self.subTest(kernel=name):
-                # The sums over tokens are rescaled for each of a thread's queries, where a larger logit is found.
+                # The sums over tokens are rescaled for each of a thread's queries, where
+                # a larger logit is found.
                 rescaled = 2 * tiles if "log_sum_exp" in name else 0
                 self.assertEqual(opcodes(code, "MUFU"), {"MUFU.EX2": 4 * tiles + rescaled})
 
     def test_leave_few_additions_to_fp32_units(self):
-        # A tile has four products in a thread, of two queries: these are added for each further chain of four steps, moved by a
-        # log-sum-exp or by the largest logit, and their exponentials are added; sums are rescaled for each query.
+        # A tile has four products in a thread, of two queries: these are added for each further chain of four
+        # steps, moved by a log-sum-exp or by the largest logit, and their exponentials are added; sums are
+        # rescaled for each query.
         for name, steps, tiles, code in self.kernels():
             with self.subTest(kernel=name):
                 chains = -(-steps // 4)
@@ -215,7 +217,8 @@ class ChangeTensorCores(unittest.TestCase):
             with self.subTest(kernel=name):
                 self.assertEqual(opcodes(code, "HMMA").total(), steps * tiles * (1 + parts))
                 self.assertEqual(opcodes(code, "LDSM"), {"LDSM.16.M88.4": steps * (2 if parts else 1)})
-                # One for each of a thread's queries; the rare special scores may read once more which tokens are dominant.
+                # One for each of a thread's queries; the rare special scores may read once more
+                # which tokens are dominant.
                 self.assertIn(opcodes(code, "LDS").total(), (2 * tiles, 4 * tiles))
 
     def test_take_one_instruction_for_an_exponential(self):
@@ -236,7 +239,8 @@ class WarpgroupTensorCores(unittest.TestCase):
                 self.assertEqual(opcodes(loop, "WARPGROUP")["WARPGROUP.ARRIVE"], 1)
                 self.assertEqual(opcodes(loop, "WARPGROUP").total(), 3)  # and a wait for each tile
                 self.assertLessEqual(opcodes(loop, "FADD", "FFMA").total(), 2 * 128)
-                self.assertLess(sass.count(loop)["move"], 32)  # the least that moving a tile or its sums would take
+                # the least that moving a tile or its sums would take
+                self.assertLess(sass.count(loop)["move"], 32)
 
 
 class VectorLoads(unittest.TestCase):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The portable programs run on a machine without any of our libraries: they are small, depend on libc alone, and run in
-# a root folder that holds nothing else.
+# The portable programs run on a machine without any of our libraries: they are small, depend on libc alone,
+# and run in a root folder that holds nothing else.
 #
 # usage: portable_test.sh FOLDER MOST_BYTES      FOLDER: the programs, stripped, kvbound among them
 set -euo pipefail
@@ -15,7 +15,8 @@ fail() {
   exit 1
 }
 
-# in_bare COMMAND...: runs the command in a root folder that holds only these programs, libc and its dynamic loader.
+# in_bare COMMAND...: runs the command in a root folder that holds only these programs,
+# libc and its dynamic loader.
 in_bare() {
   local chroot
   chroot=$(PATH=$PATH:/usr/sbin type -P chroot)

@@ -1,12 +1,15 @@
-// Preloaded into a program, it makes the N-th call of one function fail, as a full disk, a signal or want of memory would.
+// Preloaded into a program, it makes the N-th call of one function fail, as a full disk, a signal
+// or want of memory would.
 //
-// KVBOUND_FAULT=FUNCTION:N:ERRNO    FUNCTION: one of kFunctions; N: from 1, counted in each process from its start, in children of
-//                                   fork from their parent's count; 0: no call fails. ERRNO: what the call fails with; 0, for those
-//                                   that transfer bytes: it transfers one
-// KVBOUND_FAULT_LOG=FILE            gets a line "failed" when that call fails, and "FUNCTION COUNT" of all when a process ends by exit()
+// KVBOUND_FAULT=FUNCTION:N:ERRNO    FUNCTION: one of kFunctions; N: from 1, counted in each process
+//                                   from its start, in children of fork from their parent's count; 0:
+//                                   no call fails. ERRNO: what the call fails with; 0, for those that
+//                                   transfer bytes: it transfers one
+// KVBOUND_FAULT_LOG=FILE            gets a line "failed" when that call fails, and "FUNCTION COUNT" of all
+//                                   when a process ends by exit()
 //
-// OpenBLAS always gets the memory that it asks for. Calls are counted from this library's constructor on, when the libraries that the program needs are there. glibc's own calls,
-// such as those of fwrite, are none.
+// OpenBLAS always gets the memory that it asks for. Calls are counted from this library's constructor on,
+// when the libraries that the program needs are there. glibc's own calls, such as those of fwrite, are none.
 #undef _FORTIFY_SOURCE  // whose headers define some of these functions themselves
 #include <dlfcn.h>
 #include <fcntl.h>

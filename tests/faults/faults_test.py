@@ -23,7 +23,8 @@ from support import kvbound_cli
 from support.kvbound_cli import PASS, CommandLineTest
 from support.share import SIDE_BY_SIDE, asked_for, share_of
 
-ALLOCATIONS = int(os.environ.get("KVBOUND_FAULT_ALLOCATIONS", "800"))  # that fail of each command, of 5,000 to 180,000
+# that fail of each command, of 5,000 to 180,000
+ALLOCATIONS = int(os.environ.get("KVBOUND_FAULT_ALLOCATIONS", "800"))
 MOST_OF_IT = 8
 library = None  # the path of the library built from fault.cpp, set below
 

@@ -15,7 +15,8 @@ KINDS = {"malloc": (errno.ENOMEM,), "open": (errno.EMFILE, errno.EINTR), "open-f
          "pread": (errno.EIO, errno.EINTR, SHORT), "write": (errno.ENOSPC, errno.EINTR, SHORT), "fsync": (errno.EIO, errno.EINTR),
          "close": (errno.EIO, errno.EINTR), "rename": (errno.EIO,), "ftruncate": (errno.EIO,), "unlink": (errno.EIO,), "mkdir": (errno.ENOSPC,),
          "stat": (errno.EIO,), "thread": (errno.EAGAIN,)}
-VARYING = "malloc", "read", "thread"  # numbers of calls that are not the same each time: what workers say arrives in pieces
+# numbers of calls that are not the same each time: what workers say arrives in pieces
+VARYING = "malloc", "read", "thread"
 # The latter of glibc's own, such as realpath's; and libgomp's line with that of ours behind it.
 NO_MEMORY = re.compile("kvbound: (out of memory|cannot [^:]+: Cannot allocate memory|a library ended the program for want of [^:]+)|"
                        r"libgomp: Out of memory allocating \d+ bytes|")

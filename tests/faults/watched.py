@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-# AUDIT_ARCH_* of linux/audit.h, and the first and the last call of those of sockets: socket to getsockopt, or to recvmsg
+# AUDIT_ARCH_* of linux/audit.h, and the first and the last call of those of sockets: socket to
+# getsockopt, or to recvmsg
 ARCHITECTURE, SOCKET, LAST = {"x86_64": (0xC000003E, 41, 55), "aarch64": (0xC00000B7, 198, 212)}[platform.machine()]
 X32 = 0x40000000  # x86-64 has each call twice, the second time with this bit
-OTHERS = 425, 438  # io_uring_setup, which opens sockets without calls; pidfd_getfd, which takes another process's
+# io_uring_setup, which opens sockets without calls; pidfd_getfd, which takes another process's
+OTHERS = 425, 438
 LOAD, EQUAL, AT_LEAST, GREATER, RETURN = 0x20, 0x15, 0x35, 0x25, 0x06  # instructions of linux/bpf_common.h
 KILL, ALLOW = 0x80000000, 0x7FFF0000  # SECCOMP_RET_*
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2  # of prctl
 TRACE_ME, CONTINUE, SET_OPTIONS = 0, 7, 0x4200  # requests of ptrace
 FORKED, VFORKED, CLONED, EXECUTED, ENDS = 1, 2, 3, 4, 6  # its events
-FOLLOW = 1 << 20 | sum(1 << event for event in (FORKED, VFORKED, CLONED, EXECUTED, ENDS))  # and end all if the tracer ends
+# and end all if the tracer ends
+FOLLOW = 1 << 20 | sum(1 << event for event in (FORKED, VFORKED, CLONED, EXECUTED, ENDS))
 ALL_THREADS = 0x40000000  # __WALL of waitpid
 
 

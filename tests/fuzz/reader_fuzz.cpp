@@ -1,4 +1,5 @@
-// libFuzzer's entries: an input is read, changed, and crossed with another, as fuzz/readers and fuzz/mutation say.
+// libFuzzer's entries: an input is read, changed, and crossed with another, as
+// fuzz/readers and fuzz/mutation say.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

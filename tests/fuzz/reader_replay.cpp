@@ -1,8 +1,9 @@
 // Reads inputs, and mutations of them, without libFuzzer: for every build.
 //
 //   reader_replay                           prints the letter and the name of each reader
-//   reader_replay FOLDER [MUTATIONS SEED]   reads every file of the folder, and so many mutations of each; prints for each reader
-//                                           its letter and how many inputs it read, and how many it refused
+//   reader_replay FOLDER [MUTATIONS SEED]   reads every file of the folder, and so many mutations of
+//                                           each; prints for each reader its letter and how many inputs
+//                                           it read, and how many it refused
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Fuzzes every reader of what comes from outside under AddressSanitizer and UndefinedBehaviorSanitizer, two at a time.
+# Fuzzes every reader of what comes from outside under AddressSanitizer and
+# UndefinedBehaviorSanitizer, two at a time.
 #
-#   tests/fuzz/run.sh [RUNS [LETTERS]]    default: 20000 runs of each reader; of these letters alone (readers/reader.cpp)
+#   tests/fuzz/run.sh [RUNS [LETTERS]]    default: 20000 runs of each reader; of these letters
+#                                         alone (readers/reader.cpp)
 #   tests/fuzz/run.sh --pack              minimises what was found and replaces corpus.tar.xz by it
 #
-# Needs clang. A fiftieth of the runs may have inputs of up to 1 MB. Inputs that reach new code are kept in build/fuzz/corpus for the
-# next run; one that crashes, hangs or takes over 1 GB is kept in build/fuzz/found, which ends the runs of its reader, and the exit
-# code is then not 0. `build/fuzz/tests/reader_fuzz FILE` runs it again. README.md says more.
+# Needs clang. A fiftieth of the runs may have inputs of up to 1 MB. Inputs that reach new code are kept in
+# build/fuzz/corpus for the next run; one that crashes, hangs or takes over 1 GB is kept in build/fuzz/found,
+# which ends the runs of its reader, and the exit code is then not 0. `build/fuzz/tests/reader_fuzz FILE` runs
+# it again. README.md says more.
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/../.."
 folder=build/fuzz
@@ -31,8 +34,8 @@ mkdir -p $folder/{found,logs}
 /usr/bin/python3 tests/fuzz/write_corpus.py $folder/kvbound $folder/seeds
 [[ ! -e tests/fuzz/corpus.tar.xz ]] || /usr/bin/python3 tests/fuzz/corpus.py unpack $folder/corpus
 
-# fuzz LETTER RUNS LENGTH: prints the letter, the inputs' greatest length, how many were run, how many a second, how many edges of
-# the program's graph that makes, and what it found.
+# fuzz LETTER RUNS LENGTH: prints the letter, the inputs' greatest length, how many were run, how many a
+# second, how many edges of the program's graph that makes, and what it found.
 fuzz() {
   local log=$folder/logs/$1-$3 status=0
   mkdir -p $folder/corpus/"$1"

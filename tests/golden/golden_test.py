@@ -58,10 +58,12 @@ MERGING_POLICIES = (f"snapkv:window=32:pool=7+{keep_kv(threshold='0.8')}",
                     "h2o:window=32:sinks=0:recent=8+cam:neighbours=8:seed=3")
 # Policies, budgets, layers (None: all)
 GROUPS = ((POLICIES, BUDGETS, None), (MORE_POLICIES, ("15%",), None),
-          (("snapkv:window=8:pool=7+greedy",), ("90%",), None),  # high budgets: NumPy is slow for every evicted entry
+          # high budgets: NumPy is slow for every evicted entry
+          (("snapkv:window=8:pool=7+greedy",), ("90%",), None),
           (MERGING_POLICIES, ("15%",), (1,)))  # and for every merged one
 FIGURES = ("perturbation", "bound", "relative", "kept_mass")  # means over the decode steps, per query head
-MERGED = ("merged_key", "merged_value")  # the cache after the prompt: the mean of their absolute values, per KV head
+# the cache after the prompt: the mean of their absolute values, per KV head
+MERGED = ("merged_key", "merged_value")
 FIGURES_OF_MERGING = ("perturbation", "relative", "kept_mass", *MERGED)
 RELATIVE = 1e-9  # as in independent/replay.py
 RELATIVE_MERGED = 1e-8  # as in independent/merged_cache.py

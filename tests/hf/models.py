@@ -14,7 +14,8 @@ def save(folder, family, seed=1, **sizes):
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() > 1:  # logits of attention with a spread of about 3; small steps from layer to layer
+            # logits of attention with a spread of about 3; small steps from layer to layer
+            if weight.dim() > 1:
                 scale = 3 if "q_proj" in name else 0.25 if "mlp" in name else 1
                 weight.normal_(std=scale / weight.shape[-1]**0.5)
             else:

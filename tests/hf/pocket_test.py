@@ -34,7 +34,8 @@ class Pocket(CommandLineTest):
         self.assertEqual((result.returncode, result.stderr), (PASS, ""))
         self.passes("inspect", path, "--verify")
         _, recorded = forward.read_safetensors(path)
-        self.assertEqual(bytes(recorded["tokens"].tolist()), bytes(known["tokens"].tolist()))  # greedy: the needle's number
+        # greedy: the needle's number
+        self.assertEqual(bytes(recorded["tokens"].tolist()), bytes(known["tokens"].tolist()))
         self.assertEqual(recorded.keys(), known.keys())
         print(f"{recorder}:")
         for name in sorted(known.keys() - {"tokens"}):

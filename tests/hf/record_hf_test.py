@@ -141,16 +141,19 @@ class Recorded(RecordTest):
                     value, bound = predicted[f"layers.{layer}.{name}"]
                     return (np.abs(array - value) > bound).mean()
                 key, query, value = (tensors[f"layers.{layer}.{name}"] for name in ("key", "query", "value"))
-                self.assertGreater(outside("key", np.roll(key, 1, axis=1)), 0.9)  # a cache read one position late
+                # a cache read one position late
+                self.assertGreater(outside("key", np.roll(key, 1, axis=1)), 0.9)
                 self.assertGreater(outside("query", np.roll(query, 1, axis=0)), 0.9)  # heads exchanged
-                self.assertGreater(outside("value", forward.rounded(value, "BF16")), 0.05)  # rounded after attention
+                # rounded after attention
+                self.assertGreater(outside("value", forward.rounded(value, "BF16")), 0.05)
                 positions = np.arange(PROMPT + STEPS)[:, None]
                 angle = positions * 10000.0 ** -(np.arange(8) / 8)
                 unturned = np.concatenate([key[..., :8] * np.cos(angle) + key[..., 8:] * np.sin(angle),
                                            key[..., 8:] * np.cos(angle) - key[..., :8] * np.sin(angle)], axis=2)
                 self.assertGreater(outside("key", unturned), 0.8)  # before RoPE
                 projection = tensors[f"layers.{layer}.output_projection"]
-                self.assertNotEqual(projection.shape[0], projection.shape[1])  # so that it cannot be transposed
+                # so that it cannot be transposed
+                self.assertNotEqual(projection.shape[0], projection.shape[1])
 
     def test_with_scaled_rope(self):
         for rope in (LLAMA3, {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}):
@@ -394,7 +397,8 @@ class FromTorch(CommandLineTest):
         for dtype, storage in ((torch.bfloat16, "BF16"), (torch.float16, "F16"), (torch.float32, "F32")):
             shapes = {"key": (2, 9, 4), "value": (2, 9, 4), "query": (4, 5, 4), "output_projection": (16, 8)}
             layer = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
-            layer["key"] = layer["key"].transpose(0, 1).contiguous().transpose(0, 1)  # of a cache [tokens, heads, dim]
+            # of a cache [tokens, heads, dim]
+            layer["key"] = layer["key"].transpose(0, 1).contiguous().transpose(0, 1)
             layer["output_projection"] = torch.nn.Parameter(layer["output_projection"].T.contiguous()).T
             path = self.folder / f"{storage}.safetensors"
             from_torch.write_trace(path, [layer], decode_tokens=2, tokens=torch.arange(9))

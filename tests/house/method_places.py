@@ -9,8 +9,9 @@ ALTERNATIVES = {"Host": "NewHost", "Score": "NewScore", "Selection": "NewSelecti
 ENUMERATORS = {"Change": "new_score", "MergedKey": "new_key"}
 NEWCOMER = re.compile("|".join((*ALTERNATIVES.values(), *ENUMERATORS.values())))
 
-# Section of "Add a method" -> (file, function or visitor named in the table, the overload or case that it needs). An
-# overload is put before the first existing one that begins like it; a case comes first in the function's first switch.
+# Section of "Add a method" -> (file, function or visitor named in the table, the overload or case that it
+# needs). An overload is put before the first existing one that begins like it; a case comes first in the
+# function's first switch.
 NEW_CHANGE, NEW_KEY = "case Change::new_score:", "case MergedKey::new_key:"
 FILLERS = {
     "Every method": (

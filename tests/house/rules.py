@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 SOURCES = (".hpp", ".cpp", ".cu", ".cuh")
 FOLDERS = ("reference", "cuda", "traces", "proofs", "sim", "tests")
 MOST_STEMS = 30
-GENERATED = {"embedded.hpp", "page_files.hpp", "revision.hpp"}  # sim/CMakeLists.txt, page_files.cmake and revision.cmake write them
+# sim/CMakeLists.txt, page_files.cmake and revision.cmake write them
+GENERATED = {"embedded.hpp", "page_files.hpp", "revision.hpp"}
 
 # A folder may include itself and the folders before it in its list; "." is the top folder itself.
 ORDER = {
@@ -27,7 +28,8 @@ USES = {
     "traces/models": ["reference/core", "reference/numerics"],
     "proofs": ["reference"],
     "sim": ["reference", "cuda", "traces"],
-    "sim/cli/prove": ["reference", "cuda", "traces", "proofs"],  # only the program uses proofs, which need rapidcheck
+    # only the program uses proofs, which need rapidcheck
+    "sim/cli/prove": ["reference", "cuda", "traces", "proofs"],
 }
 
 

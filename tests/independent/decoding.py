@@ -55,7 +55,8 @@ class DecodingHead:
         if policy.host == "h2o":
             self.per_head[:, :trace.prompt_tokens] = scores.per_head
             self.terms[:, :trace.prompt_tokens] = scores.per_head_terms
-        self.norms = [self.value_norms(self.value), self.value_norms(abs(self.value), np.abs)]  # their absolute terms
+        # their absolute terms
+        self.norms = [self.value_norms(self.value), self.value_norms(abs(self.value), np.abs)]
 
     def value_norms(self, values, change=np.asarray):
         return np.stack([projected_value_norms(values, change(self.layer.output_projection[head]), self.policy.norm)

@@ -7,7 +7,8 @@ import numpy as np
 
 COUNT, REAL = r"\d+", r"[\d.]+(?:e[+-]?\d+)?"
 HOSTS = {"snapkv": {"window": ("32", COUNT), "pool": ("7", COUNT)},
-         "h2o": {"window": ("32", COUNT), "sinks": ("0", COUNT), "recent": (None, COUNT)},  # recent: default window
+         # recent: default window
+         "h2o": {"window": ("32", COUNT), "sinks": ("0", COUNT), "recent": (None, COUNT)},
          "tova": {"sinks": ("0", COUNT)},
          "streaming-llm": {"sinks": ("4", COUNT)},
          "random": {"seed": ("0", COUNT), "sinks": ("4", COUNT), "window": ("32", COUNT)}}

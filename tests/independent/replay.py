@@ -16,7 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the folder of `independent`, for when this file is run
+# the folder of `independent`, for when this file is run
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from independent import merged_replay
 from independent.allocation import head_budgets, layer_budgets, legal_head_budgets
 from independent.decoding import decode
@@ -136,7 +137,8 @@ class Judgement:
         self.metadata, self.tensors = open_tensors(path)
         if (self.metadata.get("format"), self.metadata.get("version")) != ("kvbound-dump", "1"):
             raise ValueError("not a kvbound-dump of version 1")
-        self.swaps, self.worst, self.failures, self.asked = 0, {}, [], set()  # failures: (share of the tolerance, text)
+        # failures: (share of the tolerance, text)
+        self.swaps, self.worst, self.failures, self.asked = 0, {}, [], set()
         if trace.sha256 and self.metadata.get("trace_sha256") != trace.sha256:
             self.failures.append((np.inf, f"trace_sha256 is not {trace.sha256}"))
         policy = parse_policy(self.metadata["policy"])
@@ -213,7 +215,8 @@ class Judgement:
         for kind in ("key", "value"):
             self.judge(f"{prefix}merged_{kind}", *(np.concatenate([getattr(cache, part) for cache in found.caches])
                                                    for part in (kind, kind + "_terms")))
-        if prefix + "step_votes" in self.tensors and policy.dynamic and policy.merge.name != "cam":  # optional in a dump
+        # optional in a dump
+        if prefix + "step_votes" in self.tensors and policy.dynamic and policy.merge.name != "cam":
             def of_steps(part):
                 return np.swapaxes([[getattr(entry, part) for entry in entries] for entries in found.changed], 0, 1)
             self.judge(prefix + "step_votes", of_steps("votes"))

@@ -1,4 +1,5 @@
-// The layer that the gates of cuda/measure.sh work on: one of Llama-3.1-8B, or with --tiny one that the emulation can run.
+// The layer that the gates of cuda/measure.sh work on: one of Llama-3.1-8B, or with --tiny one
+// that the emulation can run.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +23,15 @@ struct GateShape {
 
 /// The shape of this run: with --tiny on the command line a tiny one.
 const GateShape& gate_shape();
-/// The same for K1's tile shapes, with --tiny of heads so small that they have enough entries for two tiles in a split.
+/// The same for K1's tile shapes, with --tiny of heads so small that they have enough entries
+/// for two tiles in a split.
 const GateShape& split_shape();
 bool is_tiny();
 /// Reads the program's arguments, those of GoogleTest taken off. Returns false for anything else than --tiny.
 bool read_gate_arguments(int count, char** arguments);
 
-/// Numbers exact in BF16, for the host and the device. Rows and places that no operation may read are NaN on the device.
+/// Numbers exact in BF16, for the host and the device. Rows and places that no operation may
+/// read are NaN on the device.
 class GateTensor {
  public:
   GateTensor(uint64_t seed, int64_t slices, int64_t rows, int64_t cols, double size)
@@ -43,7 +46,8 @@ class GateTensor {
   parity::Uploaded<Stored> on_device_;
 };
 
-/// Keys and queries of twice the usual size, so that few of tens of thousands of entries have most of the attention.
+/// Keys and queries of twice the usual size, so that few of tens of thousands of entries
+/// have most of the attention.
 GateTensor gate_keys(const GateShape& shape = gate_shape());
 GateTensor gate_values(const GateShape& shape = gate_shape());
 GateTensor gate_queries(int64_t window);  ///< [query_heads, window, head_dim]

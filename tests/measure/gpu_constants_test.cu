@@ -1,5 +1,6 @@
-// What the roofline model needs to know of a GPU (sim/roofline/*.json), measured: of a GPU alone, because the emulation has no
-// clock. Each line is a constant's name, its value and its unit; how it was measured stands in parentheses.
+// What the roofline model needs to know of a GPU (sim/roofline/*.json), measured: of a GPU alone,
+// because the emulation has no clock. Each line is a constant's name, its value and its unit; how it was
+// measured stands in parentheses.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -56,7 +57,7 @@ double host_seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// ---- latencies: kSteps, each of which needs the result of the one before ----------------------------------------------------
+// ---- latencies: kSteps, each of which needs the result of the one before ----------------------------------
 
 struct Measured {
   long long* clocks;  // of the first thread, for all steps
@@ -189,7 +190,7 @@ TEST_F(GpuConstants, Barriers) {
   show("cluster_barrier_latency", cluster(128) - 4 * of_cluster_warp, "clocks", "4 warps, less theirs");
 }
 
-// ---- rates -------------------------------------------------------------------------------------------------------------------
+// ---- rates ------------------------------------------------------------------------------------------------
 
 __global__ void spin(long long clocks, long long* nanoseconds) {
   long long begin = 0, end = 0;
@@ -235,9 +236,10 @@ TEST_F(GpuConstants, Rates) {
   show("l2_bandwidth", kBytes * kRounds / seconds, "bytes/s", "16 MB read again and again");
 }
 
-// ---- clusters ----------------------------------------------------------------------------------------------------------------
+// ---- clusters ---------------------------------------------------------------------------------------------
 
-// How many clusters of so many blocks, each with so much shared memory, are resident together; 0 if none can be.
+// How many clusters of so many blocks, each with so much shared memory, are resident
+// together; 0 if none can be.
 int clusters_that_fit(unsigned blocks, unsigned shared) {
   constexpr unsigned kMostClusters = 132;
   const auto kernel = reinterpret_cast<const void*>(&shared_chain);
@@ -270,7 +272,7 @@ TEST_F(GpuConstants, ClustersThatFit) {
   }
 }
 
-// ---- launches, waits and copies ----------------------------------------------------------------------------------------------
+// ---- launches, waits and copies ---------------------------------------------------------------------------
 
 __global__ void touch(int* numbers) { numbers[blockIdx.x * blockDim.x + threadIdx.x] += 1; }
 

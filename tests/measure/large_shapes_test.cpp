@@ -1,5 +1,5 @@
-// K1, K2 and K3 at the size of a model's layer, on poisoned outputs: within the derived bounds of float64, and the same bits in
-// every run.
+// K1, K2 and K3 at the size of a model's layer, on poisoned outputs: within the derived bounds of float64,
+// and the same bits in every run.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -215,9 +215,9 @@ TEST_F(LargeShapes, NormsOfSampledTokensAreThoseOfFloat64) {
          reference::arithmetic_of(cuda::norms_l2_arithmetic<Stored>(layer.head_dim, layer.model_dim)));
 }
 
-// Two results, each within its bound of the same exact norm, which neither knows. The bounds grow with that norm, by a share
-// below 1. They are taken for twice the portable norm: where even that one's bound is no larger than the portable norm itself,
-// the exact norm is below twice the portable one, and the bounds hold.
+// Two results, each within its bound of the same exact norm, which neither knows. The bounds grow with that
+// norm, by a share below 1. They are taken for twice the portable norm: where even that one's bound is no
+// larger than the portable norm itself, the exact norm is below twice the portable one, and the bounds hold.
 void expect_close(const NormsGate& gate, std::span<const float> portable, const std::string& what,
                   std::span<const float> other, const reference::Arithmetic& others) {
   const GateShape& shape = gate_shape();

@@ -65,7 +65,8 @@ case "$*" in
 {PROFILE}EOF
 esac
 """
-# Drops its own options, up to the program's path, which begins with a slash; one suite shows that the program runs.
+# Drops its own options, up to the program's path, which begins with a slash; one suite
+# shows that the program runs.
 SANITIZER = """#!/bin/sh
 echo "asked for: $*"
 while [ "${1#/}" = "$1" ]; do shift; done
@@ -288,7 +289,8 @@ class WithStandInsForAGpu(MeasureTest):
                      "#!/bin/sh\necho 'clusters of 8: 16 together (blocks of a whole multiprocessor)'\n")
         kvbound = (PROGRAMS / "kvbound").resolve()
         self.planted(self.native / "kvbound",
-                     f'#!/bin/bash\nexec {kvbound} "${{@/#cuda/emulated}}"\n')  # --backend cuda is --backend emulated
+                     # --backend cuda is --backend emulated
+                     f'#!/bin/bash\nexec {kvbound} "${{@/#cuda/emulated}}"\n')
 
     def cuda(self, *arguments):
         return run("A", "--tiny", "--out", self.out, *arguments, self.native, PATH=f"{self.tools}:{os.environ['PATH']}")
@@ -475,7 +477,8 @@ class KernelMetrics(MeasureTest):
 
 
 if __name__ == "__main__":
-    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):  # of a hook's or a rebase's repository, which is not a test's
+    # of a hook's or a rebase's repository, which is not a test's
+    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):
         os.environ.pop(name, None)
     PROGRAMS = Path(sys.argv.pop(1)).resolve()
     unittest.main(verbosity=2)

@@ -1,4 +1,5 @@
-// Norms of the rows of a matrix in device memory: what K3 does in its kernel, for products that a library has formed.
+// Norms of the rows of a matrix in device memory: what K3 does in its kernel, for products
+// that a library has formed.
 #pragma once
 
 #include <cstdint>

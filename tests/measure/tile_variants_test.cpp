@@ -1,5 +1,5 @@
-// The tile shapes that kernels are compiled with: each is first held to the bounds of its arithmetic, then timed. What they take
-// is printed, not judged: a table is read by whoever chooses the shape that is used.
+// The tile shapes that kernels are compiled with: each is first held to the bounds of its arithmetic, then
+// timed. What they take is printed, not judged: a table is read by whoever chooses the shape that is used.
 #include <algorithm>
 #include <cstdio>
 #include <functional>

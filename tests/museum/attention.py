@@ -83,7 +83,8 @@ def v_scale_dropped():
 def block_scales_swizzled():
     """An NVFP4 cache's block scales of the values are written in 4 x 4 tiles that the reader takes for rows."""
     q, k, v = drawn()
-    sizes = np.random.default_rng(2).lognormal(sigma=1, size=(1, 1, 2, 8, 1))  # values are not of one size in real models
+    # values are not of one size in real models
+    sizes = np.random.default_rng(2).lognormal(sigma=1, size=(1, 1, 2, 8, 1))
     blocks = v.reshape(2, 4096, 2, 8, 16) * sizes
     scales = fp8(np.abs(blocks).max(axis=-1, keepdims=True) / 6)
     grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -249,7 +250,8 @@ def output_accumulated_in_bf16():
     """The running output is rounded to BF16 after every token."""
     q, k, v = drawn()
     keys, values = (cache.repeat(4, axis=2).swapaxes(0, 1) for cache in (k, v))  # [n, batch, H, d]
-    logits = (keys.astype(float) * q).sum(axis=-1) / np.sqrt(128)  # in double precision: the same figures on every machine
+    # in double precision: the same figures on every machine
+    logits = (keys.astype(float) * q).sum(axis=-1) / np.sqrt(128)
     weights = np.exp(logits - logits.max(axis=0))
     weights /= weights.sum(axis=0)
     output = np.zeros_like(q)

@@ -10,7 +10,8 @@ from support.kernels import Kernel, rounded
 
 TYPICAL = Kernel(weights="BF16", splits=8, tile=128)
 EXACT = replace(TYPICAL, weights=None)  # what a result is compared with
-ARITHMETIC = {"weights": TYPICAL.weights, "splits": TYPICAL.splits, "tile": TYPICAL.tile}  # as a file declares it
+# as a file declares it
+ARITHMETIC = {"weights": TYPICAL.weights, "splits": TYPICAL.splits, "tile": TYPICAL.tile}
 
 
 def stored(array, dtype):

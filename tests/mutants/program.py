@@ -31,7 +31,8 @@ class Programs:
         self.folder = build / "tests" / "mutants"
         self.run([cmake, "--build", build, "--target", "mutants"])
         self.commands = {group: self.commands_of(group) for group, _ in GROUPS}
-        inputs = self.run(["ninja", "-t", "inputs", "mutants"]).splitlines()  # not all that lie there: earlier builds left some
+        # not all that lie there: earlier builds left some
+        inputs = self.run(["ninja", "-t", "inputs", "mutants"]).splitlines()
         self.unities = [list(map(os.path.normpath, re.findall(r'#include "(.+)"', (build / path).read_text("utf-8"))))
                         for path in inputs if "/Unity/" in path and path.endswith(".cxx")]
 
@@ -87,8 +88,9 @@ class Programs:
         copy.parent.mkdir(parents=True, exist_ok=True)
         include_folders = [ROOT / source.parent]
         if "compiled_in" in mutant:
-            # A header in quotes is first looked for in the folder of the file that includes it: so the including source is
-            # copied, and the folder of the mutated header is searched first; its other headers are linked there.
+            # A header in quotes is first looked for in the folder of the file that includes it: so the
+            # including source is copied, and the folder of the mutated header is searched first; its other
+            # headers are linked there.
             copy.write_bytes((ROOT / source).read_bytes())
             header = folder / "kvbound" / mutant["file"]
             header.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,8 @@
 namespace kvbound::parity {
 namespace {
 
-// A layer's cache and one query per query head, in double precision, before they are rounded to the storage type.
+// A layer's cache and one query per query head, in double precision, before they are
+// rounded to the storage type.
 struct Case {
   int64_t kv_heads = 2;
   int64_t group_size = 4;
@@ -253,8 +254,8 @@ TYPED_TEST(AttentionParity, MatchesReferenceForRaggedCaches) {
   this->comparators_.expect_tight();
 }
 
-// Where attention is spread over thousands of entries their errors average out, which a worst-case bound cannot reflect:
-// tightness is required of concentrated attention only.
+// Where attention is spread over thousands of entries their errors average out, which a worst-case bound
+// cannot reflect: tightness is required of concentrated attention only.
 TYPED_TEST(AttentionParity, MatchesReferenceForALargeCache) {
   Comparators spread("spread out");
   for (const Distribution distribution : {Distribution::random, Distribution::peaked}) {
@@ -273,7 +274,8 @@ TYPED_TEST(AttentionParity, MatchesReferenceForALargeCache) {
   this->comparators_.expect_tight();
 }
 
-// So many entries of all KV heads together that a split has two tiles, and one in which it has the most, eight.
+// So many entries of all KV heads together that a split has two tiles, and one in
+// which it has the most, eight.
 TYPED_TEST(AttentionParity, MatchesReferenceForSplitsOfSeveralTiles) {
   for (const int64_t most : {40000, 240000}) {
     const Case c{.kv_heads = 3,
@@ -312,8 +314,8 @@ TYPED_TEST(AttentionParity, DoesNotDependOnTheCapacity) {
   for (const int64_t capacity : {701, 5000, 100000}) EXPECT_TRUE(same_bits(run(capacity), tight)) << capacity;
 }
 
-// One KV head with so many entries that the threads that join the splits add up more than one part each, and that there are
-// more splits than threads.
+// One KV head with so many entries that the threads that join the splits add up more than one part each, and
+// that there are more splits than threads.
 TYPED_TEST(AttentionParity, MatchesReferenceForManySplits) {
   for (const int64_t entries : {5000, 20000}) {
     for (const Distribution distribution : {Distribution::random, Distribution::peaked}) {
@@ -343,8 +345,8 @@ TYPED_TEST(AttentionParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
   }
 }
 
-// The largest request for shared memory of a block: 16 heads of 256 numbers, and a total capacity of all KV heads at
-// which a split has the most tokens. All KV heads read the same keys and values.
+// The largest request for shared memory of a block: 16 heads of 256 numbers, and a total capacity of all KV
+// heads at which a split has the most tokens. All KV heads read the same keys and values.
 TYPED_TEST(AttentionParity, FitsItsLargestBlocksOnEveryDevice) {
   constexpr int64_t kKvHeads = 30, kGroup = 16, kHeadDim = 256, kCapacity = 8000;
   const Uploaded<TypeParam> queries(rounded<TypeParam>(random_tensor(1, 1, kKvHeads * kGroup, kHeadDim)));
@@ -392,8 +394,8 @@ TYPED_TEST(AttentionParity, GivesEqualKeysEqualLogits) {
   }
 }
 
-// An entry whose log votes are -infinity has no weight; if all entries are such, the output is 0 and the log-sum-exp
-// -infinity.
+// An entry whose log votes are -infinity has no weight; if all entries are such, the output is 0 and
+// the log-sum-exp -infinity.
 TYPED_TEST(AttentionParity, LeavesOutEntriesWithoutVotes) {
   const auto nothing = static_cast<float>(-kInfinity);
   const Case c{.kv_heads = 1, .entries = {70}, .votes = true};
@@ -410,8 +412,8 @@ TYPED_TEST(AttentionParity, LeavesOutEntriesWithoutVotes) {
   EXPECT_TRUE(same_bits(none_left[2], one_left[2])) << "logits are without votes";
 }
 
-// The entry with nearly all weight has a value of 0: the output is what the weights of the others, about 2^-29, make of
-// theirs.
+// The entry with nearly all weight has a value of 0: the output is what the weights of the others,
+// about 2^-29, make of theirs.
 TYPED_TEST(AttentionParity, KeepsWeightsThatAreSmallBesideTheLargest) {
   const Case c{.kv_heads = 1, .head_dim = 64, .entries = {70}, .votes = true};
   Subject<TypeParam> subject(c);

@@ -12,8 +12,9 @@ namespace kvbound::parity {
 
 inline constexpr int64_t kNoLimit = int64_t{1} << 60;
 
-/// Whether rounding cannot change the draw: the probability of single precision lies on the same side of the drawn number.
-/// Its sum has `following.size()` additions; three roundings follow: of the count, of the mean, and of the quotient.
+/// Whether rounding cannot change the draw: the probability of single precision lies on the same side of the
+/// drawn number. Its sum has `following.size()` additions; three roundings follow: of the count, of the
+/// mean, and of the quotient.
 inline bool is_certain(double weight, VectorView following, int64_t seed, int64_t kv_head, int64_t position) {
   const double probability = reference::spread_probability(weight, following);
   const double off = reference::sum_rounding(std::ssize(following) + 3, reference::single_precision());

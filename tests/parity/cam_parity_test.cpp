@@ -284,7 +284,8 @@ TYPED_TEST(SpreadLeavingParity, FillsTheWholeCache) {
   this->expect_parity({.tokens = 90, .kept = {40, 40}, .spare = 0});
 }
 
-// A few first entries and the newest ones are kept, as StreamingLLM does: all others have the same next entry.
+// A few first entries and the newest ones are kept, as StreamingLLM does: all others
+// have the same next entry.
 TYPED_TEST(SpreadLeavingParity, SpreadsAGapOfThousands) {
   for (const Kept which : {Kept::sinks, Kept::newest}) {
     this->expect_parity(
@@ -378,7 +379,8 @@ TEST_F(MeanAttentionParity, IsTheReferencesMeanOfEachGroup) {
           for (int64_t j = 0; j < counts[g]; ++j) {
             own(h, j) = logits[head * capacity + j];
             const double log_weight = own(h, j) - sums[head];
-            // The log-sum-exp is rounded, and so is the difference; then the exponential, the sum and the division.
+            // The log-sum-exp is rounded, and so is the difference; then the exponential,
+            // the sum and the division.
             const double off =
                 arithmetic.unit * (std::abs(static_cast<double>(sums[head])) + std::abs(log_weight));
             const double relative = (1 + std::expm1(off)) * (1 + arithmetic.exponential) *

@@ -147,8 +147,9 @@ class CacheRows {
   cuda::Buffer<T> memory_;
 };
 
-/// The longest chain of additions in a cluster's sum on the device, without the kept entry: up to 64 members; of more, 32 of
-/// a part of 128 at most, then the shares of its lanes, with which that makes 36 at most, then all parts.
+/// The longest chain of additions in a cluster's sum on the device, without the kept entry: up to 64
+/// members; of more, 32 of a part of 128 at most, then the shares of its lanes, with which that makes 36
+/// at most, then all parts.
 inline int64_t accumulation_depth(int64_t members) {
   return members <= 64 ? members : 36 + (members + 127) / 128;
 }

@@ -1,5 +1,5 @@
-// CriticalKV's adaptive stage one on the device: it takes as many entries as the reference, except where the mass
-// nearly ties with 1/2.
+// CriticalKV's adaptive stage one on the device: it takes as many entries as the reference, except where the
+// mass nearly ties with 1/2.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -147,8 +147,8 @@ Mass mass_of(const AdaptiveInput<T>& input, size_t g, int64_t row, int64_t count
   return {mass, (most - mass) + adding * most + lost + 0x1p-40 * mass};
 }
 
-// Whether the count may be right, given fp32's errors: with it every query's mass may exceed 1/2 (or it is k), and with
-// one entry less some query's mass may not.
+// Whether the count may be right, given fp32's errors: with it every query's mass may exceed 1/2 (or it is
+// k), and with one entry less some query's mass may not.
 template <cuda::Storage T>
 bool is_legal(const AdaptiveInput<T>& input, size_t g, int64_t count) {
   bool enough = true;

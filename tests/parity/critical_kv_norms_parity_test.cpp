@@ -80,7 +80,8 @@ LayerShape layer_shape(int64_t query_heads, int64_t kv_heads, int64_t head_dim, 
   return {query_heads, kv_heads, head_dim, model_dim};
 }
 
-// Whether a kernel's requirements are met does not depend on what it computes: see RunsTheFastestKernelThatIsRight.
+// Whether a kernel's requirements are met does not depend on what it computes: see
+// RunsTheFastestKernelThatIsRight.
 bool has_wgmma(int64_t head_dim) {
   return (head_dim == 64 || head_dim == 128) && cuda::device().compute_capability == 90;
 }
@@ -134,8 +135,8 @@ class NormsCheck {
   std::map<std::string, Comparator> comparators_;
 };
 
-// Values of which W^O leaves almost nothing, between others: v G v^T is the small difference of large numbers. Every row of W^O is the
-// first one plus a little, and these values' numbers add up to almost 0.
+// Values of which W^O leaves almost nothing, between others: v G v^T is the small difference of large
+// numbers. Every row of W^O is the first one plus a little, and these values' numbers add up to almost 0.
 template <cuda::Storage T>
 NormsInput<T> cancelling_input(int64_t head_dim, int64_t model_dim, int64_t tokens, double of_values = 1,
                                double of_projection = 1) {
@@ -185,7 +186,8 @@ TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceAcrossShapes) {
   check.expect_tight();
 }
 
-// Few columns make a Gram matrix's numbers beside the diagonal large. Its bounds are wide then: tight ones are expected below.
+// Few columns make a Gram matrix's numbers beside the diagonal large. Its bounds are wide then: tight
+// ones are expected below.
 TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceAcrossShapesInL2) {
   NormsCheck<TypeParam> check;
   for_each_shape<TypeParam>([&](const NormsInput<TypeParam>& input) { check.hold_l2(input); });
@@ -199,7 +201,8 @@ TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceForManyTokensAndColumns) {
   check.expect_tight();
 }
 
-// Where an L2 norm's square is a small share of what its Gram matrix adds up, the bound is that of projected values.
+// Where an L2 norm's square is a small share of what its Gram matrix adds up, the bound is
+// that of projected values.
 TYPED_TEST(ProjectedValueNormsParity, ProjectsValuesOfWhichAGramMatrixSaysTooLittle) {
   NormsCheck<TypeParam> check;
   for (const int64_t head_dim : {8, 80, 128}) {
@@ -277,8 +280,8 @@ TYPED_TEST(ProjectedValueNormsParity, GivesEqualValuesEqualBitsWhereverTheyStand
   expect_equal(input.norms_l2());
 }
 
-// The number of tokens decides whether a block takes one query head of a group or all of them: the bits must not
-// change.
+// The number of tokens decides whether a block takes one query head of a group or all of them:
+// the bits must not change.
 TYPED_TEST(ProjectedValueNormsParity, DoesNotDependOnHowManyTokensThereAre) {
   const int64_t tokens = 128 * cuda::device().multiprocessors;  // a block takes at most 128 tokens
   const LayerShape shape = layer_shape(2, 1, 16, 3);
@@ -352,8 +355,9 @@ class WgmmaNormsParity : public DeviceTest {
 };
 TYPED_TEST_SUITE(WgmmaNormsParity, Storage16Types, StorageName);
 
-// 16 multiprocessors of the emulation have 17 pairs of a tile of 256 tokens and a KV head to work on, so that one block
-// takes two, each with all its query heads; a group of three leaves the ring of stages in another place for the second.
+// 16 multiprocessors of the emulation have 17 pairs of a tile of 256 tokens and a KV head to work on, so
+// that one block takes two, each with all its query heads; a group of three leaves the ring of stages in
+// another place for the second.
 TYPED_TEST(WgmmaNormsParity, MatchesReferenceWhereBlocksTakeSeveralItems) {
   NormsCheck<TypeParam> check;
   const int64_t kv_heads = std::min(cuda::device().multiprocessors, 16) + 1;
@@ -361,7 +365,8 @@ TYPED_TEST(WgmmaNormsParity, MatchesReferenceWhereBlocksTakeSeveralItems) {
   check.hold(input, NormsKernel::wgmma);
 }
 
-// One item: shared by a cluster, whose blocks have sections of two stages and fewer, and by one block that has both query heads.
+// One item: shared by a cluster, whose blocks have sections of two stages and fewer, and by one block
+// that has both query heads.
 TYPED_TEST(WgmmaNormsParity, HasTheSameBitsWhereAClusterSharesTheColumns) {
   const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(2, 1, 64, 1300), 70);
   const auto norms = [&](int64_t heads_per_block) {

@@ -1,4 +1,5 @@
-// CriticalKV on the device: scores of stage two within their error bounds, selections equal to the reference's.
+// CriticalKV on the device: scores of stage two within their error bounds, selections
+// equal to the reference's.
 #include <algorithm>
 #include <iterator>
 #include <limits>

@@ -20,8 +20,8 @@ namespace {
 
 enum class Method { similarity, gaussian };
 
-// Of duplicated keys so few are different that some clusters have no spread; squares of distances of huge ones overflow single
-// precision.
+// Of duplicated keys so few are different that some clusters have no spread; squares of distances of huge
+// ones overflow single precision.
 constexpr Keys kKinds[] = {Keys::random, Keys::duplicated, Keys::zero, Keys::huge};
 constexpr double kHuge = 1e30;
 constexpr int64_t kDifferent = 3;

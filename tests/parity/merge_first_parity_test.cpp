@@ -1,4 +1,5 @@
-// order=merge-first on the device: parents within their bounds; roots, sums, kept entries and clusters exactly as they follow.
+// order=merge-first on the device: parents within their bounds; roots, sums, kept entries and
+// clusters exactly as they follow.
 #include <algorithm>
 #include <cmath>
 #include <limits>

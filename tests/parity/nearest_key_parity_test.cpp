@@ -1,5 +1,5 @@
-// The nearest keys on the device, by all kernels: cosines within their bounds, no other key clearly nearer, and the first
-// of equal keys.
+// The nearest keys on the device, by all kernels: cosines within their bounds, no other key clearly nearer,
+// and the first of equal keys.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -52,8 +52,8 @@ std::vector<SearchKernel> kernels(int64_t head_dim) {
 template <cuda::Storage T>
 constexpr double kHuge = std::is_same_v<T, cuda::Float16> ? 4e3 : 1e25;
 
-// The keys, multiplied by powers of two so that the largest number of each is 0.5 to 1, which changes no cosine: bounds on
-// cosines assume that squares neither overflow nor underflow.
+// The keys, multiplied by powers of two so that the largest number of each is 0.5 to 1, which changes no
+// cosine: bounds on cosines assume that squares neither overflow nor underflow.
 Tensor near_one(Tensor keys) {
   const TensorView all = keys;
   for (int64_t s = 0; s < all.slices; ++s) {
@@ -285,8 +285,9 @@ class WgmmaNearestKeyParity : public NearestKeyParity<T> {
 };
 TYPED_TEST_SUITE(WgmmaNearestKeyParity, Storage16Types, StorageName);
 
-// 16 multiprocessors of the emulation have more pairs of 256 leaving keys and a KV head to work on than blocks, so that a block
-// takes several, and kept keys of different numbers leave the ring of stages in another place for the next one.
+// 16 multiprocessors of the emulation have more pairs of 256 leaving keys and a KV head to work on than
+// blocks, so that a block takes several, and kept keys of different numbers leave the ring of stages in
+// another place for the next one.
 TYPED_TEST(WgmmaNearestKeyParity, FindsTheNearestWhereBlocksTakeSeveralItems) {
   std::vector<int64_t> kept;
   for (int64_t g = 0; g < 2 * std::min(cuda::device().multiprocessors, 16) + 1; ++g)
@@ -303,7 +304,8 @@ TYPED_TEST(NearestKeyParity, RunsTheFastestKernelThatIsRight) {
   }
 }
 
-// Kernels that a device's tensor cores might turn into: one index wrong, one cosine wrong, and a launch that fails.
+// Kernels that a device's tensor cores might turn into: one index wrong, one cosine wrong,
+// and a launch that fails.
 namespace wrong {
 
 template <class T>

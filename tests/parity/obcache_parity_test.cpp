@@ -1,5 +1,5 @@
-// OBCache's scores and the exact change on the device, of a prompt's window and of a decode step, within the bounds that
-// hold for every way to compute them.
+// OBCache's scores and the exact change on the device, of a prompt's window and of a decode step, within the
+// bounds that hold for every way to compute them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -147,8 +147,8 @@ class Subject {
         {projection_.data(), case_.shape().query_heads * case_.head_dim, case_.model_dim, case_.model_dim}};
   }
 
-  // The window on the device, whose attention is computed once, as it has tests of its own: what follows from it is asked for
-  // in every schedule.
+  // The window on the device, whose attention is computed once, as it has tests of its own: what follows from
+  // it is asked for in every schedule.
   class Window {
    public:
     Window(const Subject& subject, Change change, Space space)
@@ -327,8 +327,9 @@ class ObcacheParity : public DeviceTest {
   Comparator step_{"step_change_scores " + StorageName::GetName<T>(0)};
 
  private:
-  // Infinite expectations must be met exactly; scores whose bound is not finite are only required to be numbers. Scores of
-  // a single entry, which are all 0, prove nothing, but must lie within their bounds. At least half of all are compared.
+  // Infinite expectations must be met exactly; scores whose bound is not finite are only required to be
+  // numbers. Scores of a single entry, which are all 0, prove nothing, but must lie within their bounds. At
+  // least half of all are compared.
   static void hold(Comparator& comparator, std::span<const float> actual, const Matrix& expected,
                    const Matrix& errors) {
     std::vector<float> bounded;
@@ -374,8 +375,8 @@ TYPED_TEST(ObcacheParity, WindowMatchesReferenceWithMoreQueriesThanABlockHasRows
   this->expect_window_parity({.group_size = 2, .window = 140, .tokens = 210}, Change::joint, Space::head);
 }
 
-// 16 multiprocessors of the emulation have more than half as many KV heads, so that a block has all tokens of one; large
-// windows take several passes over them.
+// 16 multiprocessors of the emulation have more than half as many KV heads, so that a block has all tokens of
+// one; large windows take several passes over them.
 TYPED_TEST(ObcacheParity, WindowMatchesReferenceWhereABlockHasSeveralTiles) {
   this->expect_window_parity({.kv_heads = 9, .group_size = 1, .tokens = 150}, Change::joint, Space::head);
   this->expect_window_parity({.kv_heads = 9, .group_size = 1, .head_dim = 4, .window = 130, .tokens = 135},
@@ -402,8 +403,8 @@ TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossHeadDims) {
   EXPECT_TRUE(this->window_.is_tight());
 }
 
-// Lengths after a random W^O are ill-conditioned: the absolute terms of x W (x W)^T add up to about head_dim times the sum,
-// and the bounds are as much wider.
+// Lengths after a random W^O are ill-conditioned: the absolute terms of x W (x W)^T add up to about head_dim
+// times the sum, and the bounds are as much wider.
 TYPED_TEST(ObcacheParity, WindowMatchesReferenceAcrossHeadDimsAfterW) {
   for (const int64_t head_dim : {1, 8, 64, 80, 128, 256}) {
     for (const Change change : {Change::value, Change::joint}) {
@@ -442,8 +443,8 @@ TYPED_TEST(ObcacheParity, AWindowOf32MatchesReferenceAcrossGroups) {
     this->expect_window_parity({.group_size = 4, .window = 32, .tokens = 70}, change, Space::head);
 }
 
-// Values are impulses and logits are 0, so that the score `exact` of an entry is a sum of single numbers of outputs: weights are
-// 1/2, and the lengths of values and outputs are given as 0.
+// Values are impulses and logits are 0, so that the score `exact` of an entry is a sum of single numbers of
+// outputs: weights are 1/2, and the lengths of values and outputs are given as 0.
 TYPED_TEST(ObcacheParity, EveryNumberOfAnOutputCountsWithAllItsBits) {
   for (const int64_t head_dim : {1, 64, 80, 128, 256}) {
     for (const int64_t window : {1, 32}) {

@@ -1,4 +1,5 @@
-// Predicted scores on the device within the bounds of a moving average, after a prompt and through decode steps.
+// Predicted scores on the device within the bounds of a moving average, after a prompt
+// and through decode steps.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -245,8 +246,8 @@ TEST_F(ObserveScoresParity, FollowsTheReferenceThroughDecodeSteps) {
   EXPECT_TRUE(comparator.is_tight());
 }
 
-// One score is so large that it outweighs all others, though it decays below the smallest number of single precision: in many
-// steps, or in one.
+// One score is so large that it outweighs all others, though it decays below the smallest number of single
+// precision: in many steps, or in one.
 TEST_F(ObserveScoresParity, KeepAPastThatOutweighsAllThatFollows) {
   struct {
     double ema;

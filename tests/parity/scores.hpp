@@ -39,7 +39,8 @@ inline std::vector<float> scores_of(ScoreKind kind, uint64_t seed, int64_t cols)
   return scores;
 }
 
-/// Device memory for a selection's result: every row has two spare numbers behind it, and all are -1 at first.
+/// Device memory for a selection's result: every row has two spare numbers behind it,
+/// and all are -1 at first.
 class Indices {
  public:
   /// k  how many indices each row selects

@@ -173,7 +173,8 @@ TYPED_TEST(SnapKvParity, MatchesReferenceForALargePrompt) {
   this->expect_tight();
 }
 
-// A prompt so long that a split has two tiles, which are processed in turn where shared memory has room for one.
+// A prompt so long that a split has two tiles, which are processed in turn where shared
+// memory has room for one.
 TYPED_TEST(SnapKvParity, GivesTheSameBitsWithOneTileAtATime) {
   const Case c{.kv_heads = 1, .group_size = 1, .head_dim = 256, .window = 3, .tokens = 4200};
   const Subject<TypeParam> subject(c);

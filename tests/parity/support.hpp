@@ -1,7 +1,8 @@
-// Shared by all parity tests: the device of the build under test, inputs that are rounded to device precision before
-// both sides use them, and a comparator that refuses comparisons which prove nothing.
+// Shared by all parity tests: the device of the build under test, inputs that are rounded to device precision
+// before both sides use them, and a comparator that refuses comparisons which prove nothing.
 //
-// A parity test is compiled once for each build (cuda/support/build.hpp) and uses only the namespace `cuda::`.
+// A parity test is compiled once for each build (cuda/support/build.hpp) and uses
+// only the namespace `cuda::`.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +50,8 @@ inline double number(float stored) { return stored; }
 inline double number(cuda::Float16 stored) { return from_float16(stored.bits); }
 inline double number(cuda::Bfloat16 stored) { return from_bfloat16(stored.bits); }
 
-/// The same tensor after storing it as T: the numbers that the device reads, for the reference to compute with.
+/// The same tensor after storing it as T: the numbers that the device reads, for the
+/// reference to compute with.
 template <cuda::Storage T>
 Tensor rounded(Tensor tensor) {
   for (double& entry : tensor.numbers()) entry = number(stored<T>(entry));
@@ -59,8 +61,8 @@ Tensor rounded(Tensor tensor) {
 /// Numbers that are roughly normal with standard deviation `size`, the same on every platform.
 Tensor random_tensor(uint64_t seed, int64_t slices, int64_t rows, int64_t cols, double size = 1);
 
-/// A tensor in device memory. Everything that an operation must not read is NaN: rows that are not in use, and the gap
-/// behind the padding of each row. The padding itself is 0, as DeviceTensor requires.
+/// A tensor in device memory. Everything that an operation must not read is NaN: rows that are not in use,
+/// and the gap behind the padding of each row. The padding itself is 0, as DeviceTensor requires.
 template <cuda::Storage T>
 class Uploaded {
  public:
@@ -94,8 +96,8 @@ class Uploaded {
   cuda::Buffer<T> memory_;
 };
 
-/// Device memory that an operation fills with numbers. Numbers that it does not write stay recognisable NaNs, and a
-/// write before or behind the memory is detected.
+/// Device memory that an operation fills with numbers. Numbers that it does not write stay recognisable NaNs,
+/// and a write before or behind the memory is detected.
 class Output {
  public:
   explicit Output(int64_t size);
@@ -136,19 +138,20 @@ bool same_bits(const std::vector<std::vector<T>>& one, const std::vector<std::ve
                     [](const auto& a, const auto& b) { return same_bits(a, b); });
 }
 
-/// Emulated: calls work(name) under each of three schedules with async copies landing early and late. Native: twice.
+/// Emulated: calls work(name) under each of three schedules with async copies landing early
+/// and late. Native: twice.
 void for_each_schedule(const std::function<void(const std::string& name)>& work);
 
-/// Emulated: calls work(name) on devices that grant a block as much shared memory as those of compute capability 9.0,
-/// 8.0 and 8.6 do, then on ever smaller ones until `work` throws ShapeMismatch; the test fails if it never does.
-/// Native: once, on the GPU at hand.
+/// Emulated: calls work(name) on devices that grant a block as much shared memory as those of compute
+/// capability 9.0, 8.0 and 8.6 do, then on ever smaller ones until `work` throws ShapeMismatch; the test
+/// fails if it never does. Native: once, on the GPU at hand.
 void for_each_device(const std::function<void(const std::string& name)>& work);
 
 /// Emulated: calls work on a device without clusters, of compute capability 8.0. Native: on the GPU at hand.
 void without_clusters(const std::function<void()>& work);
 
-/// Returns results(), a vector or a vector of vectors. The test fails if any schedule, or a second call under the same
-/// schedule, gives other bits.
+/// Returns results(), a vector or a vector of vectors. The test fails if any schedule, or a second call under
+/// the same schedule, gives other bits.
 template <class Results>
 auto in_every_schedule(const Results& results) {
   const auto first = results();
@@ -163,14 +166,15 @@ class Comparator {
  public:
   explicit Comparator(std::string operation) : operation_(std::move(operation)) {}
 
-  /// Succeeds if |actual - expected| <= bound element by element, and where infinity is expected, actual is the same
-  /// infinity. Fails, because they would prove nothing, for: different sizes, no elements, a reference of zeros only,
-  /// bounds that are negative, NaN, infinite or nowhere smaller than the value. NaN fails under any bound.
+  /// Succeeds if |actual - expected| <= bound element by element, and where infinity is expected, actual is
+  /// the same infinity. Fails, because they would prove nothing, for: different sizes, no elements, a
+  /// reference of zeros only, bounds that are negative, NaN, infinite or nowhere smaller than the value.
+  /// NaN fails under any bound.
   testing::AssertionResult hold(std::span<const float> actual, VectorView expected, VectorView bounds);
 
-  /// The median of bound / |actual - expected| over the elements compared so far, without results that have no error
-  /// and without expectations below the normal range of fp32, whose bounds are about its smallest number. NaN if no
-  /// element is left.
+  /// The median of bound / |actual - expected| over the elements compared so far, without results that have
+  /// no error and without expectations below the normal range of fp32, whose bounds are about its smallest
+  /// number. NaN if no element is left.
   double median_slack() const;
 
   /// Prints the median; fails unless it is below 1,000, since wider bounds would prove little.

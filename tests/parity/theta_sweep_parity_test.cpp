@@ -1,5 +1,5 @@
-// The steps of theta-sweep on the device: scores within their rounding, bounds within total_bound_error, and always the
-// selection of the smaller bound.
+// The steps of theta-sweep on the device: scores within their rounding, bounds within total_bound_error, and
+// always the selection of the smaller bound.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
-// Weighted sums and means over clusters on the device, within the rounding of their sums: clusters of every size, wherever
-// they begin in the chunks by which large ones are summed.
+// Weighted sums and means over clusters on the device, within the rounding of their sums: clusters of every
+// size, wherever they begin in the chunks by which large ones are summed.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -162,7 +162,8 @@ struct Subject {
     return sums.numbers();
   }
 
-  // The weighted sum of one cluster with the weights of row h, of the numbers themselves or of their absolute values.
+  // The weighted sum of one cluster with the weights of row h, of the numbers themselves or
+  // of their absolute values.
   std::vector<double> sum(int64_t g, int64_t h, const Cluster& cluster, double of_kept, bool absolute) const {
     std::vector<double> weights{of_kept};
     Matrix rows(1, c.head_dim);
@@ -214,7 +215,8 @@ class WeightedMeanParity : public DeviceTest {
           add(share, subject.sum(g, h, cluster, own, false), mean);
           add(std::abs(share), subject.sum(g, h, cluster, own, true), size);
         }
-        // Further roundings: the kept entry's addition, the share itself, its product, and the rows' additions.
+        // Further roundings: the kept entry's addition, the share itself, its product,
+        // and the rows' additions.
         const std::vector<double> own_bounds =
             with_storage<T>(errors(std::ssize(cluster.members), 3 + c.rows, std::move(size)), mean);
         const int64_t row = g * c.cache_rows() + c.row_of(i);
@@ -295,7 +297,8 @@ TYPED_TEST(WeightedMeanParity, SumsClustersThatBeginAtEveryPlaceOfAChunk) {
   }
 }
 
-// The large ones among hundreds of clusters, of which a warp lists the parts by 32, and 256 one behind the other.
+// The large ones among hundreds of clusters, of which a warp lists the parts by 32, and
+// 256 one behind the other.
 TYPED_TEST(WeightedMeanParity, SumsLargeClustersAmongHundreds) {
   for (const int64_t large : {30, 31, 32, 63, 255, 256, 299}) {
     std::vector<int64_t> members(300);

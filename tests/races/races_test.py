@@ -18,9 +18,9 @@ from support.tiny_model import TinyModel
 racy = None
 REPORTED = 66
 NO_RANDOM_ADDRESSES = 0x0040000  # personality(2)
-# OpenBLAS and other libraries are not instrumented. LLVM's OpenMP runtime loads libarcher.so, which tells ThreadSanitizer what
-# synchronises, and says so on standard output if it is told to be verbose. Threads that wait are awake, so that all take part in
-# short loops, too.
+# OpenBLAS and other libraries are not instrumented. LLVM's OpenMP runtime loads libarcher.so, which tells
+# ThreadSanitizer what synchronises, and says so on standard output if it is told to be verbose. Threads that
+# wait are awake, so that all take part in short loops, too.
 ENVIRONMENT = {"TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:exitcode={REPORTED}", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "active",
                "ARCHER_OPTIONS": "verbose=1"}
 UNDERSTOOD = "Archer detected OpenMP application with TSan"
@@ -47,7 +47,8 @@ class Races(CommandLineTest):
     @classmethod
     def setUpClass(cls):
         os.environ.update(ENVIRONMENT)
-        ctypes.CDLL(None).personality(NO_RANDOM_ADDRESSES)  # which programs inherit: with 32 random bits this ThreadSanitizer ends at once
+        # which programs inherit: with 32 random bits this ThreadSanitizer ends at once
+        ctypes.CDLL(None).personality(NO_RANDOM_ADDRESSES)
 
     def require_none(self, *arguments, codes, **options):
         result = self.run_program(*arguments, **options)

@@ -177,8 +177,8 @@ TEST(Perturbation, OfStagesNamesTheShapesThatDiffer) {
 }
 
 TEST(RoundingScale, AddsUpWithoutSigns) {
-  // The rows of |W| sum to 4 and 2. The value (1, -2) gives 1*4 + 2*2 = 8, as does its projection (1, -7); (1, 2) with
-  // the projection (1, 1) gives 8, too.
+  // The rows of |W| sum to 4 and 2. The value (1, -2) gives 1*4 + 2*2 = 8, as does its projection (1, -7);
+  // (1, 2) with the projection (1, 1) gives 8, too.
   const RoundingScale scale = rounding_scale(matrix({{1, -2}, {1, 2}, {0, 0}}), matrix({{1, -3}, {0, 2}}));
   EXPECT_EQ(scale.absolute_projections, (Numbers{8, 8, 0}));
   EXPECT_EQ(scale.projection_sum, 6);
@@ -215,8 +215,8 @@ TEST(PerturbationRounding, NamesTheTokensThatTheScaleLacks) {
             "2 eviction weights but a rounding scale of 1 tokens");
 }
 
-// The evicted weight e^-715.5 is subnormal, where a product's error is absolute: 2^-1075, whatever its size. L and
-// theta multiply the weight by 0.25 and 0.9 in different orders.
+// The evicted weight e^-715.5 is subnormal, where a product's error is absolute: 2^-1075, whatever its size.
+// L and theta multiply the weight by 0.25 and 0.9 in different orders.
 TEST(PerturbationRounding, CoversUnderflow) {
   for (double logit = -700; logit > -745; logit -= 0.5) {
     const Numbers logits{0, logit};

@@ -133,7 +133,8 @@ class Cluster:
         """No jobs, and all nodes idle."""
         self.run("scancel", *self.run("squeue", "--noheader", "--format=%A").split(), "--quiet", check=False)
         self.wait_for(lambda: not self.run("squeue", "--noheader", check=False), "end of all jobs")
-        for node in self.nodes:  # a controller that was killed may find its nodes busy with jobs that it does not know
+        # a controller that was killed may find its nodes busy with jobs that it does not know
+        for node in self.nodes:
             self.run("scontrol", "update", f"NodeName={node}", "State=resume", check=False)
         self.wait_for(lambda: self.states().count("idle") == len(self.nodes), "idle nodes")
 

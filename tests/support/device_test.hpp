@@ -17,8 +17,8 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// Skips its tests where there is no device, or fails them with KVBOUND_REQUIRE_GPU=1; skips them on devices of another
-/// compute capability if they are for one alone.
+/// Skips its tests where there is no device, or fails them with KVBOUND_REQUIRE_GPU=1; skips them on devices
+/// of another compute capability if they are for one alone.
 class DeviceTest : public testing::Test {
  protected:
   /// capability  the only one that has the instructions, 90 for 9.0; 0: any

@@ -10,7 +10,8 @@ from support.kvbound_cli import TraceFile
 INTEGRAL = ("kept", "kept_offsets", "score_positions", "evicted", "merged_into", "target_of", "rebuilt_target_of")
 BY_STEP = ("output", "perturbation", "kept_mass", "bound", "layer_perturbation", "evicted", "merged_into", "step_votes",
            "step_merged_key", "step_merged_value")
-# The numbers with which `diff` continues, so that later ones are judged on the cache that they make, each after those before
+# The numbers with which `diff` continues, so that later ones are judged on the cache that they
+# make, each after those before
 FORCED = ("votes", "merged_key", "merged_value", "rebuilt_votes", "rebuilt_merged_key", "rebuilt_merged_value", "step_votes",
           "step_merged_key", "step_merged_value")
 

@@ -3,9 +3,9 @@
 #
 #   tests/support/environment.sh REQUIREMENTS FOLDER SCRIPT [ARGUMENT...]
 #
-# FOLDER is the environment's. It is made if it is missing or of other REQUIREMENTS, which are a file of pip's; those of
-# traces/scripts take 6 GB and some minutes. KVBOUND_HF_PYTHON names the interpreter to make it with (default: python3; 3.11
-# was tried).
+# FOLDER is the environment's. It is made if it is missing or of other REQUIREMENTS, which are a file of
+# pip's; those of traces/scripts take 6 GB and some minutes. KVBOUND_HF_PYTHON names the interpreter to make
+# it with (default: python3; 3.11 was tried).
 set -euo pipefail
 requirements=$1
 folder=$2

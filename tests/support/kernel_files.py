@@ -112,7 +112,8 @@ def paged(case, page_size, layout="NHD", seed=7):
 
 
 SMALL_LAYER = ("--kind", "mixed", "--dtype", "F32", "--tokens", "120", "--seed", "3", "--layers", "1", "--query-heads", "4", "--kv-heads",
-               "2", "--head-dim", "16", "--model-dim", "24", "--window-queries", "12", "--decode", "1")  # of `generate`
+               # of `generate`
+               "2", "--head-dim", "16", "--model-dim", "24", "--window-queries", "12", "--decode", "1")
 
 
 def compressed_layer(trace, policy, budget, precision=np.float64, **options):

@@ -20,7 +20,8 @@ PASS, MISMATCH, USAGE, INVALID, WORLD, INCONCLUSIVE = 0, 1, 2, 3, 4, 5
 program = None  # the program's path, set by main()
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads must not slow down concurrent tests
 os.environ.pop("COLUMNS", None)  # text has the usual width where no test asks for another
-os.environ.pop("OPENBLAS_CORETYPE", None)  # the program chooses its kernels, and says so where a user's choice is ignored
+# the program chooses its kernels, and says so where a user's choice is ignored
+os.environ.pop("OPENBLAS_CORETYPE", None)
 
 
 def encode(array, dtype):

@@ -1,5 +1,5 @@
-// Attention as implementations may legally compute it in the arithmetic that they declare: every operation rounded once, in one
-// of many orders, tilings and forms.
+// Attention as implementations may legally compute it in the arithmetic that they declare: every operation
+// rounded once, in one of many orders, tilings and forms.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,8 @@
 namespace kvbound::test {
 
 enum class Order { forwards, backwards, shuffled, in_pairs };
-/// How exponentials of logits are formed: e^(z - m); 2^(z' - m') of logits to base 2; 2^(fma(x, f, -m f)) of raw products x.
+/// How exponentials of logits are formed: e^(z - m); 2^(z' - m') of logits to base 2;
+/// 2^(fma(x, f, -m f)) of raw products x.
 enum class Exponent { base_e, base_2, folded };
 
 /// One legal way to compute attention.
@@ -116,7 +117,8 @@ class LegalAttention {
     return all.output;
   }
 
-  /// Its weights: divided by their sum, or by the logarithm of the sum. The way has one part and divides last.
+  /// Its weights: divided by their sum, or by the logarithm of the sum. The way has
+  /// one part and divides last.
   Row weights(const Row& logits) {
     const Part all = parts_of(logits, MatrixView(nullptr, std::ssize(logits), 0)).front();
     Row weights;
@@ -135,7 +137,8 @@ class LegalAttention {
       logits[j] = kept(logits[j] + log_of(static_cast<Real>(votes[j])));
   }
 
-  /// The logarithm of the sum of the exponentials of these logits, to base e or 2, from either. The way divides last.
+  /// The logarithm of the sum of the exponentials of these logits, to base e or 2, from
+  /// either. The way divides last.
   Real log_sum_exp(const Row& logits, bool to_base_2) {
     constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.6931471805599453;
     const std::vector<Part> parts = parts_of(logits, MatrixView(nullptr, std::ssize(logits), 0));
@@ -221,7 +224,8 @@ class LegalAttention {
     const size_t half = factors.size() / 2;
     return kept(in_pairs(factors.first(half)) + in_pairs(factors.subspan(half)));
   }
-  // As tensor cores add: a block of exact products and the running sum, aligned to the largest of them and truncated.
+  // As tensor cores add: a block of exact products and the running sum, aligned to the
+  // largest of them and truncated.
   Real truncated_sum(double running, const Factors& factors) const {
     const auto last_place = [](double x) {  // of 24 bits
       return std::ldexp(1.0, (x == 0 ? -126 : std::max(std::ilogb(x), -126)) - 23);

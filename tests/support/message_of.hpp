@@ -7,7 +7,8 @@
 
 namespace kvbound::test {
 
-/// The message of the exception, if its type is exactly Expected; otherwise a description of what happened instead.
+/// The message of the exception, if its type is exactly Expected; otherwise a description
+/// of what happened instead.
 template <class Expected, class Call>
 std::string message_of(const Call& call) {
   try {

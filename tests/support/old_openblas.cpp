@@ -1,5 +1,5 @@
-// Preloaded into a program, it imitates an OpenBLAS that does not recognise the processor, or that has kernels for one
-// only.
+// Preloaded into a program, it imitates an OpenBLAS that does not recognise the processor, or that
+// has kernels for one only.
 //
 // KVBOUND_OLD_OPENBLAS=unknown-processor    OpenBLAS chooses its Prescott kernels when it is loaded
 // KVBOUND_OLD_OPENBLAS=one-core             the same, and reports that it was built without DYNAMIC_ARCH

@@ -9,8 +9,8 @@
 
 namespace kvbound::test {
 
-/// Keys are ln b_j in dimension 1: query e gives entry j the weight b_j^e / sum b^e. Query 1 weighs in proportion to
-/// the bases, 0 equally, -1 in inverse proportion.
+/// Keys are ln b_j in dimension 1: query e gives entry j the weight b_j^e / sum b^e. Query 1 weighs in
+/// proportion to the bases, 0 equally, -1 in inverse proportion.
 class PowerLayer {
  public:
   /// bases    [tokens + steps], > 0

@@ -1,5 +1,5 @@
-// Small random inputs for tests: a seed gives the same numbers on every platform (up to the last bit where a logarithm
-// is taken).
+// Small random inputs for tests: a seed gives the same numbers on every platform (up to the last bit
+// where a logarithm is taken).
 #pragma once
 
 #include <cstdint>
@@ -70,7 +70,8 @@ std::vector<double> numbers(const std::vector<Dyadic>& dyadics);
 rc::Gen<int64_t> integer(int64_t low, int64_t high);
 /// A multiple of 2^-10 in -limit..limit.
 rc::Gen<Dyadic> dyadic(int64_t limit);
-/// Between min_size and max_size dyadics; about a third of the draws come from a grid so coarse that ties are frequent.
+/// Between min_size and max_size dyadics; about a third of the draws come from a grid so
+/// coarse that ties are frequent.
 rc::Gen<std::vector<Dyadic>> dyadics(int64_t min_size, int64_t max_size, int64_t limit);
 
 }  // namespace kvbound::test

@@ -29,8 +29,8 @@ inline RecordedTensor reals(const std::string& name, const std::string& shape,
   return {name, "F32", shape, bytes};
 }
 
-/// One call. given: the arguments that are no tensors, as JSON members; more: further members of the record, which may
-/// replace none of those written here.
+/// One call. given: the arguments that are no tensors, as JSON members; more: further members of the record,
+/// which may replace none of those written here.
 struct RecordedParts {
   std::string function = "kernel", signature = "(q, k=None)", given, more = R"("self_id": 9)";
   std::vector<RecordedTensor> inputs, outputs;
@@ -68,9 +68,9 @@ inline std::string write_call(const TemporaryFolder& dumps, const RecordedParts&
   return dumps.path(name);
 }
 
-/// plan and run of a batch decode wrapper: two requests of 3 and 2 tokens, in pages of 2 tokens, 2 query heads on 1 KV
-/// head, head_dim 2. Keys of request r's token t are 10 r + t, values 100 more, queries and outputs r; what the pages hold
-/// besides is NaN.
+/// plan and run of a batch decode wrapper: two requests of 3 and 2 tokens, in pages of 2 tokens, 2 query
+/// heads on 1 KV head, head_dim 2. Keys of request r's token t are 10 r + t, values 100 more, queries and
+/// outputs r; what the pages hold besides is NaN.
 struct RecordedDecode {
   RecordedParts plan, run;
 

@@ -1,4 +1,5 @@
-// Everything that a session records, as one list of numbers: sessions with the same results give the same list.
+// Everything that a session records, as one list of numbers: sessions with the same
+// results give the same list.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,8 @@ from support.documents import read
 from support.kvbound_cli import TraceFile
 from support.tiny_model import TinyModel
 
-# Of `kvbound bench attention select-top --backend emulated --model h100 --shape pocket`, which needs kernels that count.
+# Of `kvbound bench attention select-top --backend emulated --model h100 --shape
+# pocket`, which needs kernels that count.
 BENCH_MODEL = Path(__file__).with_name("bench_model.json")
 BASE = "snapkv:window=4"
 POLICIES = f"{BASE},{BASE}+critical,{BASE}+adakv,{BASE}+keepkv"

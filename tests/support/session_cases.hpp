@@ -74,8 +74,8 @@ inline Matrix rows_at(MatrixView matrix, const Positions& positions) {
   return result;
 }
 
-/// Waking threads for layers this small costs more than it saves, on a busy machine a hundred times more. The test of
-/// thread counts sets their number itself.
+/// Waking threads for layers this small costs more than it saves, on a busy machine a hundred times more. The
+/// test of thread counts sets their number itself.
 struct OneThread : testing::Environment {
   void SetUp() override { omp_set_num_threads(1); }
 };

@@ -3,7 +3,8 @@ import os
 import re
 import sys
 
-SIDE_BY_SIDE = min(2, len(os.sched_getaffinity(0)))  # programs that a test of the property PROCESSORS 2 runs at once
+# programs that a test of the property PROCESSORS 2 runs at once
+SIDE_BY_SIDE = min(2, len(os.sched_getaffinity(0)))
 
 
 def asked_for(variable):

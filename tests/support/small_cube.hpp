@@ -13,7 +13,8 @@ inline sim::Figure named(const std::string& name, sim::Format format = sim::Form
   return {.name = name, .heading = name, .meaning = "of a test", .format = format};
 }
 
-/// [2 runs, 3 heads]: L, which is 0.5, 1, NaN, infinity, 0 and 1/8, a count, and a bound, which is NaN everywhere.
+/// [2 runs, 3 heads]: L, which is 0.5, 1, NaN, infinity, 0 and 1/8, a count, and a bound,
+/// which is NaN everywhere.
 inline sim::Cube small_cube() {
   sim::Figure policy = named("policy"), entries = named("entries", sim::Format::count);
   policy.shown = entries.shown = sim::Shown::always;

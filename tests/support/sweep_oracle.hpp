@@ -10,8 +10,8 @@
 
 namespace kvbound::oracle {
 
-/// The top k of the first `candidates` entries by sum_h A^h (lambda + N^h / mean N^h), ascending, for lambda in 0, 25
-/// points from 10^-3 to 10^3, infinity.
+/// The top k of the first `candidates` entries by sum_h A^h (lambda + N^h / mean N^h), ascending, for lambda
+/// in 0, 25 points from 10^-3 to 10^3, infinity.
 ///
 /// weights, norms  [heads][entries], of which the values are read
 inline std::vector<std::vector<int64_t>> swept_selections(const Rows& weights, const Rows& norms,

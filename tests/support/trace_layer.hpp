@@ -62,8 +62,8 @@ inline traces::Layer stored_in_single_precision(traces::Layer layer) {
   return layer;
 }
 
-/// A layer that can be computed by hand, with one query head per KV head and one recorded prompt query: every query's
-/// attention is proportional to the entries' weights, and an entry's projected value is its value.
+/// A layer that can be computed by hand, with one query head per KV head and one recorded prompt query: every
+/// query's attention is proportional to the entries' weights, and an entry's projected value is its value.
 ///
 /// weights  [kv_heads][tokens + steps], > 0
 /// values   likewise; empty: all 1

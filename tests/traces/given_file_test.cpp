@@ -60,7 +60,8 @@ class GivenFileTest : public testing::Test {
   GivenFile open(const SafetensorsParts& parts, const GivenSubject& of = subject()) const {
     return GivenFile(folder_.write("g.safetensors", parts.bytes()), of);
   }
-  // The message with which a file is refused when it is opened or its layer 1 is read, behind its path and the byte.
+  // The message with which a file is refused when it is opened or its layer 1 is read,
+  // behind its path and the byte.
   std::string refusal(const SafetensorsParts& parts, const GivenSubject& of = subject()) const {
     const std::string message = test::message_of<TraceError>([&] { open(parts, of).read_layer(1); });
     const size_t byte = message.find("at byte ");

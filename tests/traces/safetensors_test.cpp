@@ -1,5 +1,5 @@
-// The safetensors reader and writer: legal files are read exactly, all others are refused with a message that names the
-// place.
+// The safetensors reader and writer: legal files are read exactly, all others are refused with a
+// message that names the place.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

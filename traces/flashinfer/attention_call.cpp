@@ -166,7 +166,8 @@ class AttentionCall::Setup {
     if (!settings().argument("block_tables").is_none()) require_same_tables(file);
   }
 
-  // Requires that block_tables [requests, pages], which some of FlashInfer's backends read instead, has the pages of the indices.
+  // Requires that block_tables [requests, pages], which some of FlashInfer's backends read instead, has
+  // the pages of the indices.
   void require_same_tables(const SafetensorsFile& file) const {
     const TensorEntry& entry = tensor_argument(settings(), file, "block_tables");
     const int64_t requests = std::ssize(result_.cache_offsets_) - 1;

@@ -1,5 +1,5 @@
-// What a recorded call of an attention kernel computed: for each request of its batch, causal attention of some queries over
-// a cache. The wrappers' settings and page tables are arguments of an earlier call, plan.
+// What a recorded call of an attention kernel computed: for each request of its batch, causal attention of
+// some queries over a cache. The wrappers' settings and page tables are arguments of an earlier call, plan.
 #pragma once
 
 #include <cstdint>
@@ -38,10 +38,11 @@ class AttentionCall {
   /// Checks everything but the numbers of queries, keys, values and outputs.
   ///
   /// number  of the call, from 1
-  /// throws  TraceError, naming file, field, what was found and what was expected, for a call that did not finish, another
-  ///         function, a kernel that computes something else than causal softmax attention (positions encoded inside, capped
-  ///         logits, windows, masks, sinks, scaled or quantised caches), and arguments that contradict each other;
-  ///         InvalidOption for a number that no call has, or options that the call needs or contradicts; IoError
+  /// throws  TraceError, naming file, field, what was found and what was expected, for a call that did not
+  ///         finish, another function, a kernel that computes something else than causal softmax attention
+  ///         (positions encoded inside, capped logits, windows, masks, sinks, scaled or quantised caches),
+  ///         and arguments that contradict each other; InvalidOption for a number that no call has, or
+  ///         options that the call needs or contradicts; IoError
   AttentionCall(const RecordedSession& session, int64_t number, const AttentionCallOptions& options);
 
   const RecordedCall& call() const { return run_; }
@@ -55,15 +56,17 @@ class AttentionCall {
   Dtype output_dtype() const { return output_->dtype; }
 
   int64_t requests() const { return requests_; }
-  /// index: from 0. Throws TraceError for page tables that are out of range, queries that outnumber the tokens, or a
-  /// sliding window that hides some of them.
+  /// index: from 0. Throws TraceError for page tables that are out of range, queries that outnumber the
+  /// tokens, or a sliding window that hides some of them.
   AttentionRequest request(int64_t index) const;
 
-  /// [kv_heads, tokens, head_dim] and [query_heads, queries, head_dim]. Throw TraceError for NaN and infinity.
+  /// [kv_heads, tokens, head_dim] and [query_heads, queries, head_dim]. Throw
+  /// TraceError for NaN and infinity.
   Tensor keys(const AttentionRequest& request) const { return read_cache(request, *keys_, 0); }
   Tensor values(const AttentionRequest& request) const { return read_cache(request, *values_, 1); }
   Tensor queries(const AttentionRequest& request) const;
-  /// [queries, query_heads * head_dim], as the kernel wrote it. Throws TraceError for NaN and infinity, unless allowed.
+  /// [queries, query_heads * head_dim], as the kernel wrote it. Throws TraceError for NaN and
+  /// infinity, unless allowed.
   Matrix outputs(const AttentionRequest& request,
                  NonFiniteNumbers non_finite = NonFiniteNumbers::refused) const;
 

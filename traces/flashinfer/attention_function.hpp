@@ -6,7 +6,8 @@
 
 namespace kvbound::traces {
 
-/// Where a function has its keys and values: one request's in arrays, those of a batch one after the other, or in pages.
+/// Where a function has its keys and values: one request's in arrays, those of a batch one
+/// after the other, or in pages.
 enum class RecordedCache { whole, ragged, paged };
 
 struct AttentionFunction {

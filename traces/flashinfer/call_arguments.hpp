@@ -1,5 +1,5 @@
-// The arguments of a recorded call by their types. Every function throws TraceError, naming file and argument, for one that is
-// not as expected.
+// The arguments of a recorded call by their types. Every function throws TraceError, naming file and
+// argument, for one that is not as expected.
 #pragma once
 
 #include <cstdint>

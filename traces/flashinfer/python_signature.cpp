@@ -24,7 +24,8 @@ size_t behind_literal(std::string_view text, size_t at) {
   return std::string_view::npos;
 }
 
-// The first position from `at` on of one of `wanted` that is in no bracket and no literal; npos if there is none.
+// The first position from `at` on of one of `wanted` that is in no bracket and no
+// literal; npos if there is none.
 size_t find_outside(std::string_view text, size_t at, std::string_view wanted) {
   int64_t depth = 0;
   while (at < text.size()) {

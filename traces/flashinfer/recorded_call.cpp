@@ -62,8 +62,8 @@ Json value_of_default(const std::string& text, int64_t offset) {
   return {other(text), offset};
 }
 
-// BatchDecodeWithPagedKVCacheWrapper.plan of FlashInfer 0.7 takes these by position, too, but its signature has one name for all
-// of them.
+// BatchDecodeWithPagedKVCacheWrapper.plan of FlashInfer 0.7 takes these by position, too, but its signature
+// has one name for all of them.
 constexpr std::string_view kUnnamedArguments = "*deprecated_positional_args";
 constexpr auto kPlanArguments = std::to_array<std::string_view>(
     {"pos_encoding_mode", "window_left", "logits_soft_cap", "q_data_type", "kv_data_type", "o_data_type",

@@ -1,8 +1,8 @@
 // One call of a FlashInfer function as level-10 logging records it: a folder of its own with
 //
 //     metadata.jsonl         one JSON object per line; the last one is the most complete
-//     inputs.safetensors     the tensors among the arguments: arg_0, arg_1, ... by position, kwarg_NAME by name,
-//                            and KEY__0, KEY__1, ... where an argument is a tuple
+//     inputs.safetensors     the tensors among the arguments: arg_0, arg_1, ... by position, kwarg_NAME by
+//                            name, and KEY__0, KEY__1, ... where an argument is a tuple
 //     outputs.safetensors    result, or result_0, result_1, ... of a tuple; absent if the call did not finish
 #pragma once
 
@@ -36,8 +36,8 @@ std::string description(const Argument& argument);
 
 class RecordedCall {
  public:
-  /// Reads the metadata of a call. Throws TraceError, naming file, byte and field, for metadata that are not as FlashInfer
-  /// writes them, that belong to another folder, or that are a symbolic link; IoError.
+  /// Reads the metadata of a call. Throws TraceError, naming file, byte and field, for metadata that are not
+  /// as FlashInfer writes them, that belong to another folder, or that are a symbolic link; IoError.
   explicit RecordedCall(const std::string& folder);
 
   const std::string& folder() const { return folder_; }
@@ -53,14 +53,15 @@ class RecordedCall {
   /// Whether both are methods of one object: the same process, class and identity.
   bool same_object(const RecordedCall& other) const;
 
-  /// The argument of a parameter by its name (of given()): as it was given, by name or by position, or its default. None for
-  /// a parameter that the function does not have. Throws TraceError if it was not given and has no default.
+  /// The argument of a parameter by its name (of given()): as it was given, by name or by position, or
+  /// its default. None for a parameter that the function does not have. Throws TraceError if it was not
+  /// given and has no default.
   Argument argument(const std::string& parameter) const;
   /// The names of all parameters that were given; of positions without a name, arg_0 and so on.
   std::vector<std::string> given() const;
 
-  /// Opens inputs.safetensors and outputs.safetensors. Throws TraceError for one that is missing, a symbolic link, in
-  /// PyTorch's format, or not well-formed.
+  /// Opens inputs.safetensors and outputs.safetensors. Throws TraceError for one that is missing, a symbolic
+  /// link, in PyTorch's format, or not well-formed.
   std::unique_ptr<SafetensorsFile> inputs() const { return open("inputs"); }
   std::unique_ptr<SafetensorsFile> outputs() const;
   /// The files that exist of these two and metadata.jsonl.

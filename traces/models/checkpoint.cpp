@@ -21,7 +21,8 @@
 namespace kvbound::traces {
 namespace {
 
-// What a weight is called in a GGUF file and in a Hugging Face checkpoint, behind the layer's or the model's prefix.
+// What a weight is called in a GGUF file and in a Hugging Face checkpoint, behind the
+// layer's or the model's prefix.
 struct WeightName {
   std::string_view gguf, hugging_face;
 };
@@ -108,7 +109,8 @@ void require_zero(const Weight& bias) {
 
 }  // namespace
 
-// Finds weights by name, and checks their shapes. What is missing is said last, so that other names than expected come first.
+// Finds weights by name, and checks their shapes. What is missing is said last, so that other names
+// than expected come first.
 class Checkpoint::Finder {
  public:
   explicit Finder(const Checkpoint& checkpoint)
@@ -142,7 +144,8 @@ class Checkpoint::Finder {
     if (!weight && missing_.empty()) missing_ = name;
     return weight.value_or(Weight{});
   }
-  // Refuses tensors that were not asked for though they are part of what is computed, then those that are missing.
+  // Refuses tensors that were not asked for though they are part of what is computed,
+  // then those that are missing.
   void finish() const {
     if (gguf_) {
       for (const auto& [name, placed] : gguf_->tensors()) {
@@ -163,8 +166,8 @@ class Checkpoint::Finder {
     throw TraceError(path, offset, printable(name),
                      "is unknown here, and may change what is computed; expected no such tensor");
   }
-  // Whether a tensor belongs to a layer, the embedding or the output. Frequencies of RoPE, which some files have for each layer,
-  // are computed from the configuration.
+  // Whether a tensor belongs to a layer, the embedding or the output. Frequencies of RoPE, which some files
+  // have for each layer, are computed from the configuration.
   bool is_computed(std::string_view name) const {
     if (name.ends_with(".rotary_emb.inv_freq") || name.find(".attn_rot_embd") != name.npos) return false;
     if (gguf_) {

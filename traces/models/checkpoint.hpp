@@ -30,13 +30,14 @@ struct LayerWeights {
 
 class Checkpoint {
  public:
-  /// Opens a GGUF file, the first part of a split one, or a folder with config.json and either model.safetensors or
-  /// model.safetensors.index.json, whose weights are F32, F16 or BF16. No weight is decoded yet, unless a folder has two that
-  /// should be equal: the embedding, and an output matrix that config.json ties to it.
+  /// Opens a GGUF file, the first part of a split one, or a folder with config.json and either
+  /// model.safetensors or model.safetensors.index.json, whose weights are F32, F16 or BF16. No weight
+  /// is decoded yet, unless a folder has two that should be equal: the embedding, and an output matrix
+  /// that config.json ties to it.
   ///
-  /// throws  TraceError for ill-formed files, other models (model_config.hpp), weights that are missing, of another type
-  ///         or of another shape, and further tensors of a layer, the embedding or the output, which may change what is
-  ///         computed; other tensors are ignored; IoError
+  /// throws  TraceError for ill-formed files, other models (model_config.hpp), weights that are missing, of
+  ///         another type or of another shape, and further tensors of a layer, the embedding or the output,
+  ///         which may change what is computed; other tensors are ignored; IoError
   explicit Checkpoint(const std::string& path);
   ~Checkpoint();
   Checkpoint(const Checkpoint&) = delete;
@@ -49,8 +50,8 @@ class Checkpoint {
   const Weight& output() const { return output_; }  ///< [vocabulary, model_dim]; the embedding if it is tied
   /// [1, head_dim / 2]: by which RoPE's frequencies are divided, where the file says so
   const std::optional<Weight>& rope_divisors() const { return rope_divisors_; }
-  /// The texts of its tokens; nullopt if it has no tokenizer, or one that is not known here. Of a vocabulary of 256 without a
-  /// tokenizer, tokens are bytes. Throws TraceError for an ill-formed tokenizer, IoError.
+  /// The texts of its tokens; nullopt if it has no tokenizer, or one that is not known here. Of a vocabulary
+  /// of 256 without a tokenizer, tokens are bytes. Throws TraceError for an ill-formed tokenizer, IoError.
   std::optional<TokenTexts> token_texts() const;
   /// All files that are read, but for a tokenizer's.
   std::vector<std::string> paths() const;

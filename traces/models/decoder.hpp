@@ -33,11 +33,13 @@ class Decoder {
   /// stored      queries, keys and values are rounded to this type before attention: F32, F16 or BF16
   Decoder(const Checkpoint& checkpoint, int64_t tokens, Dtype stored);
 
-  /// Runs the next tokens. Memory grows with their number and with that of all tokens, not with their product.
+  /// Runs the next tokens. Memory grows with their number and with that of all
+  /// tokens, not with their product.
   ///
   /// returns  the logits [vocabulary] of the token behind the last one
-  /// throws   ShapeMismatch for a token that the vocabulary does not have, or more tokens than were announced; NonFinite if a
-  ///          number overflows the stored type; TraceError and IoError from reading weights
+  /// throws   ShapeMismatch for a token that the vocabulary does not have, or more tokens than
+  ///          were announced; NonFinite if a number overflows the stored type; TraceError and
+  ///          IoError from reading weights
   std::vector<float> run(std::span<const int64_t> tokens, const Observer& observer);
 
   /// Tokens so far.

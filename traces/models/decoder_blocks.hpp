@@ -19,18 +19,20 @@ struct AttentionInputs {
   MutableSingleMatrixView keys, values;  ///< [rows, kv_heads * head_dim]; keys after RoPE
 };
 
-/// In single precision. A row's results depend on that row, on its piece's size and its place in it (below), and on nothing else.
+/// In single precision. A row's results depend on that row, on its piece's size and its place in it
+/// (below), and on nothing else.
 class DecoderBlocks {
  public:
   /// checkpoint  outlives the object
   /// stored      queries, keys and values are rounded to this type: F32, F16 or BF16
-  /// piece       rows that are multiplied by a weight at a time. A product's last bits may depend on a row's place among
-  ///             the rows that it is multiplied with: equal pieces have equal results, wherever they stand
+  /// piece       rows that are multiplied by a weight at a time. A product's last bits may depend on a
+  ///             row's place among the rows that it is multiplied with: equal pieces have equal
+  ///             results, wherever they stand
   DecoderBlocks(const Checkpoint& checkpoint, Dtype stored, int64_t piece);
 
   /// hidden  [tokens, model_dim]
-  /// throws  ShapeMismatch for a token that the vocabulary does not have; TraceError and IoError from reading weights, as
-  ///         all functions below
+  /// throws  ShapeMismatch for a token that the vocabulary does not have; TraceError and IoError from reading
+  ///         weights, as all functions below
   void embed(std::span<const int64_t> tokens, MutableSingleMatrixView hidden) const;
   /// A layer's attention inputs.
   ///

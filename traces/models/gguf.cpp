@@ -78,7 +78,8 @@ int64_t count_kept(BinaryReader& reader, const char* things, int64_t least_bytes
   return count;
 }
 
-// Passes over the items, and counts those that are passed over one by one. Arrays may be nested in each other, `levels` deep.
+// Passes over the items, and counts those that are passed over one by one. Arrays may be nested in
+// each other, `levels` deep.
 GgufArray read_array(BinaryReader& reader, const std::string& field, int levels, int64_t& pieces) {
   const int64_t at = reader.offset();
   const auto type = reader.number<uint32_t>(field);
@@ -259,7 +260,8 @@ void GgufFile::read_tensors(BinaryReader& reader, int64_t count) {
   }
 }
 
-// Checks that the tensors' data follow each other, each at the next multiple of the alignment, within the file.
+// Checks that the tensors' data follow each other, each at the next multiple of the
+// alignment, within the file.
 void GgufFile::place_tensors(int64_t data) {
   int64_t next = 0;  // from `data` on
   for (size_t i = 0; i < tensors_.size(); ++i) {

@@ -31,7 +31,8 @@ struct GgufArray {
   int64_t begin = 0;  ///< of its items, bytes from the file's start
 };
 
-/// A metadata value. Integers of all sizes are int64_t, those beyond 2^63 - 1 uint64_t; both real types are double.
+/// A metadata value. Integers of all sizes are int64_t, those beyond 2^63 - 1 uint64_t;
+/// both real types are double.
 struct GgufValue {
   std::variant<int64_t, uint64_t, double, bool, std::string, GgufArray> value;
   int64_t offset = 0;  ///< of the value, bytes from the file's start
@@ -67,7 +68,8 @@ class GgufFile {
   /// The items of a metadata array of this file; `key` names it in messages.
   std::vector<GgufValue> items(const std::string& key, const GgufArray& array) const;
 
-  /// A tensor as a matrix of its rows, which refers to this file. Throws TraceError if it has none of kWeightFormats.
+  /// A tensor as a matrix of its rows, which refers to this file. Throws TraceError if it
+  /// has none of kWeightFormats.
   Weight weight(const GgufTensor& tensor) const;
 
  private:

@@ -107,8 +107,9 @@ class Keys {
   std::string prefix_;
 };
 
-// Keys that are read below, and keys that do not change what is recorded: of tokens, of positions beyond which a model was not
-// trained, of what is made of the last hidden states, and of norms and scalings that these architectures do not have.
+// Keys that are read below, and keys that do not change what is recorded: of tokens, of positions beyond
+// which a model was not trained, of what is made of the last hidden states, and of norms and scalings that
+// these architectures do not have.
 constexpr auto kKnown = std::to_array<std::string_view>({"block_count",
                                                          "embedding_length",
                                                          "feed_forward_length",

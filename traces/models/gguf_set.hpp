@@ -21,12 +21,12 @@ struct PlacedGgufTensor {
 
 class GgufSet {
  public:
-  /// Opens a model whose metadata says of how many parts it is (split.count; one, if it does not say), and all of them:
-  /// NAME-00001-of-00003.gguf and its successors in the same folder.
+  /// Opens a model whose metadata says of how many parts it is (split.count; one, if it does not say), and
+  /// all of them: NAME-00001-of-00003.gguf and its successors in the same folder.
   ///
   /// path    of the single file, or of the first part
-  /// throws  TraceError for ill-formed files, another part than the first, another name of it, and parts that contradict each
-  ///         other; IoError, if a part is missing, too
+  /// throws  TraceError for ill-formed files, another part than the first, another name of it, and parts that
+  ///         contradict each other; IoError, if a part is missing, too
   explicit GgufSet(const std::string& path);
 
   /// The file that has the model's metadata.

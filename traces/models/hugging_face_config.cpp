@@ -17,7 +17,8 @@ namespace {
 constexpr int64_t kMostConfigBytes = int64_t{1} << 22;
 constexpr JsonLimits kLimits{.levels = 12, .items = 65536, .python = true};
 
-// What transformers' configuration classes have for fields that are missing, and of which family their models are.
+// What transformers' configuration classes have for fields that are missing, and of which
+// family their models are.
 struct ConfigClass {
   std::string_view model_type;
   ModelFamily family;
@@ -68,8 +69,8 @@ const ConfigClass& class_of(const JsonField& type) {
   return *found;
 }
 
-// Refuses layers with a sliding window. Mistral's all have one, unless it is null; of the others the layers that layer_types
-// names, or, without it, those from max_window_layers on, if use_sliding_window is true.
+// Refuses layers with a sliding window. Mistral's all have one, unless it is null; of the others the layers
+// that layer_types names, or, without it, those from max_window_layers on, if use_sliding_window is true.
 void refuse_windows(const JsonField& config, const ConfigClass& own, int64_t layers) {
   if (const auto types = config.optional_member("layer_types")) {
     const std::vector<JsonField> items = types->items(true);

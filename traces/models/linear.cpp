@@ -12,8 +12,9 @@
 namespace kvbound::traces {
 namespace {
 
-// Rows of a weight that are decoded and multiplied together: divisors of many models' dimensions. With many rows of x, a
-// product spends its time well only if the weight's part is large, too; with few, all threads should have a part.
+// Rows of a weight that are decoded and multiplied together: divisors of many models' dimensions. With
+// many rows of x, a product spends its time well only if the weight's part is large, too; with few, all
+// threads should have a part.
 constexpr int64_t kManyWeightRows = 384, kFewWeightRows = 96;
 constexpr int64_t kManyRows = 64;
 

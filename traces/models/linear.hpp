@@ -7,15 +7,15 @@
 
 namespace kvbound::traces {
 
-/// Every row of y is the product of the weight with that row of x. Blocks of the weight's rows are read and decoded in
-/// parallel, so that never more than a few blocks of it are in memory.
+/// Every row of y is the product of the weight with that row of x. Blocks of the weight's rows are read and
+/// decoded in parallel, so that never more than a few blocks of it are in memory.
 ///
 ///     y[i,:] = W x[i,:]
 ///
 /// x      [rows, W's columns]
 /// y      [rows, W's rows]
-/// piece  rows of x that are multiplied at a time, >= 1: a product's last bits may depend on a row's place among the rows of
-///        its piece, but on nothing outside it
+/// piece  rows of x that are multiplied at a time, >= 1: a product's last bits may depend on a row's place
+///        among the rows of its piece, but on nothing outside it
 void linear(const Weight& weight, SingleMatrixView x, MutableSingleMatrixView y, int64_t piece);
 
 /// Adds a bias [1, columns] to every row.

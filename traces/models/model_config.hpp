@@ -1,4 +1,5 @@
-// What a checkpoint's configuration says about a decoder of the Llama family, and what of it a trace can represent.
+// What a checkpoint's configuration says about a decoder of the Llama family, and what of
+// it a trace can represent.
 #pragma once
 
 #include <array>
@@ -12,8 +13,8 @@ namespace kvbound::traces {
 /// Counts and dimensions of checkpoints are at most so large, so that products of two fit int64_t.
 inline constexpr int64_t kMostDimension = INT32_MAX;
 
-/// Families that differ in what a layer has beside the common parts: qwen2 biases of query, key and value, qwen3 RMS norms of
-/// every head's query and key. Mistral without a sliding window is a llama.
+/// Families that differ in what a layer has beside the common parts: qwen2 biases of query, key and value,
+/// qwen3 RMS norms of every head's query and key. Mistral without a sliding window is a llama.
 enum class ModelFamily { llama, qwen2, qwen3 };
 
 struct ModelFamilyTraits {
@@ -34,8 +35,8 @@ constexpr const ModelFamilyTraits& traits(ModelFamily family) {
 /// Which two of a head's numbers RoPE rotates together: i and i + head_dim / 2, or 2i and 2i + 1.
 enum class RopePairing { halves, neighbours };
 
-/// How the angles of Llama 3.1 differ from those of a base alone: frequencies below low / original_context are divided by
-/// `factor`, those above high / original_context are kept, and those between are interpolated.
+/// How the angles of Llama 3.1 differ from those of a base alone: frequencies below low / original_context
+/// are divided by `factor`, those above high / original_context are kept, and those between are interpolated.
 struct Llama3Scaling {
   double factor = 1, low = 1, high = 4;
   int64_t original_context = 0;

@@ -26,16 +26,17 @@ struct RecordOptions {
 /// Called with the work done and the whole: tokens times layers.
 using RecordProgress = std::function<void(int64_t, int64_t)>;
 
-/// Writes a trace of the chosen layers, numbered from 0 in it; the field `model_layers` of its metadata has the model's own
-/// numbers. Queries, keys and values are rounded to `dtype` before attention, so that attention_output, in F32,
-/// can be recomputed from them. The model decodes greedily (ties: the smaller token) where tokens are not given.
+/// Writes a trace of the chosen layers, numbered from 0 in it; the field `model_layers` of its metadata has
+/// the model's own numbers. Queries, keys and values are rounded to `dtype` before attention, so that
+/// attention_output, in F32, can be recomputed from them. The model decodes greedily (ties: the smaller
+/// token) where tokens are not given.
 ///
 /// path      appears whole or not at all
 /// progress  called after every layer; may be empty
-/// recorded  called with the tokens [prompt + steps] when the trace is on the disk but has not got its name; if it throws there is
-///           no trace
-/// throws    ShapeMismatch for options out of range; NonFinite, naming layer and tensor, if a number does not fit `dtype`;
-///           TraceError and IoError
+/// recorded  called with the tokens [prompt + steps] when the trace is on the disk but has not got its name;
+///           if it throws there is no trace
+/// throws    ShapeMismatch for options out of range; NonFinite, naming layer and tensor, if a number does not
+///           fit `dtype`; TraceError and IoError
 void record(const Checkpoint& checkpoint, const RecordOptions& options, const std::string& path,
             const RecordProgress& progress, const std::function<void(const std::vector<int64_t>&)>& recorded);
 

@@ -13,8 +13,8 @@ namespace kvbound::traces {
 ///
 ///     (a, b) <- (a cos p f_i - b sin p f_i,  a sin p f_i + b cos p f_i),   f_i = base^(-2 i / head_dim)
 ///
-/// with the i-th pair as RopePairing says and f_i scaled as RopeConfig says. Angles, sines and cosines are formed in double
-/// precision, each product and sum is rounded to single.
+/// with the i-th pair as RopePairing says and f_i scaled as RopeConfig says. Angles, sines and cosines are
+/// formed in double precision, each product and sum is rounded to single.
 class Rope {
  public:
   /// divisors  [head_dim / 2], by which the frequencies are divided, too; empty: by 1

@@ -16,7 +16,8 @@ namespace {
 constexpr int64_t kMostTokenizerBytes = int64_t{256} << 20;  // those of large models have some 10^7
 constexpr size_t kMostTokenizerItems = size_t{1} << 22;      // of a list: merges
 
-// GPT-2's characters of the bytes that are not printable in Latin-1, from U+0100 on, in the order of the bytes.
+// GPT-2's characters of the bytes that are not printable in Latin-1, from U+0100 on,
+// in the order of the bytes.
 bool is_itself(int byte) {
   return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
 }

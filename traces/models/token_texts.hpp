@@ -25,7 +25,8 @@ class TokenTexts {
   TokenTexts(TokenSpelling spelling, std::vector<std::string> pieces)
       : spelling_(spelling), pieces_(std::move(pieces)) {}
 
-  /// The bytes of these tokens, one behind the other, which need not be UTF-8; of tokens without a piece, none.
+  /// The bytes of these tokens, one behind the other, which need not be UTF-8; of
+  /// tokens without a piece, none.
   std::string text(std::span<const int64_t> tokens) const;
 
  private:
@@ -33,8 +34,8 @@ class TokenTexts {
   std::vector<std::string> pieces_;
 };
 
-/// Those of a GGUF file's metadata; nullopt if it has no tokenizer, or one of another kind than byte-level BPE and SentencePiece.
-/// Throws TraceError for ill-formed ones.
+/// Those of a GGUF file's metadata; nullopt if it has no tokenizer, or one of another kind than byte-level
+/// BPE and SentencePiece. Throws TraceError for ill-formed ones.
 std::optional<TokenTexts> token_texts(const GgufFile& file);
 
 /// Those of a tokenizer.json, likewise. Throws IoError if it cannot be read.

@@ -24,8 +24,8 @@ struct Weight {
   /// Decodes whole rows. Safe to call from several threads at a time.
   ///
   /// out     [rows, cols]
-  /// throws  TraceError if the file was truncated after it was opened, or a number or scale is NaN or infinite;
-  ///         ShapeMismatch if there are fewer rows; IoError
+  /// throws  TraceError if the file was truncated after it was opened, or a number or scale is NaN or
+  ///         infinite; ShapeMismatch if there are fewer rows; IoError
   void read(int64_t first_row, std::span<float> out) const;
 };
 

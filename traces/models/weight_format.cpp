@@ -72,8 +72,9 @@ void decode_q5_1(const Byte* block, float* out) {
   }
 }
 
-// Scale and offset of the eight groups of 32 numbers, 6 bits each in 12 bytes: the first four of both in the low six bits of
-// bytes 0..7; of the others the low four bits in bytes 8..11 and the high two bits above those of bytes 0..7.
+// Scale and offset of the eight groups of 32 numbers, 6 bits each in 12 bytes: the first four of both in
+// the low six bits of bytes 0..7; of the others the low four bits in bytes 8..11 and the high two bits
+// above those of bytes 0..7.
 struct GroupScales {
   int scale, offset;
   GroupScales(const Byte* packed, int group) {
@@ -87,8 +88,8 @@ struct GroupScales {
   }
 };
 
-// Groups 2p and 2p + 1 are the low and the high halves of the same 32 bytes; `fifth` points to their fifth bits, bit 2p and
-// 2p + 1 of 32 bytes, or is null.
+// Groups 2p and 2p + 1 are the low and the high halves of the same 32 bytes; `fifth` points to their fifth
+// bits, bit 2p and 2p + 1 of 32 bytes, or is null.
 void decode_groups(const Byte* block, const Byte* fifth, const Byte* quants, float* out) {
   const float d = half_at(block), e = half_at(block + 2);
   for (int group = 0; group < 8; ++group) {
@@ -105,8 +106,8 @@ void decode_groups(const Byte* block, const Byte* fifth, const Byte* quants, flo
 void decode_q4_k(const Byte* block, float* out) { decode_groups(block, nullptr, block + 16, out); }
 void decode_q5_k(const Byte* block, float* out) { decode_groups(block, block + 16, block + 48, out); }
 
-// Per half of 128 numbers: the low four bits of numbers i, i + 32 in the low halves of 64 bytes, of i + 64, i + 96 in the high
-// halves; the high two bits of the four in one byte.
+// Per half of 128 numbers: the low four bits of numbers i, i + 32 in the low halves of 64 bytes, of i + 64,
+// i + 96 in the high halves; the high two bits of the four in one byte.
 void decode_q6_k(const Byte* block, float* out) {
   const float d = half_at(block + 208);
   for (int half = 0; half < 2; ++half) {

@@ -9,7 +9,8 @@
 
 namespace kvbound::traces {
 
-/// The names are ggml's. A block of q*_0 and q*_1 has 32 numbers, one of q*_k 256, each with scales of its own:
+/// The names are ggml's. A block of q*_0 and q*_1 has 32 numbers, one of q*_k 256,
+/// each with scales of its own:
 ///
 ///     q8_0, q4_0, q5_0  d q            d: FP16; q: signed, of 8, 4 or 5 bits
 ///     q4_1, q5_1        d q + m        d, m: FP16; q: unsigned

@@ -6,7 +6,8 @@ from trace_file import Invalid
 QUERY_BLOCK = 256  # queries per call of eager attention, which forms all weights of its queries
 HIDDEN = -1e30  # a mask's entry below this removes a key: eager masks have the type's lowest number
 PROJECTIONS = ("o_proj", "out_proj", "dense")
-HARMLESS = {"position_ids", "cache_position", "position_embeddings"}  # tensors that eager attention does not read
+# tensors that eager attention does not read
+HARMLESS = {"position_ids", "cache_position", "position_embeddings"}
 
 
 def refuse(message):
@@ -96,7 +97,8 @@ class Recorder:
             rows = slice(begin, begin + QUERY_BLOCK)
             outputs.append(eager(layer.module, query[:, :, rows], key, value, None if mask is None else mask[:, :, rows],
                                  scaling=layer.scale, dropout=0.0, **options)[0])
-        output = outputs[0] if len(outputs) == 1 else self.torch.cat(outputs, dim=1)  # [1, new, heads, head_dim]
+        # [1, new, heads, head_dim]
+        output = outputs[0] if len(outputs) == 1 else self.torch.cat(outputs, dim=1)
         layer.attended = output
         layer.positions += new
         if self.files is not None and new > 1:

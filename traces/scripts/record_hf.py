@@ -32,7 +32,7 @@ CONFIG_REFUSALS = {"attn_logit_softcapping": "a logit softcap", "kv_lora_rank": 
                    "alibi": "ALiBi biases", "quantization_config": "a quantised checkpoint"}
 
 
-# ---- the model --------------------------------------------------------------------------------------------------------
+# ---- the model ---------------------------------------------------------------------------------------------
 
 
 def load_model(path, recorder, device):
@@ -140,7 +140,7 @@ def layer_list(layers):
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
-# ---- the recording ----------------------------------------------------------------------------------------------------
+# ---- the recording -----------------------------------------------------------------------------------------
 
 
 def layout(layer, layers, prompt, steps, window, dtype, is_sharded):
@@ -228,7 +228,7 @@ def record(options):
     print(f"kvbound inspect {options.out} --verify")
 
 
-# ---- the command line -------------------------------------------------------------------------------------------------
+# ---- the command line --------------------------------------------------------------------------------------
 
 
 def read_tokens(options):

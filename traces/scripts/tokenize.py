@@ -18,7 +18,8 @@ Exit codes: 0; 2 usage; 3 a tokenizer or a text that does not do; 4 I/O.
 import os
 import sys
 
-if __name__ == "tokenize":  # imported from this folder in place of the standard library's module: load that one
+# imported from this folder in place of the standard library's module: load that one
+if __name__ == "tokenize":
     from importlib.machinery import SourceFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
     _path = os.path.join(os.path.dirname(os.__file__), "tokenize.py")

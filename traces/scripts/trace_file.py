@@ -36,7 +36,8 @@ def encoded(array, dtype):
     """
     if type(array).__module__.startswith("torch"):
         array = array.detach().cpu()
-        array = array.float().numpy() if str(array.dtype) == "torch.bfloat16" else array.numpy()  # NumPy has no BF16
+        # NumPy has no BF16
+        array = array.float().numpy() if str(array.dtype) == "torch.bfloat16" else array.numpy()
     array = np.asarray(array)
     if dtype in ("I64", "I32"):
         limits = np.iinfo(STORED[dtype])

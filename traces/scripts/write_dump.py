@@ -59,7 +59,7 @@ def write_dump(path, metadata, tensors):
         temporary.unlink(missing_ok=True)
 
 
-# ---- your kernel ----------------------------------------------------------------------------------------------------
+# ---- your kernel -------------------------------------------------------------------------------------------
 
 
 def attention_weights(queries, keys, scale):
@@ -76,11 +76,12 @@ def snapkv(window_queries, keys, budget, scale):
     padded = np.pad(scores, ((0, 0), (POOL // 2, POOL // 2)))
     pooled = np.lib.stride_tricks.sliding_window_view(padded, POOL, axis=1).max(axis=2)
     score = pooled.mean(axis=0)
-    best = np.argsort(-score, kind="stable")[:budget - WINDOW]  # of equal scores, the one at the smaller position
+    # of equal scores, the one at the smaller position
+    best = np.argsort(-score, kind="stable")[:budget - WINDOW]
     return score, np.append(np.sort(best), np.arange(len(keys) - WINDOW, len(keys)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 
 
 def main(trace, dump, budget=None):

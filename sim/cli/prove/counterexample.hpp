@@ -25,7 +25,8 @@ StoredInstance find_property(const std::string& id);
 /// {"schema": "kvbound-instance-1", "property": id, "query_heads": ..., "logits": [[...]], ...}
 nlohmann::ordered_json to_json(const proofs::Property& property, const proofs::Instance& instance);
 
-/// The instances in a file: a single document of this form, or all those within a report of `kvbound prove --json`.
+/// The instances in a file: a single document of this form, or all those within a report
+/// of `kvbound prove --json`.
 ///
 /// throws  TraceError naming file, byte or field for anything else; IoError
 std::vector<StoredInstance> read_instances(const std::string& path);

@@ -68,8 +68,8 @@ CommandLine prove_command_line() {
   return line;
 }
 
-// The properties with these ids, in the order of the catalogue. A theorem's id stands for the theorem and its weakened
-// claims, a weakened claim's id for that claim only. Without ids: all properties.
+// The properties with these ids, in the order of the catalogue. A theorem's id stands for the theorem and its
+// weakened claims, a weakened claim's id for that claim only. Without ids: all properties.
 std::vector<StoredInstance> chosen(const std::vector<std::string>& ids) {
   std::set<const proofs::Property*> wanted;
   const auto want = [&](const proofs::Property& property) {

@@ -43,7 +43,8 @@ struct ProveReport {
 /// Whether the outcome is the required one.
 bool as_it_must(proofs::Verdict verdict);
 
-/// The document's part. Among its facts are the instances, each whole, that counterexamples, searches and stored files have.
+/// The document's part. Among its facts are the instances, each whole, that counterexamples,
+/// searches and stored files have.
 ///
 ///     theorems   [theorem]           what they say
 ///     properties [property]          theorems and weakened claims: verdicts

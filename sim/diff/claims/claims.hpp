@@ -28,7 +28,8 @@ struct LayerClaims {
       merged_into;  ///< [steps, kv_heads]; -1: dropped, -2: no entry was evicted; not validated
   /// [kv_heads, n]: HeadMerge::target_of after the prompt; not validated
   std::optional<std::vector<int64_t>> target_of;
-  /// [rebuilds, kv_heads, n + steps]: the same of every rebuild; kNothingEvicted for tokens that were still to come
+  /// [rebuilds, kv_heads, n + steps]: the same of every rebuild; kNothingEvicted for
+  /// tokens that were still to come
   std::optional<std::vector<int64_t>> rebuilt_target_of;
   std::optional<RealClaim> votes;                       ///< [sum of kept]: the cache after the prompt
   std::optional<RealClaim> merged_key;                  ///< [sum of kept, head_dim]
@@ -63,7 +64,8 @@ struct IntegerTensor {
 std::span<const RealTensor> real_tensors();
 std::span<const IntegerTensor> integer_tensors();
 
-/// The votes, keys and values of merged entries that a session recorded, one row per entry in the order of a dump.
+/// The votes, keys and values of merged entries that a session recorded, one row per
+/// entry in the order of a dump.
 struct MergedRows {
   std::vector<double> votes;  ///< [rows]
   Matrix keys;                ///< [rows, head_dim]
@@ -75,11 +77,12 @@ struct MergedRows {
 /// The caches after the prompt, one KV head after the other; nullopt for policies that do not merge.
 std::optional<MergedRows> prompt_rows(const PromptRecord& prompt);
 
-/// The rebuilt caches, one rebuild after the other and in each one KV head after the other; nullopt if there are none.
+/// The rebuilt caches, one rebuild after the other and in each one KV head after the other;
+/// nullopt if there are none.
 std::optional<MergedRows> rebuilt_rows(const std::vector<StepRecord>& steps);
 
-/// [steps, kv_heads]: the entry that each step's evicted entry merged into, after that merge; zeros where nothing merged.
-/// nullopt for policies that form no clusters, and hosts that do not evict.
+/// [steps, kv_heads]: the entry that each step's evicted entry merged into, after that merge; zeros where
+/// nothing merged. nullopt for policies that form no clusters, and hosts that do not evict.
 std::optional<MergedRows> step_rows(const LayerRecord& record);
 
 /// target_of of a session's record, in the shape of the claim; nullopt if its policy forms no clusters.

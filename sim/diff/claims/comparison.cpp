@@ -103,7 +103,8 @@ double half_spacing(Dtype storage, double x) {
 
 double overflow_threshold(Dtype storage) {
   const RealFormat format = *real_format(storage);
-  // The largest finite number, 2^emax (2 - 2^-fraction), plus half a spacing; for double this overflows to infinity.
+  // The largest finite number, 2^emax (2 - 2^-fraction), plus half a spacing; for double
+  // this overflows to infinity.
   const double largest = std::ldexp(2 - std::ldexp(1.0, -format.fraction_bits), format.largest_exponent);
   return largest + std::ldexp(0.5, format.largest_exponent - format.fraction_bits);
 }
@@ -126,7 +127,8 @@ TensorAgreement compare(const std::string& tensor, const RealClaim& claim, Vecto
     const bool inside = is_inside(element);
     result.outside += !inside;
     if (!inside) result.outside_at.push_back(static_cast<int64_t>(i));
-    // If all expected numbers are 0, any bound counts as informative here; the verdict reports all_zero instead.
+    // If all expected numbers are 0, any bound counts as informative here; the verdict
+    // reports all_zero instead.
     const bool says_something = largest > 0 ? element.bound < largest : element.bound < kUnboundedElement;
     result.judged += !inside || says_something;
     result.decidable.push_back(element.bound < (expected[i] == 0 ? largest : std::abs(expected[i])));

@@ -14,8 +14,8 @@
 
 namespace kvbound::sim {
 
-/// A claimed element that disagrees, or comes closest to disagreeing, with the reference. For a kept set: a position
-/// that was kept (claimed), and one that should have been kept in its place (expected).
+/// A claimed element that disagrees, or comes closest to disagreeing, with the reference. For a kept set: a
+/// position that was kept (claimed), and one that should have been kept in its place (expected).
 struct Offender {
   std::vector<int64_t> index;  ///< one number per dimension of the tensor
   double claimed = 0;
@@ -47,7 +47,8 @@ struct FunctionalAgreement {
   FunctionalValue worst = {};          ///< of the row that is farthest beyond its band, or comes closest
   double worst_share = 0;              ///< how far, in bands
   std::vector<int64_t> worst_at = {};  ///< its index
-  /// Ascending: the first element, in C order of the tensor, of each row beyond its band, and of those that `judged` counts.
+  /// Ascending: the first element, in C order of the tensor, of each row beyond its band, and of
+  /// those that `judged` counts.
   std::vector<int64_t> outside_at = {}, judged_at = {};
 };
 
@@ -57,7 +58,8 @@ struct UndeclaredRounding {
   double unit;
   bool weights, parts, products;
 };
-/// Those that are tried, in this order: 16-bit weights, 16-bit outputs of the cache's parts, products of TF32.
+/// Those that are tried, in this order: 16-bit weights, 16-bit outputs of the cache's
+/// parts, products of TF32.
 std::span<const UndeclaredRounding> undeclared_roundings();
 
 /// How far a factor of a row, or of several rows together, is from 1, beside what rounding does by chance
@@ -96,23 +98,25 @@ struct TensorAgreement {
   int64_t elements = 0;
   int64_t judged = 0;   ///< elements on which the bound is informative: see compare
   int64_t outside = 0;  ///< elements beyond their bound
-  /// Elements or choices of which rounding hides whether they are right. If there are any, the tensor is no evidence.
+  /// Elements or choices of which rounding hides whether they are right. If there are any,
+  /// the tensor is no evidence.
   int64_t undecided = 0;
   /// All expected numbers are 0 and all claimed numbers agree: right, but no evidence.
   bool all_zero = false;
   std::optional<Offender> worst;       ///< the first element of largest share; none if there are no elements
   std::optional<double> median_slack;  ///< of bound / error where there is an error; none if there is none
-  /// Of merged keys: the largest condition number of queries for which rounding decides their rank, or for which there is no
-  /// bound; none if there are no such queries.
+  /// Of merged keys: the largest condition number of queries for which rounding decides their rank, or for
+  /// which there is no bound; none if there are no such queries.
   std::optional<double> condition_number = {};
   std::optional<int64_t> near_tie_swaps;  ///< for selections: choices that differ by rounding alone
   std::vector<FunctionalAgreement> functionals =
       {};                    ///< of tensors that are judged as wholes, too: the gain first
   ChanceTests chances = {};  ///< of outputs
-  /// Where something is outside or undecided: elements, counted in C order of the claimed tensor. Of a KV head's kept set
-  /// one element stands for all; an empty set has none.
+  /// Where something is outside or undecided: elements, counted in C order of the claimed tensor. Of a KV
+  /// head's kept set one element stands for all; an empty set has none.
   std::vector<int64_t> outside_at = {}, undecided_at = {};
-  /// For tensors of numbers, [elements]: whether the bound distinguishes an element from zero, or an expected zero from the largest element.
+  /// For tensors of numbers, [elements]: whether the bound distinguishes an element from zero, or an expected
+  /// zero from the largest element.
   std::vector<bool> decidable = {};
   std::optional<ExplainedRows> diagnosis =
       {};  ///< of a tensor that differs and has functionals; none if no one fault explains it
@@ -125,8 +129,8 @@ struct TensorAgreement {
 /// The index, one number per dimension, of an element that is counted in C order.
 std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape);
 
-/// Half the distance between neighbouring numbers of a real type at x, which bounds the error of one rounding to that
-/// type.
+/// Half the distance between neighbouring numbers of a real type at x, which bounds the error of
+/// one rounding to that type.
 double half_spacing(Dtype storage, double x);
 
 /// The smallest magnitude that rounds to infinity in a real type.
@@ -136,19 +140,19 @@ double overflow_threshold(Dtype storage);
 ///
 ///     |claimed - expected| <= bound + half_spacing(storage, claimed)
 ///
-/// NaN is outside whatever the bound. An infinite claim is right if it is expected, or if a number within the bound
-/// rounds to it. An element outside its bound counts as judged. An element inside counts as judged only if its bound is
-/// below the largest expected magnitude. If no element's bound is below that element's own expected magnitude, zeros
-/// everywhere would pass, so no element counts as judged.
+/// NaN is outside whatever the bound. An infinite claim is right if it is expected, or if a number within the
+/// bound rounds to it. An element outside its bound counts as judged. An element inside counts as judged only
+/// if its bound is below the largest expected magnitude. If no element's bound is below that element's own
+/// expected magnitude, zeros everywhere would pass, so no element counts as judged.
 ///
 /// expected, bounds  [elements of the claim]
 /// throws            ShapeMismatch
 TensorAgreement compare(const std::string& tensor, const RealClaim& claim, VectorView expected,
                         VectorView bounds);
 
-/// The same where some expected numbers or bounds are uncertain. An uncertain element is undecided if it is beyond its
-/// bound; any element without a bound is undecided. Undecided elements do not count as judged. NaN is outside in any
-/// case.
+/// The same where some expected numbers or bounds are uncertain. An uncertain element is undecided if it is
+/// beyond its bound; any element without a bound is undecided. Undecided elements do not count as judged.
+/// NaN is outside in any case.
 ///
 /// bounds   [elements]; infinite or NaN: there is no bound
 /// certain  [elements]: whether the expected number and its bound are certain

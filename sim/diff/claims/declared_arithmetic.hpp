@@ -25,7 +25,8 @@ struct DeclaredArithmetic {
   int64_t splits = 0;  ///< most parts with an output each; 0: not declared
   /// Terms added before their sum is handed on; 0: not declared; reference::kAnyTile: any order.
   int64_t tile = 0;
-  /// Whether queries and keys, weights and values, values and W^O are rounded or truncated to TF32 before they are multiplied.
+  /// Whether queries and keys, weights and values, values and W^O are rounded or truncated to TF32
+  /// before they are multiplied.
   bool tf32_products = false;
 
   /// What determines the error bounds.
@@ -36,16 +37,18 @@ struct DeclaredArithmetic {
   reference::Arithmetic arithmetic() const;
   /// The type that inputs were rounded to: the coarser of storage and accumulate.
   Dtype input_storage() const;
-  /// The type that merged entries were rounded to: an implementation that accumulates in F64 is taken to keep them so, others
-  /// in the type of the cache.
+  /// The type that merged entries were rounded to: an implementation that accumulates in F64 is taken to keep
+  /// them so, others in the type of the cache.
   Dtype merged_storage() const;
-  /// "storage BF16, accumulate F32, weights BF16, partials BF16, 8 splits, tile 128, products TF32", as far as it is declared.
+  /// "storage BF16, accumulate F32, weights BF16, partials BF16, 8 splits, tile 128, products TF32",
+  /// as far as it is declared.
   std::string text() const;
 };
 
 /// Reads the fields of these names, each but the first two of which may be missing.
 ///
-/// storage  if given, that of a file without the field, whose accumulate then is F64 or F32, as exact as the storage
+/// storage  if given, that of a file without the field, whose accumulate then is F64 or
+///          F32, as exact as the storage
 /// throws   TraceError
 DeclaredArithmetic declared_arithmetic(const traces::MetadataFields& fields,
                                        std::optional<Dtype> storage = std::nullopt);

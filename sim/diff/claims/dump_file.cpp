@@ -84,7 +84,8 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   return info;
 }
 
-// Whether KV heads may keep different numbers of entries, so that only offsets tell where one head's entries end.
+// Whether KV heads may keep different numbers of entries, so that only offsets tell
+// where one head's entries end.
 bool has_ragged_heads(const Policy& policy) {
   const auto given = rules_of(policy.host, 0, 0).given;
   return (given && given->keeps()) || rules_of(policy.allocation).across_heads ||
@@ -154,7 +155,8 @@ class TensorCheck {
     throw TraceError(file_.path(), entry.header_offset, printable(entry.name) + field, problem);
   }
 
-  // The dump tensor with this entry's name, after checking that the policy has it and that the layer is in the dump.
+  // The dump tensor with this entry's name, after checking that the policy has it and that
+  // the layer is in the dump.
   const DumpTensor& tensor_of(const TensorEntry& entry) const {
     const auto parts = taken_apart(entry.name);
     if (!parts) refuse(entry, "", "no tensor of a dump; expected layers.{l}. and one of " + known());
@@ -266,8 +268,8 @@ class TensorCheck {
     return trace_.shape.kv_heads * info_.layer_entries[layer];
   }
 
-  // Number of rows of the rebuilt caches: as the first tensor of them has it, for a wrong number of kept entries is a
-  // difference and no fault of the file.
+  // Number of rows of the rebuilt caches: as the first tensor of them has it, for a wrong number of kept
+  // entries is a difference and no fault of the file.
   int64_t kept_of_rebuilds(const TensorEntry& entry, int64_t layer) const {
     for (const DumpTensor& tensor : dump_tensors()) {
       if (tensor.shape.front() != Extent::kept_of_rebuilds) continue;

@@ -36,23 +36,24 @@ class DumpFile {
  public:
   /// Opens a dump of this trace and checks everything but its numbers and the trace's hash.
   ///
-  /// throws  TraceError, naming file, byte, field, what was found and what was expected: for a file that is not a dump
-  ///         or was made for another trace's shape; a policy or budget that is unknown or does not fit; a tensor that
-  ///         is unknown, that dumps of this policy do not have, that has a wrong type or shape, that some layers lack,
-  ///         or that belongs to a layer that does not exist; for a file of the host `given` that is not the one that the dump
-  ///         was computed with; IoError
+  /// throws  TraceError, naming file, byte, field, what was found and what was expected: for a file that is
+  ///         not a dump or was made for another trace's shape; a policy or budget that is unknown or does not
+  ///         fit; a tensor that is unknown, that dumps of this policy do not have, that has a wrong type or
+  ///         shape, that some layers lack, or that belongs to a layer that does not exist; for a file of the
+  ///         host `given` that is not the one that the dump was computed with; IoError
   DumpFile(const std::string& path, const traces::TraceInfo& trace, int64_t header_limit);
 
   const std::string& path() const { return file_.path(); }
   const DumpInfo& info() const { return info_; }
-  /// The policy with what its file has of a layer, if its host is `given`. Throws as traces::GivenFile::read_layer.
+  /// The policy with what its file has of a layer, if its host is `given`. Throws as
+  /// traces::GivenFile::read_layer.
   Policy policy_of(int64_t layer) const { return given_.bound(info_.policy, layer); }
 
   /// Throws TraceError unless the dump's metadata name a trace with this SHA-256.
   void require_trace(const std::string& sha256) const;
 
-  /// One layer's claims; numbers may be NaN or infinite. Throws TraceError if kept_offsets are not valid offsets, or if
-  /// the file was truncated after it was opened.
+  /// One layer's claims; numbers may be NaN or infinite. Throws TraceError if kept_offsets are not valid
+  /// offsets, or if the file was truncated after it was opened.
   LayerClaims read_layer(int64_t layer) const;
 
  private:

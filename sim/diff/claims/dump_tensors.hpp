@@ -25,7 +25,8 @@ enum class Extent {
   kept_of_rebuilds,   ///< kept entries of all rebuilds, and in each of all KV heads, one after the other
 };
 
-/// Which cache a row of a tensor is of: what two dumps must have chosen alike for their rows to be comparable to the last bit.
+/// Which cache a row of a tensor is of: what two dumps must have chosen alike for their rows to be
+/// comparable to the last bit.
 enum class CacheOf {
   none,      ///< the full cache, or none
   kept,      ///< the entries kept after the prompt, of the row's KV head
@@ -49,7 +50,8 @@ struct DumpTensor {
   std::string only_of = {};  ///< completes "only policies that ...", as "merge"; empty: no such message
 };
 
-/// All kinds, each after those that it depends on: the first tensor that disagrees is where a fault first shows.
+/// All kinds, each after those that it depends on: the first tensor that disagrees is
+/// where a fault first shows.
 const std::vector<DumpTensor>& dump_tensors();
 
 /// Null if there is none of that name.

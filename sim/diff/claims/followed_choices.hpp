@@ -1,5 +1,5 @@
-// The choices that a teacher-forced replay of a layer followed: the tested implementation's, or the reference's where these are
-// not recorded or cannot be followed.
+// The choices that a teacher-forced replay of a layer followed: the tested implementation's, or the
+// reference's where these are not recorded or cannot be followed.
 #pragma once
 
 #include <cstdint>

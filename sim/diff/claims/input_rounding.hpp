@@ -30,7 +30,8 @@ InputRounding input_rounding(const traces::Layer& layer, Dtype storage);
 /// The arithmetic, with that rounding of inputs before the one that it has itself.
 reference::Arithmetic with_input_rounding(reference::Arithmetic arithmetic, const InputRounding& rounding);
 
-/// The implementation, with the rounding of a layer's inputs to its storage type added to the arithmetic of every operation.
+/// The implementation, with the rounding of a layer's inputs to its storage type added to the
+/// arithmetic of every operation.
 TestedImplementation with_input_rounding(TestedImplementation implementation, const traces::Layer& layer);
 
 }  // namespace kvbound::sim

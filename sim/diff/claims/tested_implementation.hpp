@@ -12,8 +12,9 @@
 
 namespace kvbound::sim {
 
-/// The arithmetic of a tested implementation's operations; the same for all operations if its kernels are unknown, but that parts
-/// and tiles are said of outputs' sums, and not of those that scores of a prompt are divided by.
+/// The arithmetic of a tested implementation's operations; the same for all operations if its
+/// kernels are unknown, but that parts and tiles are said of outputs' sums, and not of those that
+/// scores of a prompt are divided by.
 struct OperationArithmetic {
   OperationArithmetic(const reference::Arithmetic& all)
       : window_attention(of_scores(all)),

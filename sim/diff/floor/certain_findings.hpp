@@ -1,8 +1,8 @@
-// What the judge finds whatever the rounding: a fault moves a number by more than the rounding of the faulty implementation can
-// take back, beyond what is allowed to the right one.
+// What the judge finds whatever the rounding: a fault moves a number by more than the rounding of the faulty
+// implementation can take back, beyond what is allowed to the right one.
 //
-// A faulty implementation's number is x' + r, |r| <= b', where x' is what exact arithmetic would make of the fault. The judge
-// allows b around x. Of |x' - x| > b + b' no rounding leaves anything undetected.
+// A faulty implementation's number is x' + r, |r| <= b', where x' is what exact arithmetic would make of the
+// fault. The judge allows b around x. Of |x' - x| > b + b' no rounding leaves anything undetected.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ struct JudgedDirection {
   double band() const { return size > 0 ? bound / size : kInfinity; }
 };
 
-/// The judge of one row of a tensor of outputs: by its elements, its gain and its logit scale. The difference from the reference's
-/// row, by which the judge finds more, depends on the rounding and is left out.
+/// The judge of one row of a tensor of outputs: by its elements, its gain and its logit scale. The difference
+/// from the reference's row, by which the judge finds more, depends on the rounding and is left out.
 class CertainFindings {
  public:
   /// right    must outlive the object
@@ -74,7 +74,8 @@ class CertainFindings {
   const JudgedDirection gain_, logit_scale_;
 };
 
-/// Whether an element is always found: one that exact arithmetic would compute as `faulty`, off by faulty_error.
+/// Whether an element is always found: one that exact arithmetic would compute as
+/// `faulty`, off by faulty_error.
 ///
 /// storage  the type that the claimed number is stored in, whose rounding both sides may suffer
 bool always_finds_element(double expected, double bound, double faulty, double faulty_error, Dtype storage);
@@ -95,15 +96,16 @@ std::optional<double> smallest_factor(const std::function<bool(double factor)>& 
 /// expected, bounds  [elements]: of a right implementation, without storage
 bool always_find_factor(VectorView expected, VectorView bounds, double factor, Dtype storage);
 
-/// The smallest x such that factors 1 - x and 1 + x of all numbers are always found, by the element that shows it best; nullopt
-/// if not even x = 1 is. A factor that takes a number across a power of two doubles what its storage may round, so that somewhat
-/// larger ones may be hidden there.
+/// The smallest x such that factors 1 - x and 1 + x of all numbers are always found, by the element that
+/// shows it best; nullopt if not even x = 1 is. A factor that takes a number across a power of two doubles
+/// what its storage may round, so that somewhat larger ones may be hidden there.
 ///
 /// expected, bounds  [elements]: of a right implementation, without storage
 std::optional<double> factor_floor(VectorView expected, VectorView bounds, Dtype storage);
 
-/// The smallest size that is found, to within 9 %: from a first guess by factors of 2, then by three bisections of the logarithm;
-/// nullopt if none up to `most` is. Every size that it returns was found; smaller ones may be, too, where finding is not monotone.
+/// The smallest size that is found, to within 9 %: from a first guess by factors of 2, then by three
+/// bisections of the logarithm; nullopt if none up to `most` is. Every size that it returns was found;
+/// smaller ones may be, too, where finding is not monotone.
 std::optional<double> smallest_found(double guess, double least, double most,
                                      const std::function<bool(double)>& is_found);
 

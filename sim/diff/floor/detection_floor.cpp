@@ -27,8 +27,9 @@ constexpr std::array kScored{Scored{"score", "+critical"}, Scored{"score, obcach
                              Scored{"score, obcache-joint", "+obcache-joint"},
                              Scored{"score, exact", "+exact"}};
 
-// Policies by which every prompt merges: cosines of random keys are below any usual threshold. KeepKV's keys are those of its
-// defaults, of minimal norm: of convex ones nothing new is said, as they are weighted means, as values are.
+// Policies by which every prompt merges: cosines of random keys are below any usual threshold. KeepKV's
+// keys are those of its defaults, of minimal norm: of convex ones nothing new is said, as they are
+// weighted means, as values are.
 struct Merged {
   const char* method;
   const char* component;

@@ -1,4 +1,5 @@
-// The detection floor of the judge: the smallest fault of each kind that it always finds, whatever the rounding.
+// The detection floor of the judge: the smallest fault of each kind that it always
+// finds, whatever the rounding.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,9 @@ struct Swaps {
   int64_t possible = 0;
 };
 
-/// The smallest faults of all numbers of one tensor that are always found, by one of its rows or numbers at least. Faults that a
-/// tensor cannot have, or that are not found up to the largest that is tried, are nullopt.
+/// The smallest faults of all numbers of one tensor that are always found, by one of its rows or
+/// numbers at least. Faults that a tensor cannot have, or that are not found up to the largest
+/// that is tried, are nullopt.
 struct DetectionFloor {
   std::string
       operation;  ///< the dump's tensor; of scores with their score, of merged entries with their method
@@ -46,10 +48,11 @@ struct DetectionFloor {
 
 /// The floors of outputs of attention, of scores, of projected value norms and of merged entries.
 ///
-/// Outputs are of the last recorded query of the prompt; the tensors are stored in the declared storage type. Scores and norms are
-/// those of policies `snapkv` with the window of all recorded queries and no pool. Merged entries are those of D2O and KeepKV with
-/// `threshold=none`, after the same selection of 20 % of the prompt, at least the window: see merged_floors. Prompts of more than
-/// 16,384 tokens, where they would take minutes, have none, nor have those of which nothing is evicted.
+/// Outputs are of the last recorded query of the prompt; the tensors are stored in the declared storage type.
+/// Scores and norms are those of policies `snapkv` with the window of all recorded queries and no pool.
+/// Merged entries are those of D2O and KeepKV with `threshold=none`, after the same selection of 20 % of the
+/// prompt, at least the window: see merged_floors. Prompts of more than 16,384 tokens, where they would take
+/// minutes, have none, nor have those of which nothing is evicted.
 ///
 /// layer     only its prompt is used
 /// progress  called with the number of operations done, and of all

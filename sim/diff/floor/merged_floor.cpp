@@ -20,7 +20,8 @@ struct EntryRow {
   JudgedDirection gain;
   std::vector<double> bounds;
 
-  // savings  ExpectedEntries::key_savings: by how much the gain's bound stays below those of the elements together
+  // savings  ExpectedEntries::key_savings: by how much the gain's bound stays below those
+  //          of the elements together
   EntryRow(VectorView row, VectorView errors, const std::vector<double>& savings)
       : gain{{row.begin(), row.end()}}, bounds(errors.begin(), errors.end()) {
     for (size_t c = 0; c < bounds.size(); ++c) {

@@ -10,14 +10,16 @@
 
 namespace kvbound::sim {
 
-/// The floors of `votes`, if the policy's entries have them, `merged_key` and `merged_value` after the prompt, found by an element
-/// or by an entry's gain.
+/// The floors of `votes`, if the policy's entries have them, `merged_key` and `merged_value` after the
+/// prompt, found by an element or by an entry's gain.
 ///
-/// They are of dumps that keep and merge what the reference does, as `kept` and `target_of` say. Only the entries that others merged into count: the others
-/// are the prompt's own numbers, of which any factor is found that storage does not hide. Keys that may be of several ranks are
-/// left out, too. None if nothing merges.
+/// They are of dumps that keep and merge what the reference does, as `kept` and `target_of` say.
+/// Only the entries that others merged into count: the others are the prompt's own numbers, of which
+/// any factor is found that storage does not hide. Keys that may be of several ranks are left out,
+/// too. None if nothing merges.
 ///
-/// implementation  its policy, which forms clusters, budget, arithmetic with the rounding of the layer's inputs, and merged storage
+/// implementation  its policy, which forms clusters, budget, arithmetic with the rounding of the layer's
+///                 inputs, and merged storage
 /// method          the operations' name of the policy: "merged_value, METHOD"
 /// storage         of the tensors
 std::vector<DetectionFloor> merged_floors(const traces::Layer& layer,

@@ -9,7 +9,8 @@
 
 namespace kvbound::sim {
 
-/// A layer of near-normal random numbers of variance 1, and W^O of 1/sqrt(rows): attention is spread over all tokens.
+/// A layer of near-normal random numbers of variance 1, and W^O of 1/sqrt(rows): attention
+/// is spread over all tokens.
 struct RandomShape {
   int64_t tokens = 16384;
   int64_t head_dim = 64;
@@ -21,7 +22,8 @@ struct RandomShape {
 
 /// Whether a text is meant as a shape, not as a path: it begins with the name of an option and "=".
 bool is_shape(std::string_view text);
-/// Reads a shape such as "tokens=16384:head_dim=128"; options that are not given have their defaults. Throws UsageError.
+/// Reads a shape such as "tokens=16384:head_dim=128"; options that are not given have their
+/// defaults. Throws UsageError.
 RandomShape parse_shape(std::string_view text);
 /// All options, such that parse_shape(canonical(shape)) is the shape.
 std::string canonical(const RandomShape& shape);

@@ -20,9 +20,10 @@ enum class Explanation {
 
 /// Whether some ranking of uncertain scores yields the claimed split of a layer's budget.
 ///
-/// AdaKV counts each head's candidates among the largest scores of all heads, which are the scores above some limit.
-/// For a limit T, every entry with score - error > T is certainly among them, and every entry with score + error < T is
-/// certainly not. The search tries every limit, and for each limit every count per head that it allows.
+/// AdaKV counts each head's candidates among the largest scores of all heads, which are the scores above
+/// some limit. For a limit T, every entry with score - error > T is certainly among them, and every entry
+/// with score + error < T is certainly not. The search tries every limit, and for each limit every count
+/// per head that it allows.
 ///
 /// scores      [kv_heads * candidates], one head after the other
 /// candidates  [kv_heads]: how many candidates each head would keep without `adakv`
@@ -39,8 +40,8 @@ struct AllocationJudgement {
 
 /// Judges how many entries each KV head keeps.
 ///
-/// Without `adakv` every KV head keeps the layer's budget. With `adakv` heads are compared by attention scores,
-/// whatever score the policy ranks entries by.
+/// Without `adakv` every KV head keeps the layer's budget. With `adakv` heads are compared by attention
+/// scores, whatever score the policy ranks entries by.
 ///
 /// kept    [kv_heads] lists of any content, of which only the lengths count; null: no kept sets are claimed
 /// throws  NonFinite

@@ -1,4 +1,5 @@
-// A choice that a tested implementation made at a step, such as which entry was evicted, and how it was judged.
+// A choice that a tested implementation made at a step, such as which entry was
+// evicted, and how it was judged.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +32,11 @@ struct ChoicePlace {
 
 /// The choice equals the reference's.
 inline Choice same_choice(int64_t own) { return {own}; }
-/// The reference's own choice, where no choice is claimed or where no other choice could have been found faulty.
+/// The reference's own choice, where no choice is claimed or where no other choice
+/// could have been found faulty.
 inline Choice unjudged_choice(int64_t own) { return {own, false}; }
-/// A choice other than the reference's that rounding explains; judged: whether yet another could have been found faulty.
+/// A choice other than the reference's that rounding explains; judged: whether yet another
+/// could have been found faulty.
 inline Choice near_tie_choice(int64_t claimed, bool judged = true) { return {claimed, judged, true}; }
 /// A choice other than the reference's, of which rounding hides whether it is right.
 inline Choice undecided_choice(int64_t teacher_forced) { return {teacher_forced, false, false, true}; }

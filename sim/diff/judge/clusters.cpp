@@ -117,7 +117,8 @@ Parents parents_of(MatrixView keys, const MergingCandidates& candidates, const S
   return parents;
 }
 
-// Which candidates' roots follow from parents that rounding allows. claimed: roots as indices; outside 0..n-1 explains nothing
+// Which candidates' roots follow from parents that rounding allows. claimed: roots as indices;
+// outside 0..n-1 explains nothing
 std::vector<bool> explained(const Parents& parents, const Positions& claimed) {
   const auto count = std::ssize(claimed);
   std::vector<Positions> children(count);

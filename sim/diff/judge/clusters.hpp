@@ -1,4 +1,5 @@
-// Judges the clusters that a tested implementation formed of a prompt's entries, or at a rebuild of all entries so far.
+// Judges the clusters that a tested implementation formed of a prompt's entries, or at a
+// rebuild of all entries so far.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +23,9 @@ struct TargetsJudgement {
   reference::MergeTargets targets;  ///< the tested implementation's, but where that is impossible
 };
 
-/// Judges clusters of order=evict-first. An entry that leaves may join a kept entry if no other kept entry's key surely has a
-/// larger cosine and its own is not surely below the threshold; it may be dropped if no cosine is surely above.
+/// Judges clusters of order=evict-first. An entry that leaves may join a kept entry if no other kept
+/// entry's key surely has a larger cosine and its own is not surely below the threshold; it may be dropped
+/// if no cosine is surely above.
 ///
 /// keys     [tokens, head_dim]
 /// kept     ascending
@@ -45,9 +47,9 @@ struct MergingCandidates {
   }
 };
 
-/// Judges clusters of order=merge-first. A candidate may join a root if some candidate that may be its parent joined it; a
-/// parent has a higher score and the largest cosine, as far as rounding can tell. It may be a root itself if no cosine with a
-/// surely higher-scored candidate is surely above the threshold.
+/// Judges clusters of order=merge-first. A candidate may join a root if some candidate that may be its parent
+/// joined it; a parent has a higher score and the largest cosine, as far as rounding can tell. It may be a
+/// root itself if no cosine with a surely higher-scored candidate is surely above the threshold.
 ///
 /// kept  ascending: entries whose clusters the selection keeps
 TargetsJudgement judge_merge_first(MatrixView keys, const std::vector<int64_t>& kept,

@@ -108,8 +108,8 @@ bool explains(const Rows& rows, const std::function<Output(const RowAttention&)>
   return std::ranges::all_of(rows, [&](const RowAttention& row) { return row.fits(output(row)); });
 }
 
-// For each query head of the rows the one candidate, of so many, that explains all of its rows: fits(row, candidate). Empty if a
-// head has none.
+// For each query head of the rows the one candidate, of so many, that explains all of its rows:
+// fits(row, candidate). Empty if a head has none.
 std::map<int64_t, int64_t> sources(const Rows& rows, int64_t candidates,
                                    const std::function<bool(const DifferingOutput&, int64_t)>& fits) {
   std::map<int64_t, int64_t> of_heads;

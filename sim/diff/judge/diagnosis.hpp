@@ -13,7 +13,8 @@
 
 namespace kvbound::sim {
 
-/// A claimed output that differs, and what it should have been computed from. All views must outlive the search.
+/// A claimed output that differs, and what it should have been computed from. All views
+/// must outlive the search.
 struct DifferingOutput {
   VectorView query;         ///< [head_dim]
   MatrixView keys, values;  ///< [tokens, head_dim]
@@ -21,11 +22,13 @@ struct DifferingOutput {
   double scale = 1;
   VectorView claimed;  ///< [head_dim]
   int64_t head = 0;    ///< its query head
-  MatrixView
-      outputs;  ///< [heads, head_dim]: the right outputs of all query heads for the same token; no rows: not known
-  /// [KV heads, head_dim]: the query's outputs over the entries of each KV head; no rows: not known. Needs `outputs`.
+  /// [heads, head_dim]: the right outputs of all query heads for the same token; no rows: not known
+  MatrixView outputs;
+  /// [KV heads, head_dim]: the query's outputs over the entries of each KV head; no rows:
+  /// not known. Needs `outputs`.
   MatrixView of_kv_heads = {};
-  /// Whether the claimed output is within the bounds of an implementation whose output is this one, [head_dim].
+  /// Whether the claimed output is within the bounds of an implementation whose output
+  /// is this one, [head_dim].
   std::function<bool(VectorView)> fits;
 };
 
@@ -37,8 +40,8 @@ std::function<bool(VectorView)> fit_of(const reference::AttentionErrors& errors,
                                        const reference::OutputFunctionals& functionals, VectorView claimed,
                                        Dtype storage);
 
-/// The first of these faults that explains every row, with the same numbers in all: an output with the fault, computed in double
-/// precision, fits.
+/// The first of these faults that explains every row, with the same numbers in all: an output with the fault,
+/// computed in double precision, fits.
 ///
 ///     rows are zero; rows are not finite
 ///     query heads 1, 2 hold the outputs of 4, 1

@@ -1,4 +1,5 @@
-// Keeps the first rows of a tensor of outputs that differ, with what they were computed from, until all outputs are known.
+// Keeps the first rows of a tensor of outputs that differ, with what they were computed from,
+// until all outputs are known.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ class DifferingRows {
   /// claim  [..., heads, head_dim]; must outlive the object
   DifferingRows(const RealClaim& claim, double scale) : claim_(claim), scale_(scale) {}
 
-  /// A differing row: on any threads. Of all rows the first few are kept, and fewer of long caches, so that copies of keys and
-  /// values fit into 512 MiB.
+  /// A differing row: on any threads. Of all rows the first few are kept, and fewer of long caches, so that
+  /// copies of keys and values fit into 512 MiB.
   ///
   /// query       of `queries` and `errors`
   /// arithmetic  that of the errors

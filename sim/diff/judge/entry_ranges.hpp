@@ -15,7 +15,8 @@ struct EntryRange {
   int times = 0;
 };
 
-/// Sums over the first entries of a cache, by which the output with any range of entries changed is found at once:
+/// Sums over the first entries of a cache, by which the output with any range of entries
+/// changed is found at once:
 ///
 ///     output = (sum_j e_j v_j + (times - 1) sum_{j in range} e_j v_j) / the same of e_j
 class RangedOutputs {
@@ -26,8 +27,8 @@ class RangedOutputs {
   int64_t tokens() const { return static_cast<int64_t>(sums_.size()) - 1; }
   /// [head_dim]; not finite if no entry is left
   std::vector<double> output(const EntryRange& range) const;
-  /// The range whose output is nearest to the claimed one: of all single entries; of ranges between a few places, and from there
-  /// each end in turn at its best place. O(tokens head_dim) for each turn.
+  /// The range whose output is nearest to the claimed one: of all single entries; of ranges between a few
+  /// places, and from there each end in turn at its best place. O(tokens head_dim) for each turn.
   EntryRange nearest(VectorView claimed, int times) const;
 
  private:

@@ -50,8 +50,8 @@ int64_t largest_of(const BoundedScores& scores) {
   return best;
 }
 
-// Judges an eviction other than the reference's by the host's rules alone; nullopt if the entry is in the cache and may be
-// evicted, so that scores have to decide.
+// Judges an eviction other than the reference's by the host's rules alone; nullopt if the entry is in the
+// cache and may be evicted, so that scores have to decide.
 std::optional<Choice> judge_unscored(const EvictionPlace& place, int64_t claimed) {
   const int64_t own = place.own();
   const auto wrong = [&](int64_t teacher_forced, const std::string& note) {
@@ -149,8 +149,8 @@ void Evictions::set_sizes(std::span<const int64_t> entries, const reference::Hea
   put_columns(own.squared_norms, positions, measured_.squared_norms);
 }
 
-// Bounds the errors of the projected norms of the cache's values at these indices: those of computing the norms, and those of
-// the values.
+// Bounds the errors of the projected norms of the cache's values at these indices: those of computing the
+// norms, and those of the values.
 void Evictions::set_norm_errors(std::span<const int64_t> entries, const reference::HeadCache& cache,
                                 const MergedErrors& all_errors) {
   const LayerShape& shape = layer_.shape;
@@ -261,7 +261,8 @@ std::optional<Fault> Evictions::fault(const Scored& scored, int64_t candidate) c
   return critical_fault(scored.scores.view(), scored.stage_two->view(), kept, scored.stage_one_counts);
 }
 
-// Whether some other eviction could have been found wrong: that of a candidate with the surest claim to stay, if of any.
+// Whether some other eviction could have been found wrong: that of a candidate with the surest
+// claim to stay, if of any.
 bool Evictions::can_tell(const EvictionPlace& place) const {
   const Scored all = scored(place);
   if (all.candidates.entries.size() == 1) return true;

@@ -38,7 +38,8 @@ struct EvictionPlace {
   EvictionCandidates candidates() const;
 };
 
-/// Sizes of a layer's original values that all KV heads' judgements share; empty where the policy does not need them.
+/// Sizes of a layer's original values that all KV heads' judgements share; empty where the
+/// policy does not need them.
 struct EvictionSizes {
   EvictionSizes(const traces::Layer& layer, const TestedImplementation& implementation);
 
@@ -47,17 +48,19 @@ struct EvictionSizes {
       norm_errors;  ///< [query_heads, n + T]: of projected norms, for selections that also decide evictions
 };
 
-/// Judges one KV head's evictions by the reference's scores on the cache that the tested implementation's earlier choices
-/// produced.
+/// Judges one KV head's evictions by the reference's scores on the cache that the tested implementation's
+/// earlier choices produced.
 ///
-/// Running scores carry running error bounds: with h2o those of the prompt's score and of every step's contribution so far,
-/// with tova those of the step's own scores. An eviction is legal if no other entry that could have been evicted had a clearly
-/// smaller score. That is the near-tie rule of top-k, or with `critical` of its two stages (near_tie.hpp), applied to the
-/// entries that were not evicted. streaming-llm has no scores: only the reference's own choice is right.
+/// Running scores carry running error bounds: with h2o those of the prompt's score and of every step's
+/// contribution so far, with tova those of the step's own scores. An eviction is legal if no other entry that
+/// could have been evicted had a clearly smaller score. That is the near-tie rule of top-k, or with
+/// `critical` of its two stages (near_tie.hpp), applied to the entries that were not evicted. streaming-llm
+/// has no scores: only the reference's own choice is right.
 ///
-/// Scores that measure a change have bounds only where the keys and values of the whole cache are exact (exact_rows.hpp), as
-/// they are without merging. Where a candidate's score has no bound, and on a cache that is not certain to be the tested
-/// implementation's, an eviction other than the reference's is undecided, and the reference's own is no evidence.
+/// Scores that measure a change have bounds only where the keys and values of the whole cache are exact
+/// (exact_rows.hpp), as they are without merging. Where a candidate's score has no bound, and on a cache that
+/// is not certain to be the tested implementation's, an eviction other than the reference's is undecided, and
+/// the reference's own is no evidence.
 class Evictions {
  public:
   /// The references must outlive the object.

@@ -1,9 +1,9 @@
 // The merged numbers that a teacher-forced replay takes from the tested implementation's record.
 //
-// An error bound of a merged entry covers the errors of its members, which are merged entries themselves: bounds compound
-// from merge to merge. Where the record holds the tested implementation's own numbers, the replay therefore continues with
-// these once they are judged. They have no error: all that follows is judged on the cache that the tested implementation
-// has, by the bound of a single merge.
+// An error bound of a merged entry covers the errors of its members, which are merged entries themselves:
+// bounds compound from merge to merge. Where the record holds the tested implementation's own numbers, the
+// replay therefore continues with these once they are judged. They have no error: all that follows is judged
+// on the cache that the tested implementation has, by the bound of a single merge.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +29,14 @@ MergedClaims step_claims(const LayerClaims& claims);
 
 /// Whether these recorded numbers are, to the last bit, those of a cache whose entries are of type `stored`.
 ///
-/// recorded  the type of the record. It must hold every number of `stored`: F64 holds all, F32 also F16 and BF16, and these
-///           two only themselves
-/// numbers   all must be finite, and numbers of `stored`: others were recorded before the cache's own rounding
+/// recorded  the type of the record. It must hold every number of `stored`: F64 holds all, F32 also F16 and
+///           BF16, and these two only themselves
+/// numbers   all must be finite, and numbers of `stored`: others were recorded before
+///           the cache's own rounding
 bool are_exact(VectorView numbers, Dtype recorded, Dtype stored);
 
-/// The same of votes, which are integers whatever the type of the cache: between 1 and the largest number below which the
-/// type of the record holds every integer.
+/// The same of votes, which are integers whatever the type of the cache: between 1 and the largest number
+/// below which the type of the record holds every integer.
 bool are_exact_votes(double votes, Dtype recorded);
 
 /// The claimed numbers of one entry that a replay continues with; nullopt: its own.

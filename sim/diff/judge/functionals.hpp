@@ -1,4 +1,5 @@
-// Judges claimed outputs as a whole: their gain, a factor of their logits, their difference from the reference's.
+// Judges claimed outputs as a whole: their gain, a factor of their logits, their
+// difference from the reference's.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ class OutputFunctionalsJudge {
   /// claim  [..., head_dim]; must outlive the object
   explicit OutputFunctionalsJudge(const RealClaim& claim);
 
-  /// Judges one claimed row; for different rows on any threads. Rows that are not added are not judged, nor are those that hold a
-  /// number that is not finite.
+  /// Judges one claimed row; for different rows on any threads. Rows that are not added are not judged, nor
+  /// are those that hold a number that is not finite.
   void add(int64_t row, const reference::OutputFunctionals& expected);
 
   /// One for each functional; none if no row was judged. Rows without a bound count as rows only.

@@ -39,7 +39,8 @@ constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
 struct Disorder {
   size_t at = 0;  // index in the list
   std::string note;
-  // Whether it is still a set of the prompt's positions, though of the wrong size or without an always-kept one.
+  // Whether it is still a set of the prompt's positions, though of the wrong size or
+  // without an always-kept one.
   bool usable = true;
 };
 
@@ -104,7 +105,8 @@ class Judge {
     return ranks() ? top_k_fault(scores(), claimed) : unranked_fault(claimed, own);
   }
 
-  // Without scores nothing rounds: only the reference's own choice is right, that of the smallest draws or that which was given.
+  // Without scores nothing rounds: only the reference's own choice is right, that of the smallest draws
+  // or that which was given.
   Fault unranked_fault(const Positions& claimed, const Positions& own) const {
     const HostRules rules = rules_of(implementation_.policy.host, layer_.prompt_tokens(), 0);
     const DrawSeed seed{rules.seed.value_or(0), layer_.index, g_};

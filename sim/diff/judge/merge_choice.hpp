@@ -37,7 +37,8 @@ struct TargetJudgement {
 TargetJudgement judge_target(const LeavingEntry& leaving, const SimilarTarget& target,
                              const std::optional<int64_t>& claimed);
 
-/// Judges whether CaM spread the value over the entries that follow; the first of them is recorded as the target.
+/// Judges whether CaM spread the value over the entries that follow; the first of them
+/// is recorded as the target.
 ///
 /// attention  of the step's queries over the cache
 TargetJudgement judge_spread(const LeavingEntry& leaving, const Cam& cam, const MeanAttention& attention,

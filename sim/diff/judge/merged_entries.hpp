@@ -23,12 +23,14 @@ struct Expected {
   void add(VectorView row, VectorView errors, bool sure, std::vector<double> of_row = {});
 };
 
-/// Entries of one KV head's cache after a merge, as the reference merges the tested implementation's own members.
+/// Entries of one KV head's cache after a merge, as the reference merges the tested
+/// implementation's own members.
 struct ExpectedEntries {
   std::vector<double> votes;  ///< [entries]
   Matrix keys, values;        ///< [entries, head_dim]
   CacheRowErrors errors;      ///< of the numbers as stored
-  /// [entries]: how many others may have merged with each; an entry is certain if rounding leaves one possibility.
+  /// [entries]: how many others may have merged with each; an entry is certain if
+  /// rounding leaves one possibility.
   std::vector<MemberRange> members;
   /// Of entries whose key may be one of several (EntryErrors::possible_keys), as stored.
   std::map<size_t, std::vector<reference::PossibleKey>> possible_keys = {};

@@ -16,15 +16,16 @@
 
 namespace kvbound::sim {
 
-/// Error bounds of one entry due to merging. Storage counts only where the layer's own numbers fit the storage type, which
-/// merged ones do not; elsewhere the arithmetic's `input` covers it for all entries.
+/// Error bounds of one entry due to merging. Storage counts only where the layer's own numbers fit the
+/// storage type, which merged ones do not; elsewhere the arithmetic's `input` covers it for all entries.
 struct EntryErrors {
   std::vector<double> key;    ///< [head_dim]
   std::vector<double> value;  ///< [head_dim]
   /// Where rounding decides which singular values of the queries were dropped: the keys of all ranks.
   std::vector<reference::PossibleKey> possible_keys = {};
   double condition_number = 0;  ///< of the queries for which the entry merged; 0 where it does not matter
-  /// [directions]: MergedEntryErrors::key_savings and value_savings of the directions for which it merged; empty: none are known.
+  /// [directions]: MergedEntryErrors::key_savings and value_savings of the directions for which it
+  /// merged; empty: none are known.
   std::vector<double> key_savings = {}, value_savings = {};
 };
 
@@ -44,9 +45,9 @@ struct MergingCache {
   std::vector<int64_t> positions = {};  ///< [entries]
 };
 
-/// Bounds on the errors of entries and of the logarithms of their predicted scores, by position, kept up to date as the
-/// cache evolves. Entries that never merged carry the rounding of their storage only. Merged numbers are computed in the
-/// arithmetic's precision and rounded once to the storage type.
+/// Bounds on the errors of entries and of the logarithms of their predicted scores, by position, kept up to
+/// date as the cache evolves. Entries that never merged carry the rounding of their storage only. Merged
+/// numbers are computed in the arithmetic's precision and rounded once to the storage type.
 class MergedErrors {
  public:
   /// All arguments must outlive the object.
@@ -92,8 +93,8 @@ class MergedErrors {
   void store_value(int64_t position, VectorView value);
   /// Adds the rounding of an entry's stored value, before CaM adds to that value.
   void add_storage(int64_t position, VectorView value);
-  /// Adds the error of CaM's adding a share of an evicted value to an entry's value: the evicted value's own error, and
-  /// the rounding of the sum.
+  /// Adds the error of CaM's adding a share of an evicted value to an entry's value: the evicted value's own
+  /// error, and the rounding of the sum.
   ///
   /// own, value, value_errors  [head_dim]: the entry's value; the evicted value and its error bounds
   /// sharing                   number of entries that the evicted value is spread over

@@ -36,8 +36,9 @@ std::vector<int64_t> complement(std::span<const int64_t> ascending, int64_t coun
   return rest;
 }
 
-// The number of insiders that at least inside.size() other entries clearly beat, so that no ranking selects them. At
-// least 1: the caller found a fault, though each insider alone may be selectable if the others are not.
+// The number of insiders that at least inside.size() other entries clearly beat, so that no
+// ranking selects them. At least 1: the caller found a fault, though each insider alone may be
+// selectable if the others are not.
 int64_t surely_wrong(const UncertainScores& scores, std::span<const int64_t> inside,
                      std::span<const int64_t> outside) {
   std::vector<double> lowers;
@@ -51,8 +52,8 @@ int64_t surely_wrong(const UncertainScores& scores, std::span<const int64_t> ins
   return std::max<int64_t>(1, wrong);
 }
 
-// Applies the near-tie rule to entries inside and outside. The worst pair is the outsider of largest lower limit and
-// the insider of smallest upper limit.
+// Applies the near-tie rule to entries inside and outside. The worst pair is the outsider of largest lower
+// limit and the insider of smallest upper limit.
 std::optional<Fault> fault(const char* by, const UncertainScores& scores, std::span<const int64_t> inside,
                            std::span<const int64_t> outside) {
   if (inside.empty() || outside.empty()) return std::nullopt;
@@ -86,14 +87,15 @@ std::optional<Fault> top_k_fault(const UncertainScores& scores, std::span<const 
   return fault("score", scores, selected, complement(selected, candidates));
 }
 
-// Let R be the selected entries that need not come from stage one; some of them fill it up. A stage one S1 is legal iff
-// the largest `lower` outside S1 is at most the smallest `upper` inside. Let Z be the largest `lower` among the entries
-// not selected: members of S1 need upper >= Z. Among the entries of R with upper >= Z, take those of largest `lower`.
-// Claim: if any S1 is legal, this one is. Let a legal S1 contain y but not x, both in R with upper >= Z and
-// lower_x >= lower_y, where x is the first such entry missing. Exchange them. Then y is outside with
-// lower_y <= lower_x <= every upper inside, and x is inside. If some z outside had lower_z > upper_x, then
-// lower_z > lower_x, so z would be in R (otherwise lower_z <= Z <= upper_x), with upper_z >= lower_z > upper_x >= Z,
-// and z would be missing before x, a contradiction.
+// Let R be the selected entries that need not come from stage one; some of them fill it up. A stage one
+// S1 is legal iff the largest `lower` outside S1 is at most the smallest `upper` inside. Let Z be the
+// largest `lower` among the entries not selected: members of S1 need upper >= Z. Among the entries of R
+// with upper >= Z, take those of largest `lower`. Claim: if any S1 is legal, this one is. Let a legal
+// S1 contain y but not x, both in R with upper >= Z and lower_x >= lower_y, where x is the first such
+// entry missing. Exchange them. Then y is outside with lower_y <= lower_x <= every upper inside, and x
+// is inside. If some z outside had lower_z > upper_x, then lower_z > lower_x, so z would be in R
+// (otherwise lower_z <= Z <= upper_x), with upper_z >= lower_z > upper_x >= Z, and z would be missing
+// before x, a contradiction.
 std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
                                     std::span<const int64_t> selected, int64_t stage_one_count) {
   const std::vector<int64_t> left_out = complement(selected, std::ssize(attention.scores));
@@ -175,8 +177,8 @@ CountRange adaptive_counts(VectorView weights, VectorView errors, std::span<cons
     least += at(weights, position) - at(errors, position);
     most += at(weights, position) + at(errors, position);
   }
-  // The s best candidates have at least the mass of those certainly among them, and at most that of those possibly
-  // among them.
+  // The s best candidates have at least the mass of those certainly among them, and at most that of
+  // those possibly among them.
   std::vector<double> sure(static_cast<size_t>(k) + 1), possible(sure.size());
   for (size_t i = 0; i < candidates.size(); ++i) {
     const double weight = at(weights, candidates[i]), error = at(errors, candidates[i]);

@@ -1,8 +1,8 @@
 // Judges whether another implementation's selection differs from the reference's by rounding alone.
 //
-// Every score has a bound on how far the tested implementation's may differ from it. An implementation that selects by
-// its own scores may prefer j to i only if score_i - score_j <= error_i + error_j; any other preference is a fault, not
-// a near tie.
+// Every score has a bound on how far the tested implementation's may differ from it. An implementation that
+// selects by its own scores may prefer j to i only if score_i - score_j <= error_i + error_j; any other
+// preference is a fault, not a near tie.
 #pragma once
 
 #include <cstdint>
@@ -58,16 +58,17 @@ std::optional<Fault> top_k_fault(const UncertainScores& scores, std::span<const 
 
 /// The near-tie rule for CriticalKV's two stages: does some stage one explain the selection?
 ///
-/// Selected entries that stage two's rule cannot prefer to the entries not selected must come from stage one. Stage one
-/// is filled up with other selected entries, by attention; the selection is legal if no entry outside stage one clearly
-/// beats an entry inside. near_tie.cpp proves that if any filling is legal, this one is.
+/// Selected entries that stage two's rule cannot prefer to the entries not selected must come from
+/// stage one. Stage one is filled up with other selected entries, by attention; the selection is legal
+/// if no entry outside stage one clearly beats an entry inside. near_tie.cpp proves that if any
+/// filling is legal, this one is.
 ///
 /// stage_one_count  0..number of selected entries
 std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
                                     std::span<const int64_t> selected, int64_t stage_one_count);
 
-/// The same for every size of stage one that rounding may lead to: legal if one size is legal, otherwise the fault of
-/// the size with the fewest faulty candidates.
+/// The same for every size of stage one that rounding may lead to: legal if one size is legal, otherwise the
+/// fault of the size with the fewest faulty candidates.
 std::optional<Fault> critical_fault(const UncertainScores& attention, const UncertainScores& stage_two,
                                     std::span<const int64_t> selected, const CountRange& stage_one_counts);
 
@@ -82,8 +83,8 @@ struct RankRange {
   int64_t best = 1;
   int64_t worst = 1;
 };
-/// best = 1 + number of entries that clearly beat it; worst = 1 + number of other entries that it does not clearly
-/// beat.
+/// best = 1 + number of entries that clearly beat it; worst = 1 + number of other entries that
+/// it does not clearly beat.
 std::vector<RankRange> rank_ranges(const UncertainScores& scores);
 
 /// The sizes of stage one among k selected entries: a single size unless alpha is adaptive.
@@ -91,9 +92,9 @@ std::vector<RankRange> rank_ranges(const UncertainScores& scores);
 /// adaptive  computes the range of an adaptive alpha; not called otherwise
 CountRange stage_one_range(const TwoStage& options, int64_t k, const std::function<CountRange()>& adaptive);
 
-/// For one query of one query head: the range of the smallest s for which the attention mass of the always-kept entries
-/// and of the s best candidates exceeds 1/2, or k if there is no such s. Every weight may be anywhere within its error,
-/// and every rank anywhere within its range.
+/// For one query of one query head: the range of the smallest s for which the attention mass of the
+/// always-kept entries and of the s best candidates exceeds 1/2, or k if there is no such s. Every weight may
+/// be anywhere within its error, and every rank anywhere within its range.
 ///
 /// weights, errors  [tokens]
 /// always_kept      positions

@@ -1,4 +1,5 @@
-// Judges a tensor of attention outputs by its rows: each as a whole, how likely it is, and what explains those that differ.
+// Judges a tensor of attention outputs by its rows: each as a whole, how likely it is, and what
+// explains those that differ.
 #pragma once
 
 #include <cstdint>

@@ -9,8 +9,8 @@
 
 namespace kvbound::sim {
 
-/// The reference's ranking of a prompt's entries, with error bounds of a tested implementation's numbers. All members
-/// are empty for hosts that rank no entries.
+/// The reference's ranking of a prompt's entries, with error bounds of a tested implementation's numbers. All
+/// members are empty for hosts that rank no entries.
 struct PromptErrors {
   PromptErrors() = default;  ///< as for hosts that rank no entries
   PromptErrors(const LayerView& layer, const TestedImplementation& implementation,

@@ -19,7 +19,8 @@ struct MovedRow {
   bool is_outside() const;  ///< never without a bound
 };
 
-/// By how much roundings in double precision move <w, x^ - x>, a sum of `count` terms, through one component with |w| = 1.
+/// By how much roundings in double precision move <w, x^ - x>, a sum of `count` terms, through
+/// one component with |w| = 1.
 double adding_error(double claimed, double expected, int64_t count);
 
 /// One row's functional.
@@ -30,7 +31,8 @@ struct RowFunctional {
   bool is_judged = false;  ///< whether its gain has a band below 1
 };
 
-/// is_factor  whether the functional is a factor, 1 but for rounding; otherwise <x^ - x, x^ - x>, with <x, x> as its size
+/// is_factor  whether the functional is a factor, 1 but for rounding; otherwise <x^ - x,
+///            x^ - x>, with <x, x> as its size
 /// rows       in C order of the tensor
 FunctionalAgreement agreement_of(const std::string& name, bool is_factor,
                                  const std::vector<RowFunctional>& rows);

@@ -20,11 +20,12 @@ struct BoundedScores {
   UncertainScores view() const { return {scores, errors}; }
 };
 
-/// Error bounds of one KV head's running scores: initially those of the prompt's scores; every step then adds to them
-/// or replaces them.
+/// Error bounds of one KV head's running scores: initially those of the prompt's scores; every step then adds
+/// to them or replaces them.
 class RunningErrors {
  public:
-  /// prompt      [group_size, n]: error bounds of the scores at the prompt's end; empty: the scores are exactly 0
+  /// prompt      [group_size, n]: error bounds of the scores at the prompt's end; empty:
+  ///             the scores are exactly 0
   /// positions   n + T
   /// arithmetic  must outlive the object
   RunningErrors(MatrixView prompt, int64_t group_size, int64_t positions,

@@ -10,7 +10,8 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 
-// Upper limits on the number of a selection's possible results that are tried, and on the number of candidates that are open.
+// Upper limits on the number of a selection's possible results that are tried, and on the number of
+// candidates that are open.
 constexpr int64_t kMostResults = 4096;
 constexpr size_t kMostOpen = 64;
 

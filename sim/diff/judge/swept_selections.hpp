@@ -1,4 +1,5 @@
-// Judges the best of several selections, such as that of theta-sweep, where rounding may change each of those compared.
+// Judges the best of several selections, such as that of theta-sweep, where rounding may
+// change each of those compared.
 #pragma once
 
 #include <cstdint>
@@ -43,9 +44,10 @@ struct SweepJudgement {
 
 /// Judges the claimed one of several selections, of which the one with the smallest bound is to be taken.
 ///
-/// It must be one that rounding allows one of them to be, and none of the others may be surely better. Where rounding leaves one
-/// of the others several possibilities, it may have been a worse one than the reference's, by any of which the claimed choice is
-/// explained. These are tried; where there are too many of them, the claim is undecided.
+/// It must be one that rounding allows one of them to be, and none of the others may be surely better. Where
+/// rounding leaves one of the others several possibilities, it may have been a worse one than the
+/// reference's, by any of which the claimed choice is explained. These are tried; where there are too many of
+/// them, the claim is undecided.
 ///
 /// bound    of a selection, with its error; infinite where it keeps no mass
 /// own      the reference's choice

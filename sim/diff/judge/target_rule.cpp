@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kBlock = 64;  // evicted keys per block
 
-// Each key's contribution to the errors of its cosines: the error of its cosine with an exact key. The sum of two keys'
-// contributions is at least the error of their cosine.
+// Each key's contribution to the errors of its cosines: the error of its cosine with an exact key. The sum of
+// two keys' contributions is at least the error of their cosine.
 std::vector<double> cosine_errors(MatrixView keys, const reference::Arithmetic& arithmetic) {
   const std::vector<double> exact_key(keys.cols, 1), exact(static_cast<size_t>(keys.cols));
   std::vector<double> errors;

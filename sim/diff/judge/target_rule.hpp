@@ -11,8 +11,8 @@
 
 namespace kvbound::sim {
 
-/// Decides which merge targets are possible, given cosines of an evicted entry's key with others and their error
-/// bounds.
+/// Decides which merge targets are possible, given cosines of an evicted entry's key with
+/// others and their error bounds.
 class TargetRule {
  public:
   /// target           its threshold decides whether a key is similar enough
@@ -48,8 +48,8 @@ struct MemberRange {
   int64_t most = 0;
 };
 
-/// For each kept entry, how many evicted entries may have merged into it, if each merges into the kept entry with the
-/// most similar key.
+/// For each kept entry, how many evicted entries may have merged into it, if each merges into the kept entry
+/// with the most similar key.
 ///
 /// keys        [n, head_dim]
 /// kept        ascending

@@ -67,8 +67,8 @@ std::optional<Row> judged(const JudgedElements& elements, const WholeRow& whole)
   return row;
 }
 
-// Whether the row is within its bounds around factor x, all elements, its gain and its difference. In the direction x^ - factor x =
-// (x^ - x) + (1 - factor) x the bounds of both directions add up to one.
+// Whether the row is within its bounds around factor x, all elements, its gain and its difference. In the
+// direction x^ - factor x = (x^ - x) + (1 - factor) x the bounds of both directions add up to one.
 bool fits(const Row& row, double factor) {
   const std::vector<double> apart = row.apart(factor);
   if (!row.are_inside(apart)) return false;
@@ -77,7 +77,8 @@ bool fits(const Row& row, double factor) {
   return std::abs(along.by) <= row.gain.bound && rest.by <= std::min(rest.bound, both);
 }
 
-// The factor that explains all of these rows; nullopt if none does, or a single number could be explained by any.
+// The factor that explains all of these rows; nullopt if none does, or a single number
+// could be explained by any.
 std::optional<double> factor_of(const std::vector<Row>& rows) {
   double along = 0, size = 0;
   int64_t nonzero = 0;  // elements that differ from 0

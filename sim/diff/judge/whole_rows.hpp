@@ -12,7 +12,8 @@
 
 namespace kvbound::sim {
 
-/// The directions in which a row is judged, its gain's and its difference's: x and x^ - x. None if a number is not finite.
+/// The directions in which a row is judged, its gain's and its difference's: x and x^ - x. None
+/// if a number is not finite.
 ///
 /// expected, claimed  x, x^ [columns]
 std::vector<std::vector<double>> judged_directions(VectorView expected, VectorView claimed);
@@ -36,9 +37,10 @@ struct JudgedElements {
   std::vector<bool> certain = {};  ///< empty: all are
 };
 
-/// Adds to the agreement of a tensor's elements that of its rows as wholes, their gain and their difference. Elements that are
-/// uncertain or have no bound are left out, and so are rows of zeros and those that hold a number that is not finite. If the tensor
-/// differs and one factor explains all rows that do, within the same bounds, the agreement says so.
+/// Adds to the agreement of a tensor's elements that of its rows as wholes, their gain and their difference.
+/// Elements that are uncertain or have no bound are left out, and so are rows of zeros and those that hold a
+/// number that is not finite. If the tensor differs and one factor explains all rows that do, within the same
+/// bounds, the agreement says so.
 ///
 /// numbers  what the elements are, in the plural
 void judge_rows(const JudgedElements& elements, const std::vector<WholeRow>& rows, const std::string& numbers,

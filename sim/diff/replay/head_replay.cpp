@@ -218,8 +218,8 @@ void HeadReplay::derive_cluster_errors(const LayerView& view, const reference::S
   }
 }
 
-// Derives the error bounds of CaM's values after the prompt. The cache holds the final sums already; add_on_the_way
-// covers partial sums of larger magnitude.
+// Derives the error bounds of CaM's values after the prompt. The cache holds the final sums already;
+// add_on_the_way covers partial sums of larger magnitude.
 void HeadReplay::derive_spread_errors(const Cam& cam, const LayerView& view) {
   const MatrixView keys = view.keys.slice(g_), values = view.values.slice(g_);
   const MeanAttention attention = mean_attention(last_queries(view), keys, layer_.scale, {}, arithmetic_);
@@ -252,8 +252,8 @@ void HeadReplay::begin_evicting(const LayerView& view, MatrixView head_scores, M
   evictions_->begin(head_errors, cache(), errors_);
 }
 
-// Replaces the cache by the rebuilt one, which does not depend on earlier choices: by the recorded selection and clusters, or
-// else by the reference's.
+// Replaces the cache by the rebuilt one, which does not depend on earlier choices: by the recorded selection
+// and clusters, or else by the reference's.
 void HeadReplay::rebuild(int64_t t) {
   const int64_t number = merge_rules_.rebuilds_in(t);
   const RebuiltLayer& rebuilt = part_.rebuilt[number];
@@ -331,7 +331,8 @@ void HeadReplay::choose_target(int64_t t, const ClaimedStep& claimed, ReplayedSt
   force_step(t, claimed, result);
 }
 
-// Continues with the claimed numbers of the entry that the evicted one merged into, unless a claimed choice was not followed.
+// Continues with the claimed numbers of the entry that the evicted one merged into, unless a claimed
+// choice was not followed.
 void HeadReplay::force_step(int64_t t, const ClaimedStep& claimed, ReplayedStep& result) {
   const int64_t into = result.into.teacher_forced;
   result.followed =

@@ -1,5 +1,5 @@
-// One KV head's cache as a tested implementation's own choices produce it, with bounds on the errors of the tested
-// implementation's numbers, and the judgement of each choice on the way.
+// One KV head's cache as a tested implementation's own choices produce it, with bounds on the errors of the
+// tested implementation's numbers, and the judgement of each choice on the way.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct RebuiltLayer {
   std::vector<std::vector<int64_t>> kept;  ///< [kv_heads]: the selection that the replay continues with
   std::span<const int64_t> target_of =
       {};  ///< [kv_heads, n + steps]: as recorded; empty: nothing is recorded
-  /// [kv_heads]: how many rows of the claims on rebuilt caches are of this one, and the first; nullopt: they are of other
-  /// entries than those of the selection.
+  /// [kv_heads]: how many rows of the claims on rebuilt caches are of this one, and the first; nullopt: they
+  /// are of other entries than those of the selection.
   std::vector<int64_t> rows = {};
   std::vector<std::optional<int64_t>> first_rows = {};
 };
@@ -50,8 +50,8 @@ struct ReplayedLayer {
   Matrix log_sum_exp_errors = {};           ///< [query_heads, window_queries], for merges that average
   std::span<const int64_t> target_of = {};  ///< [kv_heads, n]: as recorded; empty: nothing is recorded
   std::vector<RebuiltLayer> rebuilt = {};   ///< for policies with a period: every rebuild
-  /// The claimed numbers that the replay continues with: of the caches after the prompt and after rebuilds, and of the entries
-  /// that evicted ones merged into, [steps, kv_heads].
+  /// The claimed numbers that the replay continues with: of the caches after the prompt and after rebuilds,
+  /// and of the entries that evicted ones merged into, [steps, kv_heads].
   ExactRows exact_prompt = {}, exact_rebuilds = {}, exact_steps = {};
   std::vector<std::optional<int64_t>> first_rows =
       {};  ///< [kv_heads]: of the claims on the cache after the prompt, likewise
@@ -84,8 +84,8 @@ struct ClaimedStep {
   std::optional<int64_t> evicted, into;
 };
 
-/// Replays one KV head from the prompt's end through the decode steps. Without merging its entries are the layer's own, which
-/// have no errors.
+/// Replays one KV head from the prompt's end through the decode steps. Without merging its entries are the
+/// layer's own, which have no errors.
 class HeadReplay {
  public:
   /// kept       ascending: the tested implementation's kept positions

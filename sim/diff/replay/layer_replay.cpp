@@ -31,8 +31,8 @@ std::optional<int64_t> claimed_rows(const MergedClaims& claims) {
   return std::nullopt;
 }
 
-// Where each KV head's rows of the claims on the cache after the prompt begin; nullopt where its claimed kept set is not the
-// one that is followed, so that the rows are of other entries.
+// Where each KV head's rows of the claims on the cache after the prompt begin; nullopt where its claimed kept
+// set is not the one that is followed, so that the rows are of other entries.
 std::vector<std::optional<int64_t>> first_rows(const std::vector<Positions>& kept,
                                                const LayerClaims& claims) {
   const std::vector<Positions>& claimed = claims.kept ? *claims.kept : kept;
@@ -117,7 +117,8 @@ void LayerReplay::run(const Attended& attended) {
   const auto at = [&](const std::optional<Positions>& claims, int64_t t, int64_t g) {
     return claims ? std::optional((*claims)[t * kv_heads_ + g]) : std::nullopt;
   };
-  // Consecutive steps per work item. Where the cache depends on no earlier step, a further item has a replay of its own.
+  // Consecutive steps per work item. Where the cache depends on no earlier step, a further item
+  // has a replay of its own.
   constexpr int64_t kBlock = 32;
   const bool are_apart = heads_.front()->is_static() && !merging_.merges;
   const int64_t blocks = are_apart ? (step_count_ + kBlock - 1) / kBlock : 1;

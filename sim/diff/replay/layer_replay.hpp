@@ -1,5 +1,5 @@
-// A layer's caches as a tested implementation's own choices produce them, and how its choices and merged entries compare with
-// the reference's.
+// A layer's caches as a tested implementation's own choices produce them, and how its choices and merged
+// entries compare with the reference's.
 #pragma once
 
 #include <cstdint>
@@ -42,26 +42,28 @@ struct ReplayedOutputs {
 
 /// Replays one layer from the claims, for any policy: one that drops evicted entries is one without merges.
 ///
-/// Every eviction is judged on the cache that the earlier choices produced (judge/evictions.hpp); where a host evicts and no
-/// evictions are claimed, the replay evicts the reference's own choice. An eviction that is impossible is a fault: of an entry
-/// that is not in the cache, or none where the budget requires one. The replay then evicts the reference's own choice, too.
+/// Every eviction is judged on the cache that the earlier choices produced (judge/evictions.hpp); where a
+/// host evicts and no evictions are claimed, the replay evicts the reference's own choice. An eviction that
+/// is impossible is a fault: of an entry that is not in the cache, or none where the budget requires one. The
+/// replay then evicts the reference's own choice, too.
 ///
-/// Where the clusters of the prompt's end are recorded (target_of), they are judged (judge/clusters.hpp) and followed, and so
-/// are the selections and clusters of rebuilds (rebuilds.hpp). Where they are not, the replay uses those that the reference
-/// forms on the tested implementation's kept set. A kept entry is then uncertain if rounding alone could change which entries
-/// merge into it (judge/target_rule.hpp); its KV head is then uncertain from there on. The votes of an uncertain entry must be
-/// possible, and its numbers that differ from the reference's are undecided. With order=merge-first a KV head is then uncertain
-/// from the prompt's end, and with a period from the first rebuild.
+/// Where the clusters of the prompt's end are recorded (target_of), they are judged (judge/clusters.hpp) and
+/// followed, and so are the selections and clusters of rebuilds (rebuilds.hpp). Where they are not, the
+/// replay uses those that the reference forms on the tested implementation's kept set. A kept entry is then
+/// uncertain if rounding alone could change which entries merge into it (judge/target_rule.hpp); its KV head
+/// is then uncertain from there on. The votes of an uncertain entry must be possible, and its numbers that
+/// differ from the reference's are undecided. With order=merge-first a KV head is then uncertain from the
+/// prompt's end, and with a period from the first rebuild.
 ///
-/// A target is legal if no other possible target had a clearly larger cosine and its own cosine is not clearly below the
-/// threshold. Dropping is legal if no cosine is clearly above the threshold. With CaM, spreading and dropping are both legal
-/// where rounding decides the draw.
+/// A target is legal if no other possible target had a clearly larger cosine and its own cosine is not
+/// clearly below the threshold. Dropping is legal if no cosine is clearly above the threshold. With CaM,
+/// spreading and dropping are both legal where rounding decides the draw.
 ///
-/// Each claimed entry of the cache after the prompt, after a rebuild, and after a decode step's merge is judged against the
-/// merge of the tested implementation's own members, by bounds derived for its arithmetic
-/// (reference/bounds/merge_cluster_errors.md); where there is no finite bound it is undecided. The replay then continues with the
-/// claimed numbers (judge/exact_rows.hpp), so that bounds do not compound. A row that claims an entry of a choice that cannot be
-/// followed is undecided.
+/// Each claimed entry of the cache after the prompt, after a rebuild, and after a decode step's merge is
+/// judged against the merge of the tested implementation's own members, by bounds derived for its arithmetic
+/// (reference/bounds/merge_cluster_errors.md); where there is no finite bound it is undecided. The replay
+/// then continues with the claimed numbers (judge/exact_rows.hpp), so that bounds do not compound. A row that
+/// claims an entry of a choice that cannot be followed is undecided.
 class LayerReplay {
  public:
   /// All arguments must outlive the object.
@@ -75,7 +77,8 @@ class LayerReplay {
   LayerReplay(const LayerReplay&) = delete;  // parts refer to each other
   LayerReplay& operator=(const LayerReplay&) = delete;
 
-  /// A KV head's entries after the prompt, as its claims are judged, with error bounds; for policies that merge.
+  /// A KV head's entries after the prompt, as its claims are judged, with error bounds;
+  /// for policies that merge.
   const ExpectedEntries& prompt_entries(int64_t kv_head) const { return heads_[kv_head]->prompt_entries(); }
 
   /// Replays all steps.
@@ -83,10 +86,11 @@ class LayerReplay {
   /// attended  called for every step and KV head, on any thread; null: outputs are not wanted
   void run(const Attended& attended = {});
 
-  /// Those claimed of target_of, votes, merged_key, merged_value, rebuilt_*, evicted, merged_into and step_*, in the order of
-  /// dump_tensors(); after run.
+  /// Those claimed of target_of, votes, merged_key, merged_value, rebuilt_*, evicted, merged_into and step_*,
+  /// in the order of dump_tensors(); after run.
   std::vector<TensorAgreement> agreements() const;
-  /// The tested implementation's choices, as a session records them; after run. Its outputs are those of `outputs`, if any.
+  /// The tested implementation's choices, as a session records them; after run. Its outputs are
+  /// those of `outputs`, if any.
   LayerRecord record(const ReplayedOutputs* outputs) const;
   /// The choices that were followed; after run.
   FollowedChoices followed() const;

@@ -60,7 +60,8 @@ void MetricErrors::add(const AttendedCache& attended) {
   }
 }
 
-// Bounds for ||(o - o^) W||_1, given bounds on the errors of the outputs o (full cache) and o^ (compressed cache).
+// Bounds for ||(o - o^) W||_1, given bounds on the errors of the outputs o (full cache)
+// and o^ (compressed cache).
 PerturbationErrors MetricErrors::of_outputs(const AttendedCache& attended, int64_t query) const {
   const int64_t g = attended.kv_head, h = g * shape_.group_size() + query,
                 tokens = layer_.prompt_tokens + attended.step + 1;
@@ -109,8 +110,8 @@ std::vector<TensorAgreement> MetricErrors::judge(const LayerRecord& record, cons
   return all;
 }
 
-// Error bounds of ||sum_h (o_h - o^_h) W_h||_1, [steps]: the heads' own errors, plus the rounding of one sum over the products
-// of all heads.
+// Error bounds of ||sum_h (o_h - o^_h) W_h||_1, [steps]: the heads' own errors, plus the rounding of one sum
+// over the products of all heads.
 std::vector<double> MetricErrors::layer_errors() const {
   const double adding =
       reference::sum_rounding(shape_.query_heads * shape_.head_dim + shape_.query_heads, arithmetic_);

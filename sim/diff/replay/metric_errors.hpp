@@ -16,8 +16,8 @@ namespace kvbound::sim {
 
 /// The error bounds of one layer's metrics.
 ///
-/// Without merging, L follows from the weights of the evicted entries or from two outputs (perturbation_errors.hpp). With
-/// merging it follows from the outputs alone, and there is no theta.
+/// Without merging, L follows from the weights of the evicted entries or from two outputs
+/// (perturbation_errors.hpp). With merging it follows from the outputs alone, and there is no theta.
 class MetricErrors {
  public:
   /// The references must outlive the object.
@@ -26,7 +26,8 @@ class MetricErrors {
   /// Derives the bounds of one KV head at one step; for different ones on any threads.
   void add(const AttendedCache& attended);
 
-  /// Those claimed of kept_mass, bound, perturbation and layer_perturbation, held against what `measure` says of the record.
+  /// Those claimed of kept_mass, bound, perturbation and layer_perturbation, held against what
+  /// `measure` says of the record.
   ///
   /// record   with outputs, for policies that merge
   /// certain  [steps * kv_heads]: AttendedCache::certain

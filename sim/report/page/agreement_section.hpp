@@ -15,7 +15,8 @@ struct JudgedRun {
   std::string policy, budget, backend;
 };
 
-/// Adds figures of errors beside their bounds, and sentences that name the tensors outside them, if the part has judged tensors.
+/// Adds figures of errors beside their bounds, and sentences that name the tensors outside them, if the
+/// part has judged tensors.
 ///
 /// run  nullopt: the tensors' keys say which run they are of
 void add_agreement(Section& section, const ReadPart& part,

@@ -24,7 +24,8 @@ struct Document {
 /// Reads a document.
 ///
 /// taken   bytes of memory that the values of all documents take, 1 GiB at most
-/// throws  TraceError if it is no JSON, too large, alone or with the others, or its schema is none that pages are made of; IoError
+/// throws  TraceError if it is no JSON, too large, alone or with the others, or its schema is none that
+///         pages are made of; IoError
 std::unique_ptr<const Document> read_document(const std::string& path, size_t& taken);
 
 }  // namespace kvbound::sim

@@ -33,7 +33,8 @@ Json run_keys(const ReadPart& part, const Axis& runs, size_t first) {
   return keys;
 }
 
-// A column and its interval, as columns `name`, `name from` and `name to`: where there is no interval, the number itself.
+// A column and its interval, as columns `name`, `name from` and `name to`: where there is no
+// interval, the number itself.
 void append_estimate(PageCube& page, const std::string& name, const Cube& cube, const std::string& column,
                      const std::vector<size_t>& rows) {
   const std::vector<double> means = numbers_or_none(cube, column),

@@ -12,7 +12,8 @@ namespace {
 // In a page: the square of the ratio of two such numbers is one that doubles have.
 constexpr double kLargest = 1e75;
 
-// The number in six significant digits; null if it is not finite. One that is too large to be drawn is kLargest, 0 if too small.
+// The number in six significant digits; null if it is not finite. One that is too large to be drawn is
+// kLargest, 0 if too small.
 Json rounded(double number) {
   if (!std::isfinite(number)) return nullptr;
   number = std::clamp(number, -kLargest, kLargest);

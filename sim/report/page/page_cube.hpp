@@ -21,7 +21,8 @@ class PageCube {
   void add_axis(Json keys);
   /// 0..count-1 as an axis of one key.
   void add_counted_axis(const std::string& key, int64_t count);
-  /// Appends to a column. In the end it must have a number for each combination of places; NaN where there is none.
+  /// Appends to a column. In the end it must have a number for each combination of places;
+  /// NaN where there is none.
   void append(const std::string& column, double number) { columns_[column].push_back(number); }
   void append(const std::string& column, std::span<const double> numbers);
 

@@ -1,4 +1,5 @@
-# The header with the files that a page consists of: template, style, and the script, which is D3 and the modules beside this file.
+# The header with the files that a page consists of: template, style, and the script, which is D3 and the
+# modules beside this file.
 set(unpacked ${PROJECT_SOURCE_DIR}/build/node-d3/usr/share)  # by fetch_d3 of sim/packages.sh
 find_file(KVBOUND_D3 d3.min.js PATHS /usr/share/nodejs/d3/dist ${unpacked}/nodejs/d3/dist DOC "D3 5, minified (Debian's node-d3)")
 find_file(KVBOUND_D3_LICENSE copyright PATHS /usr/share/doc/node-d3 ${unpacked}/doc/node-d3 DOC "D3's licence text")

@@ -44,7 +44,8 @@ class ReplayedTrace {
   std::vector<size_t> shown_layers() const;
   // Columns of the runs, of the layers that the page has and of heads.
   PageCube heads_cube() const;
-  // Layer-relative L of the runs and of the layers that the page has; without columns where the document has no steps.
+  // Layer-relative L of the runs and of the layers that the page has; without columns where
+  // the document has no steps.
   PageCube layers_cube() const;
   // Entries that each KV head has, of each run and layer.
   PageCube budgets_cube() const;
@@ -261,8 +262,8 @@ void add_perturbations(Section& section, const std::string& cube, const Replayed
                      .more = {{"band", nullptr}}});
 }
 
-// The picture of the first table: the change against the base, if there is one and another policy, or else relative L. Returns the
-// figure's id.
+// The picture of the first table: the change against the base, if there is one and another policy, or else
+// relative L. Returns the figure's id.
 std::string add_picture(Section& section, const std::string& cube, const ReplayedTrace& replayed) {
   if (!replayed.other()) {
     return section.add(cube, {.kind = "whiskers",

@@ -27,7 +27,8 @@ struct Pick {
   std::string preferred = {};  ///< shown at first; the first one if it is empty
 };
 
-/// A figure as the page's script draws it (lines.js, whiskers.js, scatter.js, heatmap.js and dots.js say what they need).
+/// A figure as the page's script draws it (lines.js, whiskers.js, scatter.js, heatmap.js and
+/// dots.js say what they need).
 struct Drawing {
   std::string kind;  ///< lines, whiskers, scatter, heatmap or dots
   std::string title;

@@ -1,5 +1,5 @@
-// The emulation reports wrong uses of mbarriers, bulk copies and tensor maps: kernels with a template of faults, correct
-// while all are turned off.
+// The emulation reports wrong uses of mbarriers, bulk copies and tensor maps: kernels with a template of
+// faults, correct while all are turned off.
 #include <cmath>
 #include <numeric>
 #include <string>
@@ -120,8 +120,8 @@ TEST(BulkCopyFaults, AnMbarrierIsInitialisedOnceBeforeItsUse) {
   expect_fault({.no_init_fence = true}, {"cp.async.bulk", "with no fence behind that"});
 }
 
-// The first tiles of both stages are right; then a wait for a phase that is over goes on at once, or a wait for one that
-// never comes is a deadlock.
+// The first tiles of both stages are right; then a wait for a phase that is over goes on at once, or a wait
+// for one that never comes is a deadlock.
 TEST(BulkCopyFaults, APhaseBitThatIsNotFlippedIsNamed) {
   int named = 0;
   under_every_schedule([&] {

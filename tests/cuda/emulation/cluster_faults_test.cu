@@ -1,5 +1,5 @@
-// The emulation reports wrong uses of clusters and of setmaxnreg: kernels with a template of faults, correct while all
-// are turned off.
+// The emulation reports wrong uses of clusters and of setmaxnreg: kernels with a template of faults, correct
+// while all are turned off.
 #include <algorithm>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// The emulation reports faulty asynchronous copies: one kernel with a template of faults, correct while all are turned
-// off, and copies to places where they must not go.
+// The emulation reports faulty asynchronous copies: one kernel with a template of faults, correct while all
+// are turned off, and copies to places where they must not go.
 #include <numeric>
 #include <string>
 #include <vector>

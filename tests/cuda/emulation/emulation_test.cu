@@ -1,5 +1,5 @@
-// The emulation reports faulty kernels: each kernel here has one fault, which must be reported with its source line
-// where one line is to blame.
+// The emulation reports faulty kernels: each kernel here has one fault, which must be reported with its
+// source line where one line is to blame.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -44,8 +44,8 @@ std::set<uint64_t> seeds_that_show(const std::function<bool()>& right) {
 
 // A missing barrier.
 
-// Every thread reads the number of the thread `distance` places further on, without waiting for that thread to write
-// it.
+// Every thread reads the number of the thread `distance` places further on, without waiting for
+// that thread to write it.
 __global__ void missing_barrier_kernel(unsigned distance, float* numbers) {
   SharedMemory memory;
   float* const shared = memory.array<float>(blockDim.x);
@@ -65,8 +65,8 @@ TEST(Emulation, AMissingBarrierShowsInAResult) {
   EXPECT_TRUE(right(0));
 }
 
-// Only thread 0 writes and only the last thread reads: right if threads run in ascending order, wrong in descending
-// order.
+// Only thread 0 writes and only the last thread reads: right if threads run in ascending order,
+// wrong in descending order.
 __global__ void lucky_order_kernel(bool first_writes, float* number) {
   SharedMemory memory;
   float* const shared = memory.array<float>(1);

@@ -1,4 +1,5 @@
-// The emulated tensor core truncates addends as coarsely as PTX permits, and loses no more than error_bounds.md says.
+// The emulated tensor core truncates addends as coarsely as PTX permits, and loses no more
+// than error_bounds.md says.
 #include <cmath>
 #include <limits>
 #include <random>

@@ -1,4 +1,5 @@
-// The emulation reports wrong uses of wgmma: a kernel with a template of faults, correct while all are turned off.
+// The emulation reports wrong uses of wgmma: a kernel with a template of faults, correct
+// while all are turned off.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -153,8 +154,8 @@ TEST(WarpgroupMmaFaults, SharedMemoryThatNoProxyFenceHasShownIsReported) {
                {"wgmma reads shared memory that was written with no fence.proxy.async"});
 }
 
-// Warps go on without each other: with no barrier one reads what the others have not written, or not yet shown; unless the
-// schedule lets it come last, as that of seed 3 does.
+// Warps go on without each other: with no barrier one reads what the others have not written, or not yet
+// shown; unless the schedule lets it come last, as that of seed 3 does.
 TEST(WarpgroupMmaFaults, AMissingBarrierBetweenWarpsShows) {
   for (const uint64_t seed : {0, 1, 2}) {
     for (const bool eager : {false, true}) {

@@ -18,7 +18,8 @@ namespace {
 
 class BulkCopy : public HopperTest {};
 
-// A pipeline of stages: a producer's thread loads, and all threads of a second warp add up what it has loaded.
+// A pipeline of stages: a producer's thread loads, and all threads of a second warp
+// add up what it has loaded.
 
 constexpr int kStages = 3;
 constexpr int kConsumers = 32;

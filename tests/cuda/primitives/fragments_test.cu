@@ -58,8 +58,8 @@ TEST_F(Fragments, LdmatrixGivesEveryLaneItsPairs) {
   });
 }
 
-// C += A B for row-major A [16, 16], B [16, 8] and C [16, 8]; one product per block, each operand loaded from where its
-// fragment expects it.
+// C += A B for row-major A [16, 16], B [16, 8] and C [16, 8]; one product per block, each operand loaded from
+// where its fragment expects it.
 //
 // in_halves  by two products of half the depth
 template <Storage16 T, bool in_halves = false>
@@ -86,8 +86,8 @@ __global__ void mma_kernel(const T* a_all, const T* b_all, float* c_all) {
   for (unsigned i = 0; i < 4; ++i) c[(row + 8 * (i / 2)) * 8 + pair + i % 2] = sums[i];
 }
 
-// The same product with operands from shared memory, as kernels load them: A by ldmatrix, B, stored as [k][n], by
-// ldmatrix with transposition.
+// The same product with operands from shared memory, as kernels load them: A by ldmatrix, B, stored as
+// [k][n], by ldmatrix with transposition.
 template <Storage16 T>
 __global__ void mma_from_shared_kernel(const T* a_all, const T* b_all, float* c_all) {
   SharedMemory memory;
@@ -115,8 +115,8 @@ T stored(double number) {
   return T{std::is_same_v<T, Float16> ? to_float16(number) : to_bfloat16(number)};
 }
 
-// One product for each element of A, with that element 1, the others 0, and 128 different numbers in B; then one for
-// each element of B likewise. Every misplaced element of a fragment gives a wrong number.
+// One product for each element of A, with that element 1, the others 0, and 128 different numbers in B; then
+// one for each element of B likewise. Every misplaced element of a fragment gives a wrong number.
 template <Storage16 T, auto kernel>
 void check_impulses() {
   constexpr size_t kInA = 256;

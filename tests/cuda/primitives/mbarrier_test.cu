@@ -60,8 +60,8 @@ TEST_F(MbarrierTest, AWaitShowsWhatWasWrittenBeforeEveryArrivalOfItsPhase) {
   });
 }
 
-// Three arrivals are expected; thread 1 gives one of them, thread 2 two. Thread 3 waits for the phase before the first,
-// which is over, and then for the first.
+// Three arrivals are expected; thread 1 gives one of them, thread 2 two. Thread 3 waits for the phase before
+// the first, which is over, and then for the first.
 __global__ void arrivals_kernel(int* number) {
   SharedMemory memory;
   int* const shared = memory.array<int>(2);

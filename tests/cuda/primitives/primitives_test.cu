@@ -1,5 +1,5 @@
-// Every primitive that the kernels use, against its specification in the CUDA documents. One source: run emulated
-// everywhere, and natively on a GPU.
+// Every primitive that the kernels use, against its specification in the CUDA documents. One source: run
+// emulated everywhere, and natively on a GPU.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -78,8 +78,8 @@ TEST_F(Primitives, ShufflesReadTheLaneThatTheyName) {
       EXPECT_EQ(mine[2], lane < 3 ? lane : lane - 3);
       EXPECT_EQ(mine[3], within < 3 ? lane : lane - 3);
       EXPECT_EQ(mine[4], lane ^ 21);
-      // In parts of 8 lanes xor 12 names a lane of another part: an earlier part is read, a later one gives the lane's
-      // own number.
+      // In parts of 8 lanes xor 12 names a lane of another part: an earlier part is read, a later one
+      // gives the lane's own number.
       EXPECT_EQ(mine[5], lane % 16 >= 8 ? lane ^ 12 : lane);
     }
   });

@@ -23,8 +23,8 @@ constexpr int kRows = 64;
 constexpr int kDepth = 16;
 constexpr int kN = 128;
 
-/// How a matrix of 16-bit numbers, k innermost, lies in shared memory: four steps of 16 columns. Behind each group of eight
-/// rows there is room for another, so that the stride is not that of boxes.
+/// How a matrix of 16-bit numbers, k innermost, lies in shared memory: four steps of 16 columns. Behind each
+/// group of eight rows there is room for another, so that the stride is not that of boxes.
 struct TileLayout {
   static constexpr int kSteps = 4;
   static constexpr int kColumns = kDepth * kSteps;
@@ -39,7 +39,8 @@ struct TileLayout {
   static constexpr int size(int rows) { return rows / 8 * kStride / 2; }  // numbers
 };
 
-/// How B lies in shared memory, n innermost: two steps of 16 rows of 64 columns, then the same of the next columns.
+/// How B lies in shared memory, n innermost: two steps of 16 rows of 64 columns, then the
+/// same of the next columns.
 struct TransposedLayout {
   static constexpr int kSteps = 2;
   static constexpr int kColumns = kDepth * kSteps;
@@ -85,7 +86,8 @@ __device__ int place_of_sum(int i) {
   return row * kN + i / 4 * 8 + lane() % 4 * 2 + i % 2;
 }
 
-/// One product for each block, in a step of its own: sums [64, kN] = A [64, 16] B + (add ? sums : 0), b_all stored as [kN, 16].
+/// One product for each block, in a step of its own: sums [64, kN] = A [64, 16] B + (add ? sums : 0),
+/// b_all stored as [kN, 16].
 template <class T, bool a_in_registers, Major b_major>
 __global__ void __launch_bounds__(kThreads)
     product_kernel(const T* a_all, const T* b_all, bool add, float* sums_all) {
@@ -126,9 +128,9 @@ T stored(int number) {
   return T{std::is_same_v<T, Float16> ? to_float16(number) : to_bfloat16(number)};
 }
 
-// Products in which every row of A has one number that is not 0, in another column for each of 16 products, so that each
-// sum is one number of B; B's numbers say their row in one series of products, and their column in another. A's numbers
-// say which 16 rows they belong to. Whatever is misplaced gives a wrong sum.
+// Products in which every row of A has one number that is not 0, in another column for each of 16 products,
+// so that each sum is one number of B; B's numbers say their row in one series of products, and their column
+// in another. A's numbers say which 16 rows they belong to. Whatever is misplaced gives a wrong sum.
 struct Impulses {
   static constexpr int kProducts = 2 * kDepth;
 
@@ -195,8 +197,8 @@ TEST_F(WarpgroupMma, TakesColumnsWhoseNumbersAreAdjacentAlongN) {
   });
 }
 
-// Boxes that load_box copies: scores [2, 64, 128] = queries [2, 64, 128] keys [128, 128], in two groups of four steps, of
-// which the first is waited for while the second is in flight.
+// Boxes that load_box copies: scores [2, 64, 128] = queries [2, 64, 128] keys [128, 128], in two groups of
+// four steps, of which the first is waited for while the second is in flight.
 
 constexpr int kHeadDim = 128;
 constexpr int kKeys = kN;

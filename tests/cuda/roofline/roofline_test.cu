@@ -1,5 +1,5 @@
-// The kernels that measure the rooflines for bench do the work that they claim. One source: run emulated everywhere,
-// and natively on a GPU.
+// The kernels that measure the rooflines for bench do the work that they claim. One source: run emulated
+// everywhere, and natively on a GPU.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -77,7 +77,8 @@ TEST_F(Ceilings, EveryOperandTakesPartInItsProducts) {
   for (int64_t word = 0; word < kProductOperands / 32; ++word) {
     std::vector<uint32_t> without = operands_of(1);
     std::fill_n(without.begin() + 32 * word, 32, 0U);
-    // A register of A holds a quarter of a matrix that 4 of the 16 products use, one of B half of such a matrix.
+    // A register of A holds a quarter of a matrix that 4 of the 16 products use, one of
+    // B half of such a matrix.
     const double share = word < 16 ? 1.0 / 16 : 1.0 / 8;
     EXPECT_EQ(sum_of_products(without, 1), all * (1 - share)) << "word " << word;
   }

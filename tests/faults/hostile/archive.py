@@ -32,7 +32,8 @@ def members(data):
 
 def packed(found, method=zipfile.ZIP_STORED):
     file = io.BytesIO()
-    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(file, "w", method) as archive:  # of names that occur twice
+    # of names that occur twice
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(file, "w", method) as archive:
         for name, content in found:
             archive.writestr(name, content)
     return file.getvalue()

@@ -158,7 +158,8 @@ class Arguments:
         place = os.path.normpath(name.removeprefix("../case/"))
         put = {}
         if name and not name.startswith(("/", "-", "../", ".")) and len(name) < 250 and "/" not in name and draw.random() < 0.5:
-            put[name] = draw.choice([thing for thing in things.THINGS if not (written and thing is things.fifo)])  # which waits for a reader
+            # which waits for a reader
+            put[name] = draw.choice([thing for thing in things.THINGS if not (written and thing is things.fifo)])
         arguments[at] = name
         is_name = name == place and "/" not in name and name not in (".", "..") and 0 < len(os.fsencode(name)) < 255
         if draw.random() < 0.3 and is_name and old in files and not put:

@@ -7,7 +7,8 @@ from faults.hostile import raw_bytes, things
 from faults.hostile.surfaces import generators_of
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, USAGE, WORLD
 
-READ = frozenset((PASS, MISMATCH, USAGE, INVALID, INCONCLUSIVE))  # with which the program may end if all of its files can be read
+# with which the program may end if all of its files can be read
+READ = frozenset((PASS, MISMATCH, USAGE, INVALID, INCONCLUSIVE))
 
 
 @dataclass
@@ -55,7 +56,8 @@ def damaged(draw, name, content, damages):
     damage = draw.choice(damages or draw.choice((own, own, own, raw_bytes.DAMAGES)))
     try:
         return damage(draw, content), damage.__name__
-    except (ValueError, IndexError, KeyError, OverflowError):  # what is no such file, because it was damaged before
+    # what is no such file, because it was damaged before
+    except (ValueError, IndexError, KeyError, OverflowError):
         return raw_bytes.flip(draw, content), "flip"
 
 
@@ -68,7 +70,8 @@ def case_of(surface, number):
     case = Case(surface.name, "", arguments, files, named=names_of(arguments, files), own=surface.own, script=surface.script)
     if surface.world:
         case.codes |= {WORLD}
-    if arguments[0] in ("replay", "recall", "predict", "evaluate") and "--resume" not in arguments:  # whose bounds hold, whatever a trace says
+    # whose bounds hold, whatever a trace says
+    if arguments[0] in ("replay", "recall", "predict", "evaluate") and "--resume" not in arguments:
         case.codes -= {MISMATCH}
     if draw.random() < 0.05 and not surface.damages:
         name, thing = draw.choice(chosen), draw.choice(things.THINGS)

@@ -191,9 +191,11 @@ def wrong_message(case, ended):
         return f"a line of too many characters: {long}"
     if ended.code in (PASS, MISMATCH, INCONCLUSIVE):
         return f"{len(lines)} lines: {lines[:3]}" if len(lines) > MOST_NOTES and not case.prints_a_file() else None
-    if len(lines) != 1 and not (lines and all("given up after" in line for line in lines)):  # items of a sweep, a line each
+    # items of a sweep, a line each
+    if len(lines) != 1 and not (lines and all("given up after" in line for line in lines)):
         return f"{len(lines)} lines: {lines[:4]}"
-    of_another = lines[0].startswith("kvbound: cannot open ") or ended.code == USAGE and re.search("--|policy ", lines[0])  # as the damaged file says
+    # as the damaged file says
+    of_another = lines[0].startswith("kvbound: cannot open ") or ended.code == USAGE and re.search("--|policy ", lines[0])
     if case.named and not of_another and not any(name in lines[0] for name in case.named):
         return f"names neither file nor option: {lines[0]}"
     return None

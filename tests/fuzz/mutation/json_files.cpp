@@ -39,8 +39,8 @@ std::optional<size_t> bytes_of(const Json& tensor, size_t most) {
   return bytes;
 }
 
-// Makes the offsets those of the shapes and types, in the order of the header, and the data as long as that: each tensor begins
-// with its own bytes, as far as it had any.
+// Makes the offsets those of the shapes and types, in the order of the header, and the data as long as that:
+// each tensor begins with its own bytes, as far as it had any.
 bool mend_offsets(Json& header, std::string& data, size_t most) {
   std::string mended;
   for (auto& [name, tensor] : header.items()) {

@@ -56,7 +56,8 @@ std::string with_letter(const Reader& reader, std::string_view input, size_t mos
   return reader.letter + changed_bytes(input.substr(1), most - 1);
 }
 
-// The input with a part changed by `change` within its form, or as bytes; the latter, too, if it would be too long.
+// The input with a part changed by `change` within its form, or as bytes; the latter, too,
+// if it would be too long.
 std::string changed(const Reader& reader, std::string_view input, size_t most, const ChangeText& change,
                     Draw& draw) {
   std::vector<std::string> parts = copies(parts_of(reader, input));

@@ -1,5 +1,5 @@
-// Mutations of inputs that keep their form: lengths, counts, offsets and checksums are mended, so that a change reaches what is
-// read behind them. What has lost its form is changed as bytes.
+// Mutations of inputs that keep their form: lengths, counts, offsets and checksums are mended, so that a
+// change reaches what is read behind them. What has lost its form is changed as bytes.
 #pragma once
 
 #include <cstdint>
@@ -38,14 +38,14 @@ std::string crossed(std::string_view input, std::string_view other, size_t most,
 /// The bytes as libFuzzer changes them, by its dictionary, too.
 std::string changed_bytes(std::string_view bytes, size_t room);
 
-/// Changes values and items, repeats them, nests them, and takes extremes, in JSON and all other text that has brackets, quotes
-/// or commas.
+/// Changes values and items, repeats them, nests them, and takes extremes, in JSON and all other text that
+/// has brackets, quotes or commas.
 std::string changed_text(std::string_view text, size_t room, Draw& draw);
 /// Puts a value of `other` in the place of one of `text`.
 std::string spliced_text(std::string_view text, std::string_view other, Draw& draw);
 
-// Changes the texts of files, or their other parts, and mends lengths, counts, offsets and checksums; none: this is no such file,
-// or has lost its form.
+// Changes the texts of files, or their other parts, and mends lengths, counts, offsets and checksums; none:
+// this is no such file, or has lost its form.
 
 std::optional<std::string> changed_cbor(std::string_view file, size_t room, const ChangeText& change,
                                         Draw& draw);

@@ -14,7 +14,8 @@ struct Span {
   std::string_view of(std::string_view text) const { return text.substr(begin, end - begin); }
 };
 
-// What a text consists of: its words, strings and brackets with what is in them; and what stands between commas or lines.
+// What a text consists of: its words, strings and brackets with what is in them; and what stands
+// between commas or lines.
 struct Structure {
   std::vector<Span> values, items;
 };

@@ -14,8 +14,8 @@
 namespace kvbound::fuzz {
 namespace {
 
-// Writes the files of a call, if its name is one that a folder of dumps may hold. Control characters in names are not for the
-// readers: the program escapes what it prints.
+// Writes the files of a call, if its name is one that a folder of dumps may hold. Control characters in names
+// are not for the readers: the program escapes what it prints.
 void write_call(Folder& folder, Parts parts) {
   const std::string name(parts[0]);
   const bool usable = !name.empty() && name.size() < 200 && name != "." && name != ".." &&
@@ -40,7 +40,8 @@ void read_call(const traces::RecordedSession& session, int64_t number) {
 
 }  // namespace
 
-// Every request of every call that can be imported, each judged by itself: one that is refused says nothing of others.
+// Every request of every call that can be imported, each judged by itself: one that is
+// refused says nothing of others.
 void read_flashinfer(Folder& folder, Parts parts) {
   for (; !parts.empty(); parts = parts.subspan(4)) write_call(folder, parts);
   const traces::RecordedSession session(folder.path());

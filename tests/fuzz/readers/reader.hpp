@@ -20,8 +20,8 @@ enum class Format {
 
 using Parts = std::span<const std::string_view>;
 
-/// An input is a letter that names a reader, and the parts that it reads, each with its length in four bytes before it; but the
-/// last one, which goes to the input's end, unless the parts repeat.
+/// An input is a letter that names a reader, and the parts that it reads, each with its length in four bytes
+/// before it; but the last one, which goes to the input's end, unless the parts repeat.
 struct Reader {
   char letter;
   const char* name;
@@ -37,15 +37,16 @@ std::span<const Reader> readers();
 /// The reader that an input names; null: none.
 const Reader* reader_of(std::string_view input);
 
-/// The parts of an input: as many as the reader has, or a multiple of that; of a cut input the last ones are empty.
+/// The parts of an input: as many as the reader has, or a multiple of that; of a cut input
+/// the last ones are empty.
 std::vector<std::string_view> parts_of(const Reader& reader, std::string_view input);
 /// The input that has these parts.
 std::string input_of(const Reader& reader, std::span<const std::string> parts);
 
 enum class Verdict { read, refused };
 
-/// Reads an input. An error that main() would call an internal one ends the program, as does a refusal of several lines; an input
-/// of no reader is refused.
+/// Reads an input. An error that main() would call an internal one ends the program, as does a refusal of
+/// several lines; an input of no reader is refused.
 Verdict read_input(std::string_view input);
 
 // The readers' functions, in the files of this folder.

@@ -8,7 +8,8 @@ from support.flashinfer_dumps import Batch, Dumps, record_decode, record_prefill
 from support.tiny_model import GGML_TYPES, TinyModel, gguf_bytes
 
 TINY = dict(layers=1, model_dim=4, heads=2, kv_heads=1, head_dim=2, feed_forward=4, vocabulary=5)
-BLOCKS = {2: 18, 3: 20, 6: 22, 7: 24, 8: 34}  # GGML's type (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) -> bytes of 32 numbers
+# GGML's type (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) -> bytes of 32 numbers
+BLOCKS = {2: 18, 3: 20, 6: 22, 7: 24, 8: 34}
 SUPER_BLOCKS = {12: 144, 13: 176, 14: 210}  # Q4_K, Q5_K, Q6_K -> bytes of 256
 
 

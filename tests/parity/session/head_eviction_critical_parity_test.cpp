@@ -1,4 +1,5 @@
-// CriticalKV's evictions of a decode step: exactly the definition's where single precision decides as it does.
+// CriticalKV's evictions of a decode step: exactly the definition's where single
+// precision decides as it does.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -286,7 +287,8 @@ TEST_F(EvictCriticalParity, AClusterWithAdaptiveStagesGivesTheSameUnderEverySche
   expect_the_same_under_every_schedule({shuffled(1, 1500)}, true);
 }
 
-// With rising scores the entries that may go are the first of their threads, and stage one has the second ones.
+// With rising scores the entries that may go are the first of their threads, and stage
+// one has the second ones.
 TEST_F(EvictCriticalParity, EvictsFromMoreEntriesThanAClusterHasThreads) {
   for (const bool adaptive : {false, true}) {
     for (const ScoreKind scores : {ScoreKind::softmax, ScoreKind::rising}) {

@@ -1,4 +1,5 @@
-// The running scores of a decode step within their bounds, and exactly the reference's eviction for given scores.
+// The running scores of a decode step within their bounds, and exactly the reference's
+// eviction for given scores.
 #include <algorithm>
 #include <cmath>
 #include <limits>

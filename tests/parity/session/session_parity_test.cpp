@@ -41,7 +41,8 @@ class SessionParity : public DeviceTest {
   }
 };
 
-// Each query head sees one token only, and the budget holds one of the two: whichever is kept, a head keeps no mass.
+// Each query head sees one token only, and the budget holds one of the two: whichever is
+// kept, a head keeps no mass.
 TEST_F(SessionParity, ThetaSweepKeepsItsFirstSelectionWhereNoneKeepsMass) {
   constexpr int64_t kWindow = 4, kOne = 2, kOther = 5;
   OwnedLayer layer({2, 1, 8, 4}, 12, kWindow);
@@ -110,8 +111,8 @@ std::string not_finite(const Call& call) {
   return {};
 }
 
-// Without keys every entry has the same attention, and CaM always spreads an evicted value: here over one entry, whose own
-// value is as large.
+// Without keys every entry has the same attention, and CaM always spreads an evicted value: here over one
+// entry, whose own value is as large.
 class SessionErrors : public SessionParity {
  protected:
   static constexpr int64_t kTokens = 12;

@@ -186,7 +186,8 @@ TEST_P(SessionRequestsOf, StepsTakenTogetherGiveTheSameBitsAndWaitOnce) {
   }
 }
 
-// Of a long prompt a rebuild takes hardly more memory than the one before, and the pool's blocks have hardly more room.
+// Of a long prompt a rebuild takes hardly more memory than the one before, and the pool's
+// blocks have hardly more room.
 TEST_F(SessionRequests, RebuildsOfALongPromptAllocateNothing) {
   const Decoding decoding{320};
   for (const NamedPolicy& tested : policies()) {

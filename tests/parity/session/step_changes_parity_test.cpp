@@ -1,4 +1,5 @@
-// keep_changes: the lengths of merged keys are those of key_norms; all else is copied, bit for bit, and nothing else is written.
+// keep_changes: the lengths of merged keys are those of key_norms; all else is copied, bit for bit, and
+// nothing else is written.
 #include <algorithm>
 #include <cstdint>
 #include <string>

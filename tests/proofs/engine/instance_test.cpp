@@ -441,14 +441,15 @@ TEST(Regimes, AClusterIsPredictedIfItsMergedEntryIsToo) {
   EXPECT_FALSE(predicted(matrix({{0, 0}, {0, 0}}))) << "epsilon = 0";
   EXPECT_TRUE(predicted(matrix({{0, 0}, {0, -0.5}}))) << "e^0.5 - 1 = 0.65";
   EXPECT_FALSE(predicted(matrix({{0, 0}, {0, -0.7}}))) << "e^0.7 - 1 = 1.01";
-  // Each member is predicted exactly, but the later query is orthogonal to the first and sees the mean key: m = 5.99,
-  // z* = 5.31.
+  // Each member is predicted exactly, but the later query is orthogonal to the first and sees the mean
+  // key: m = 5.99, z* = 5.31.
   EXPECT_TRUE(predicted(matrix({{0, 6}, {0, 6}}))) << "1 - e^-0.68 = 0.49";
 }
 
 // ---- validity
 
-// The message of the exception of type Expected with which a valid instance of 3 tokens is refused after `spoil`.
+// The message of the exception of type Expected with which a valid instance of 3 tokens
+// is refused after `spoil`.
 template <class Expected, class Spoil>
 std::string refused(const Spoil& spoil) {
   Instance instance = with_logits(matrix({{0, 1, 2}}), {0}, {0, 2});

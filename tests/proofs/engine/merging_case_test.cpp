@@ -66,7 +66,8 @@ TEST(MergingCases, CountVotesInTheDenominator) {
   EXPECT_EQ(merging.mean(0, {0, 2}).votes, 6);
 }
 
-// The cluster {0, 1}, predicted by the first query's scores 1 and 1, has scores 1 and e^-1/2 for the second one.
+// The cluster {0, 1}, predicted by the first query's scores 1 and 1, has scores 1 and
+// e^-1/2 for the second one.
 TEST(Merging, ChangesALaterQuerysOutput) {
   const MergingCase merging(three_tokens(matrix({{0, 0, 0}, {0, -0.5, 0}}), {0, 2}, {1, 1, 1}));
   const Merges merges(merging, 0, {{0, 1}}, convex_merge);
@@ -81,7 +82,8 @@ TEST(Merging, ChangesALaterQuerysOutput) {
   EXPECT_TRUE(is(effect.spread(Space::head, exact::Norm::l2), 9)) << "from a member to any entry";
 }
 
-// The members are predicted exactly, but the later query sees the mean key: m = 6 / (1 + e^-6), z* = ln((1 + e^6) / 2).
+// The members are predicted exactly, but the later query sees the mean key:
+// m = 6 / (1 + e^-6), z* = ln((1 + e^6) / 2).
 TEST(Merging, CountsTheMergedEntrysErrorToo) {
   const MergingCase merging(three_tokens(matrix({{0, 6, 0}, {0, 6, 0}}), {0, 2}, {1, 1, 1}));
   const Merges merges(merging, 0, {{0, 1}}, exact::min_norm_merge);

@@ -128,7 +128,8 @@ TEST(Examine, TellsTheCaseThatFailedFirst) {
   EXPECT_EQ(examine(theorem, theorem.property, found_at, kSeed).counterexample->found_at, found_at);
 }
 
-// An evaluation that throws neither refutes a theorem nor serves as the counterexample that a weakened claim needs.
+// An evaluation that throws neither refutes a theorem nor serves as the counterexample
+// that a weakened claim needs.
 TEST(Examine, IsUndecidedWhereEvaluationThrows) {
   const Theorem theorem = theorem_of(thrown, {{"made-up:throws", "throws", thrown}});
   for (const Property& property : {theorem.property, theorem.weakened.front()}) {

@@ -1,5 +1,5 @@
-// Error bounds of double precision: no evaluation that the model allows is farther from the exact value, and one is
-// nearly as far.
+// Error bounds of double precision: no evaluation that the model allows is farther from the exact value,
+// and one is nearly as far.
 #include <limits>
 #include <stdexcept>
 

@@ -1,4 +1,5 @@
-// Attention and scores by hand, and their error bounds beside the errors that logits within their bounds can cause.
+// Attention and scores by hand, and their error bounds beside the errors that logits
+// within their bounds can cause.
 #include <stdexcept>
 
 #include <gtest/gtest.h>

@@ -99,7 +99,8 @@ TEST(ExactMerge, GivesTheMergedEntryTheClustersPlace) {
   }
 }
 
-// Two heads whose weights of the cluster are W / D = 4/8 and 4/4; v-_h = 5 and 3, k-_h = (2.5, 3) and (1.5, 1).
+// Two heads whose weights of the cluster are W / D = 4/8 and 4/4; v-_h = 5 and 3,
+// k-_h = (2.5, 3) and (1.5, 1).
 TEST(ExactJointMean, WeighsHeadsBySquaredAttention) {
   const Entries members{kMembers.keys, kMembers.values, {1, 1}};
   const std::vector<ClusterMean> heads{{members, {0, ln3}}, {members, {ln3, 0}}};

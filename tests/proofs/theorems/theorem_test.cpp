@@ -1,5 +1,5 @@
-// The catalogue of theorems: no theorem has a counterexample, every weakened claim has one, and the ids are those of
-// the written proofs.
+// The catalogue of theorems: no theorem has a counterexample, every weakened claim has one, and the ids are
+// those of the written proofs.
 #include <algorithm>
 #include <cctype>
 #include <fstream>
@@ -78,7 +78,8 @@ TEST_P(TheoremProperty, HasNoCounterexample) {
   }
 }
 
-// Instances reach every inequality of the catalogue, or nearly so: instances far from equality would prove little.
+// Instances reach every inequality of the catalogue, or nearly so: instances far from
+// equality would prove little.
 TEST_P(TheoremProperty, IsTight) {
   const std::map<std::string, double> least{
       {"ckv-3.3", 0.99},        // reached by opposed values
@@ -127,7 +128,8 @@ TEST(StableForm, HoldsWhereTheInverseMassExceedsADouble) {
   EXPECT_TRUE(outcome.holds()) << outcome.failure();
 }
 
-// One entry's weight rounds to 1 in double precision: without that entry the output is the other entry's value.
+// One entry's weight rounds to 1 in double precision: without that entry the output is
+// the other entry's value.
 TEST(ExactRemoval, KeepsItsDigitsHoweverMuchTheEntryHolds) {
   for (const double gap : {38, 800}) {
     Instance instance;
@@ -207,8 +209,8 @@ TEST(AttentionSag, HoldsWhereAllEntriesMergeIntoALaterOne) {
   EXPECT_TRUE(check(*all_votes, instance).fails());
 }
 
-// Scores of the cluster {1, 2} whose mean is 2^-42: z*/m divides by what is left of them. The mean key is parallel to the
-// query, so that ZIP and the minimum norm move it equally far.
+// Scores of the cluster {1, 2} whose mean is 2^-42: z*/m divides by what is left of them. The mean key is
+// parallel to the query, so that ZIP and the minimum norm move it equally far.
 TEST(MinimumNorm, MovesTheKeyAsFarAsZipUpToRounding) {
   Instance instance;
   instance.logits = Matrix(1, 3);

@@ -6,8 +6,8 @@
 
 namespace kvbound::test {
 
-/// A cluster as the reference and as another implementation has it: the other's members are off by at most `errors`, its
-/// queries by rounding to the storage type.
+/// A cluster as the reference and as another implementation has it: the other's members are off by at most
+/// `errors`, its queries by rounding to the storage type.
 struct ClusterCase {
   reference::ClusterMembers members, theirs;
   reference::MemberErrors errors;

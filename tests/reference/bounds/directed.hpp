@@ -1,6 +1,6 @@
-// Arithmetic whose every operation is off by as much as the model of reference/bounds/error_bounds.md allows, in a
-// direction that the test chooses: the worst that an implementation can do, whereas float32 shows only its own
-// rounding.
+// Arithmetic whose every operation is off by as much as the model of reference/bounds/error_bounds.md
+// allows, in a direction that the test chooses: the worst that an implementation can do, whereas float32
+// shows only its own rounding.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,8 @@ class Directed {
     return *this;
   }
 
-  /// The rounded result of an addition, subtraction, product, quotient or square root whose exact result is given.
+  /// The rounded result of an addition, subtraction, product, quotient or square root
+  /// whose exact result is given.
   double operator()(double exact) const {
     const double rounded = exact * (1 + direction_ * arithmetic_.unit);
     return direction_ < 0 && std::abs(rounded) < arithmetic_.smallest ? 0 : rounded;
@@ -106,7 +107,8 @@ inline Matrix led(int64_t rows, int64_t cols, double number) {
   return matrix;
 }
 
-// Requires that the attained error is within the bound, and the bound within `slack` times the attained error.
+// Requires that the attained error is within the bound, and the bound within `slack`
+// times the attained error.
 inline void expect_tight(double attained, double bound, double slack, const std::string& what = "") {
   EXPECT_GT(attained, 0) << what;
   EXPECT_LE(attained, bound) << what;

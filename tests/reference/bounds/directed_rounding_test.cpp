@@ -1,5 +1,5 @@
-// Bounds against roundings that all go in the worst direction, one kind of rounding at a time: each bound must hold,
-// and exceed the attained error by no more than its derivation says.
+// Bounds against roundings that all go in the worst direction, one kind of rounding at a time: each bound
+// must hold, and exceed the attained error by no more than its derivation says.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -101,7 +101,8 @@ std::vector<double> exact_logits(int64_t tokens) {
   return logits;
 }
 
-// The mean of values 1 with these weights; sums in the numerator are rounded up, those in the denominator down.
+// The mean of values 1 with these weights; sums in the numerator are rounded up, those
+// in the denominator down.
 double mean_of_ones(const Arithmetic& arithmetic, int64_t tokens, int64_t rescaled) {
   Directed round(arithmetic);
   const auto sum = [&] {
@@ -150,7 +151,8 @@ TEST(DirectedRounding, OfOneWeightUpAndAllOthersDownCountsTwice) {
                1.05);
 }
 
-// Tensor cores form one sum of the positive terms and one of the negative terms, which are off in opposite directions.
+// Tensor cores form one sum of the positive terms and one of the negative terms, which are
+// off in opposite directions.
 TEST(DirectedRounding, OfTensorCoresSumsMovesOutputs) {
   const Arithmetic arithmetic = only("tensor weighted sums");
   Matrix values = filled(10, 1, 1);
@@ -185,7 +187,8 @@ TEST(DirectedRounding, OfWeightsBelowTheirTypesRangeMovesTheSumThatDivides) {
   EXPECT_LT(errors.weights(0, 0), 1e-9) << "a weight that is a score is not rounded";
 }
 
-// Values opposite to that of the leading weight are met by weights that were 0: their products and the sum move alike.
+// Values opposite to that of the leading weight are met by weights that were 0: their
+// products and the sum move alike.
 TEST(DirectedRounding, OfWeightsBelowTheirTypesRangeMovesProductsAndTheSum) {
   const int64_t tokens = 100;
   const Arithmetic arithmetic = only("weights floor");
@@ -243,7 +246,8 @@ TEST(DirectedRounding, OfExponentialsMovesWeightsOneAgainstTheOther) {
 }
 
 TEST(DirectedRounding, OfDifferencesFromALargeMaximumMovesWeights) {
-  // Logit -80 is 80 away from the subtracted maximum; computed as differences from -80, the two logits of 0 are too.
+  // Logit -80 is 80 away from the subtracted maximum; computed as differences from -80, the
+  // two logits of 0 are too.
   const Arithmetic arithmetic = only("unit");
   Matrix keys(3, 1), values = filled(3, 1, 1);
   keys(2, 0) = -80;

@@ -1,5 +1,5 @@
-// Bounds on entries' scores and on the measures of a compressed cache, against roundings that all go in the worst
-// direction.
+// Bounds on entries' scores and on the measures of a compressed cache, against roundings that all
+// go in the worst direction.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -196,7 +196,8 @@ TEST(DirectedScores, CountTensorCoresErrorOfASquaredLengthAfterW) {
 }
 
 TEST(DirectedScores, CountWhatIsLeftOfAnOutputsLargestNumberWhereAValueMeetsOthers) {
-  // W makes the first number of an output a million times the second, which alone meets a number of the first entry's value.
+  // W makes the first number of an output a million times the second, which alone meets a number of
+  // the first entry's value.
   Scored given{filled(1, 2, 1), filled(2, 2, 0), Matrix(2, 2), Matrix(2, 2), Space::projected};
   given.keys(0, 0) = -40;
   given.values(0, 1) = 1000;

@@ -1,5 +1,5 @@
-// The bounds against single-precision computations in many orders of summation: every result must be within its bound,
-// and the bounds must not be so wide that they prove nothing.
+// The bounds against single-precision computations in many orders of summation: every result must be within
+// its bound, and the bounds must not be so wide that they prove nothing.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -135,7 +135,8 @@ TEST(ErrorBounds, OfSumsInPairsAreCloseBecauseTheirAccumulationDepthIsSmall) {
   }
 }
 
-// The logit errors that are worst for an output: weights of values above the output too large, all others too small.
+// The logit errors that are worst for an output: weights of values above the output too
+// large, all others too small.
 TEST(ErrorBounds, HoldForLogitsThatConspireAndAreNotMuchLarger) {
   Random random(13);
   const Matrix queries = stored(random.matrix(2, 16)), keys = stored(random.matrix(300, 16));

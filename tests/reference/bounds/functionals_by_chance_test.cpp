@@ -80,7 +80,8 @@ Arithmetic with_16_bit_parts() {
   return arithmetic;
 }
 
-// Roundings of weights to 16 bits stay within a few deviations, rows together too, and the deviation is not far from theirs.
+// Roundings of weights to 16 bits stay within a few deviations, rows together too, and the
+// deviation is not far from theirs.
 TEST(FunctionalsByChance, AreWhatRoundedWeightsDo) {
   for (const bool divided_by_rounded : {true, false}) {
     constexpr int kRows = 60;

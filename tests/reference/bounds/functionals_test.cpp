@@ -148,7 +148,8 @@ TEST(Functionals, AreOfTheDistancesFromTheOutput) {
   EXPECT_LT(functionals.error(ones), 1.1 * 0x1p-8 * value);
 }
 
-// Logits in the thousands: their log-sum-exp is known to fewer places than the weights, which only differences decide.
+// Logits in the thousands: their log-sum-exp is known to fewer places than the weights, which
+// only differences decide.
 TEST(Functionals, KnowTheOutputAsWellAsAttentionComputesIt) {
   for (uint64_t seed = 20; seed < 40; ++seed) {
     Case given(50, 8, seed, double_precision());

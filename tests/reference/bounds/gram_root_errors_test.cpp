@@ -17,7 +17,8 @@ using namespace reference;
 
 constexpr double kUnit = 0x1p-24;
 
-// A value (1, c) and W^O's only column (1, -1): an L2 norm of 1 - c, from terms that add up to (1 + c)^2 in all.
+// A value (1, c) and W^O's only column (1, -1): an L2 norm of 1 - c, from terms that
+// add up to (1 + c)^2 in all.
 struct Difference {
   double c;
 
@@ -100,7 +101,8 @@ TEST(GramRootErrors, OfAValueThatIsOffMovesItsNormAndMayTakeItsRoot) {
   EXPECT_GT(nothing.bound(by_gram(share), Norm::l2, moved), 1.001 * moved);
 }
 
-// W^O's rows are orthogonal, so that of S^2 = 4 only |v||G||v| = 2 counts; but of rounded inputs nobody knows that.
+// W^O's rows are orthogonal, so that of S^2 = 4 only |v||G||v| = 2 counts; but of rounded
+// inputs nobody knows that.
 TEST(GramRootErrors, OfAGramMatrixOfRoundedInputsIsAShareOfAllTerms) {
   const LayerShape shape{1, 1, 2, 2};
   Tensor value(1, 1, 2);

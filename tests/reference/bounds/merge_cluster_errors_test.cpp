@@ -322,8 +322,8 @@ struct Attack {
     return merged(theirs);
   }
 
-  // The largest share of a bound that any number attains: the smallest such share among keys, values and log scores,
-  // where they change.
+  // The largest share of a bound that any number attains: the smallest such share among keys, values and log
+  // scores, where they change.
   double attained() const {
     const Numbers exact = merged(given), allowed = bounds(given);
     Case copy = given;
@@ -420,8 +420,8 @@ std::string name_of(const AttackedRule& each) {
          " heads";
 }
 
-// The share of the bound that at least one seed must attain: nearly all of it (0.99 was measured), but 0.15 to 0.3 for
-// joint corrections, whose pseudo-inverse is bounded by norms alone.
+// The share of the bound that at least one seed must attain: nearly all of it (0.99 was measured), but 0.15
+// to 0.3 for joint corrections, whose pseudo-inverse is bounded by norms alone.
 double least_of(const AttackedRule& each) { return each.rule.gqa == MergeGqa::joint ? 0.1 : 0.8; }
 
 TEST(MergeClusterErrors, CountEveryErrorOfAMember) {

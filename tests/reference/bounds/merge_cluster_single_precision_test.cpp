@@ -14,7 +14,8 @@
 #include "single_precision.hpp"
 #include "support/random_layer.hpp"
 
-/// LAPACK's minimum-norm least-squares solver in single precision; matrices are column-major and are overwritten.
+/// LAPACK's minimum-norm least-squares solver in single precision; matrices are
+/// column-major and are overwritten.
 extern "C" void sgelss_(const int* rows, const int* columns, const int* right_sides, float* matrix,
                         const int* matrix_stride, float* right, const int* right_stride,
                         float* singular_values, const float* least_ratio, int* rank, float* scratch,
@@ -213,9 +214,10 @@ struct SingleRule {
   double key;  // upper limit for the median of bound over error of keys
 };
 
-// Measured over these clusters: no bound is infinite; medians of bound over error are 77 to 204 for keys (7,500 and
-// 31,400 for joint corrections with two and four heads, whose pseudo-inverse's error is bounded by norms alone), 71 to
-// 178 for values and 172 to 182 for log scores. The limits asserted are about twice as large.
+// Measured over these clusters: no bound is infinite; medians of bound over error are 77 to 204 for
+// keys (7,500 and 31,400 for joint corrections with two and four heads, whose pseudo-inverse's error
+// is bounded by norms alone), 71 to 178 for values and 172 to 182 for log scores. The limits asserted
+// are about twice as large.
 TEST(MergeClusterErrors, HoldInSinglePrecisionAndSaySomething) {
   for (const SingleRule& each :
        std::vector<SingleRule>{{{MergedKey::convex, MergeGqa::mean, 0.3}, 1, 150},

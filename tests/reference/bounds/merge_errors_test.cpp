@@ -1,5 +1,5 @@
-// The rounding bound of lossless merges, from both sides: every correct merge is within it, every wrong one exceeds it.
-// In single precision rounding is so large that the double reference is exact in comparison.
+// The rounding bound of lossless merges, from both sides: every correct merge is within it, every wrong one
+// exceeds it. In single precision rounding is so large that the double reference is exact in comparison.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -164,8 +164,8 @@ TEST(LosslessMergeError, BoundsWhatMergesOfOrdinaryNumbersChange) {
   }
 }
 
-// The number of spoilt merges that exceed the bound; each seed gives one merge in a small cache and one in a large
-// cache.
+// The number of spoilt merges that exceed the bound; each seed gives one merge in a small cache
+// and one in a large cache.
 int64_t caught(MergedKey key, const std::function<void(MergedEntry&)>& spoil, int64_t seeds) {
   int64_t count = 0;
   for (int64_t seed = 0; seed < seeds; ++seed) {
@@ -287,8 +287,8 @@ TEST(LosslessMergeError, NeverExceedsWhatMeansOfTheValuesCanBeApart) {
   EXPECT_LT(bound(given, MergedKey::zip, merged), 2.01 * 3) << "values lie within 3 of each other";
 }
 
-// A thousand equal members become one entry, beside another entry with as many votes; the merge's sums are rounded to
-// 24 bits.
+// A thousand equal members become one entry, beside another entry with as many votes; the merge's
+// sums are rounded to 24 bits.
 struct LargeCluster {
   static constexpr int64_t kMembers = 1000;
   static constexpr double kSums = kMembers * 0x1p-24;
@@ -316,15 +316,16 @@ struct LargeCluster {
 };
 
 TEST(LosslessMergeError, CountsTheRoundingOfValues) {
-  // All values are equal, so that only values' roundings matter: sums of weights are rounded down, sums of products up.
+  // All values are equal, so that only values' roundings matter: sums of weights are rounded
+  // down, sums of products up.
   LargeCluster cluster(Matrix(1, 2), 1, 1);
   for (double& number : cluster.after.values.row(0)) number += 2 * LargeCluster::kSums;
   expect_tight(cluster.change(), cluster.bound(), 2.1);
 }
 
 TEST(LosslessMergeError, CountsTheRoundingOfLogits) {
-  // Products 100 and -100 whose sum is 0: the mean key's two components are rounded apart, by more than the weights
-  // are.
+  // Products 100 and -100 whose sum is 0: the mean key's two components are rounded apart, by
+  // more than the weights are.
   LargeCluster cluster(matrix({{100, -100}}), 1, -1);
   for (double& number : cluster.after.keys.row(0)) number += 100 * LargeCluster::kSums;
   expect_tight(cluster.change(), cluster.bound(), 10);
@@ -448,9 +449,9 @@ struct SingleShape {
   double median;  // upper limit for the median of bound over error
 };
 
-// Measured over 200 merges of each shape: a single bound of one shape exceeds 1 % of the values' length; medians of
-// bound over error are 49, 319 to 363, 186 to 198, 1,180 to 1,350 and 1,760 to 1,930 in this order. The limits asserted
-// are about twice as large.
+// Measured over 200 merges of each shape: a single bound of one shape exceeds 1 % of the values' length;
+// medians of bound over error are 49, 319 to 363, 186 to 198, 1,180 to 1,350 and 1,760 to 1,930 in this
+// order. The limits asserted are about twice as large.
 TEST(LosslessMergeError, HoldsInSinglePrecisionAndSaysSomething) {
   for (const MergedKey key : {MergedKey::min_norm, MergedKey::zip}) {
     for (const auto& [shape, cases, median] : {SingleShape{kShapes[0], 200, 100},

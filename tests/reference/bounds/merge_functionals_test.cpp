@@ -1,4 +1,5 @@
-// What rounding does to a merged entry as a whole: bounds that its worst case attains, far below those of the elements together.
+// What rounding does to a merged entry as a whole: bounds that its worst case attains, far below those
+// of the elements together.
 #include <algorithm>
 #include <cmath>
 #include <functional>

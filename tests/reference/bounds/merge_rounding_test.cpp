@@ -136,8 +136,8 @@ TEST(EffectRounding, BoundsWhatRoundingOfLargeLogitsDoesToAChange) {
   const std::vector<MergedCluster> clusters{{members, 0}};
   const EffectRounding rounding(query.row(0), 1, cache, clusters);
   const double off = logit_errors(query, cache.keys, 1, reference_rounding())(0, 0);
-  // o over the members' and the other entry's values, all 1, minus o' over the merged entry's -1 with two votes and the
-  // other's 1
+  // o over the members' and the other entry's values, all 1, minus o' over the merged entry's -1 with
+  // two votes and the other's 1
   const auto change = [](double merged) {
     const double weight = 2 * std::exp(merged);
     return 1 - (1 - weight) / (1 + weight);

@@ -1,5 +1,5 @@
-// The bounds against scores in single and double precision, in every form in which a score can reasonably be evaluated:
-// every result is within its bound, and the bounds are not so wide that they prove nothing.
+// The bounds against scores in single and double precision, in every form in which a score can reasonably be
+// evaluated: every result is within its bound, and the bounds are not so wide that they prove nothing.
 #include <algorithm>
 #include <cmath>
 #include <limits>

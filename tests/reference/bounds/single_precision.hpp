@@ -1,5 +1,5 @@
-// KeepKV's weighted means with every operation rounded to single precision: float arithmetic is neither fused nor widened
-// (-ffp-contract=off, SSE).
+// KeepKV's weighted means with every operation rounded to single precision: float arithmetic is neither fused
+// nor widened (-ffp-contract=off, SSE).
 #pragma once
 
 #include <algorithm>

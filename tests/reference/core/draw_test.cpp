@@ -51,9 +51,9 @@ RC_GTEST_PROP(DrawnPositions, OfASmallerCountAreAmongThoseOfALarger, ()) {
   RC_ASSERT(std::ranges::includes(many, few));
 }
 
-// Of n independent draws with probability p, the number X of successes has P(|X - np| >= t) <= 2 exp(-2 t^2 / n)
-// (Hoeffding). With `events` of them at once, all are within t with a probability of at least 1 - events * that bound; t is
-// chosen so that this is 1 - 1e-9 for draws that are uniform and independent.
+// Of n independent draws with probability p, the number X of successes has P(|X - np| >= t) <= 2
+// exp(-2 t^2 / n) (Hoeffding). With `events` of them at once, all are within t with a probability of at least
+// 1 - events * that bound; t is chosen so that this is 1 - 1e-9 for draws that are uniform and independent.
 double most_deviation(int64_t n, int64_t events) {
   return std::sqrt(static_cast<double>(n) / 2 * std::log(2 * static_cast<double>(events) / 1e-9));
 }
@@ -111,8 +111,8 @@ TEST(DrawnPositions, AreEveryPositionAndPairEquallyOftenOverSeedsLayersAndHeads)
   }
 }
 
-// Two sets of k among m that are drawn independently have k^2 / m positions in common on average; of each position the
-// number of draws that have it in both is binomial with p = (k/m)^2.
+// Two sets of k among m that are drawn independently have k^2 / m positions in common on average; of each
+// position the number of draws that have it in both is binomial with p = (k/m)^2.
 TEST(DrawnPositions, OfOneSeedAreIndependentBetweenSeedsLayersAndHeads) {
   constexpr int64_t kSeeds = 8192, kCandidates = 12, kDrawn = 4;
   const std::pair<DrawSeed, DrawSeed> pairs[] = {{{0, 0, 0}, {1, 0, 0}}, {{0, 0, 0}, {0, 1, 0}},

@@ -1,4 +1,5 @@
-// The 16-bit formats against their definition: all values, and every number where rounding switches to the next value.
+// The 16-bit formats against their definition: all values, and every number where rounding
+// switches to the next value.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -22,8 +23,8 @@ struct Definition {
   int fraction_bits() const { return 15 - exponent_bits; }
   uint16_t infinity() const { return static_cast<uint16_t>(((1 << exponent_bits) - 1) << fraction_bits()); }
 
-  /// The value of non-negative bits. The bits of infinity get the value that the next larger exponent would have, since
-  /// IEEE rounding treats the exponent range as unbounded.
+  /// The value of non-negative bits. The bits of infinity get the value that the next larger exponent would
+  /// have, since IEEE rounding treats the exponent range as unbounded.
   double magnitude(uint16_t bits) const {
     const int bias = (1 << (exponent_bits - 1)) - 1;
     const int exponent = bits >> fraction_bits();

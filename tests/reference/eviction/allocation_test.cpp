@@ -33,7 +33,8 @@ Integer floor_of(const Rational& number) {
   return top < 0 && quotient * bottom != top ? quotient - 1 : quotient;
 }
 
-// Floors, plus one for the largest fractional parts until the total is reached; equal fractions by ascending index.
+// Floors, plus one for the largest fractional parts until the total is reached; equal
+// fractions by ascending index.
 template <class Number, class Floor>
 Counts largest_remainders(const std::vector<Number>& shares, int64_t sum, const Floor& floor) {
   Counts counts;
@@ -176,7 +177,8 @@ RC_GTEST_PROP(AdakvBudgets, GiveEveryHeadItsSafeguardedShare, ()) {
   }
 }
 
-// The height of a pyramid, exactly; its shares are exact if linear, and have 50 digits if they follow a cosine.
+// The height of a pyramid, exactly; its shares are exact if linear, and have 50 digits
+// if they follow a cosine.
 Rational height(int64_t beta, int64_t budget, int64_t least, int64_t tokens) {
   const Rational wanted = Rational(budget) - Rational(Integer(budget), Integer(beta));
   return std::min({wanted, Rational(budget - least), Rational(tokens - budget)});
@@ -236,8 +238,8 @@ TEST(PyramidBudgets, FallAsACosine) {
 }
 
 TEST(PyramidBudgets, OfFractionsThatOnlyRoundingSetsApartFillUpTheSmallerLayerFirst) {
-  // d = 6: 6 cos 36 = 4.854 and 6 cos 72 = 1.854 have equal fractions, since cos 36 - cos 72 = 1/2; their opposites
-  // have .146.
+  // d = 6: 6 cos 36 = 4.854 and 6 cos 72 = 1.854 have equal fractions, since cos 36 - cos 72 = 1/2;
+  // their opposites have .146.
   EXPECT_EQ(pyramid_budgets({INT64_MAX, Decay::cosine}, 6, 7, 1, 100), (Counts{13, 12, 9, 5, 2, 1}));
   // d = 2: 1.618, 0.618, -0.618, -1.618: the last to be rounded up is the last but one.
   EXPECT_EQ(pyramid_budgets({INT64_MAX, Decay::cosine}, 6, 3, 1, 100), (Counts{5, 5, 4, 2, 1, 1}));

@@ -107,8 +107,10 @@ TEST(ProjectedValueNorms, OfALayerAreThoseOfItsHeads) {
   EXPECT_EQ(projected_value_norms(shape, Tensor(2, 0, 3), projection, Norm::l1).cols(), 0);
 }
 
-// Each projected number is off by gamma_{head_dim} sum |v W|, and the sum of their absolute values by gamma_{model_dim
-// - 1} more. For L2 squaring doubles the relative error of the projected numbers, and the square root halves it again.
+// Each projected number is off by gamma_{head_dim} sum |v W|, and the sum of their absolute
+// values by gamma_{model_dim
+// - 1} more. For L2 squaring doubles the relative error of the projected numbers, and the
+//   square root halves it again.
 TEST(ProjectedValueNormsOracle, IsMetWithinTheDerivedBounds) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     Random random(seed);
@@ -167,8 +169,8 @@ TEST(StageTwoScoresOracle, IsMetWithinTheDerivedBounds) {
 }
 
 TEST(SelectCritical, TakesTheBestByAttentionThenTheBestOfTheRest) {
-  // Attention puts entry 0 first. Of entries 1, 2, 3 the stage-two scores 1, 9, 5 put 2 first, then 3. Entry 0's score
-  // of 100 no longer counts.
+  // Attention puts entry 0 first. Of entries 1, 2, 3 the stage-two scores 1, 9, 5 put 2 first, then 3. Entry
+  // 0's score of 100 no longer counts.
   const std::vector<double> attention{0.6, 0.3, 0.1, 0.0}, stage_two{100, 1, 9, 5};
   const TwoStageSelection selection = select_critical(attention, stage_two, 3, 1);
   EXPECT_EQ(selection.stage_one, Positions{0});

@@ -29,9 +29,9 @@ using namespace test;
     testing::AddGlobalTestEnvironment(new test::OneThread);
 
 TEST(RemovalOrder, TakesOutWhoIsMissedLeastGivenWhoIsGone) {
-  // Weights 1/4 each, values 0, 4, 5 and 3 (not a candidate): o = 3. Without 4 o' = 8/3, without 5 7/3, without 0 4: 4
-  // is removed. Of 0, 5, 3: without 0 o' = 4, without 5 3/2. So 0 is removed before 5, although alone 5 changes o less
-  // than 0.
+  // Weights 1/4 each, values 0, 4, 5 and 3 (not a candidate): o = 3. Without 4 o' = 8/3, without 5 7/3,
+  // without 0 4: 4 is removed. Of 0, 5, 3: without 0 o' = 4, without 5 3/2. So 0 is removed before 5,
+  // although alone 5 changes o less than 0.
   const PowerLayer layer({1, 1, 1, 1}, {0, 4, 5, 3}, {{1}}, 4);
   EXPECT_EQ(removal_order(layer.view(), 0, 1, 3, 3), (Positions{1, 0, 2}));
   const Matrix alone = window_scores(layer.view(), 1, Change::exact, Space::head);
@@ -39,8 +39,8 @@ TEST(RemovalOrder, TakesOutWhoIsMissedLeastGivenWhoIsGone) {
 }
 
 TEST(RemovalOrder, AddsUpOverTheGroupsQueryHeads) {
-  // Head 0 has weights 1/3 each, o = 4: removing 0 or 8 changes o by 2 alike. Head 1 has weights (4, 1, 2)/7: removing
-  // the first entry changes its output more.
+  // Head 0 has weights 1/3 each, o = 4: removing 0 or 8 changes o by 2 alike. Head 1 has weights (4, 1, 2)/7:
+  // removing the first entry changes its output more.
   const PowerLayer layer({4, 1, 2}, {0, 8, 4}, {{0}, {1}}, 3);
   EXPECT_EQ(removal_order(layer.view(), 0, 1, 2, 2), (Positions{1, 0}));
   // With head 1's weights inverted, (1/4, 1, 1/2), removing the second entry changes more.
@@ -56,7 +56,8 @@ TEST(RemovalOrder, OfTiesTakesTheLargerIndexFirst) {
     std::ranges::reverse(falling);
     EXPECT_EQ(removal_order(layer.view(), 0, 2, tokens - 2, tokens - 2), falling);
   }
-  // Values 9, 1, 9, 1 and 5 with mean 5: removing any candidate changes o by 1, so the largest index is removed.
+  // Values 9, 1, 9, 1 and 5 with mean 5: removing any candidate changes o by 1, so the
+  // largest index is removed.
   const PowerLayer layer({1, 1, 1, 1, 1}, {9, 1, 9, 1, 5}, {{0}}, 5);
   const Positions order = removal_order(layer.view(), 0, 1, 4, 1);
   EXPECT_EQ(order, Positions{3}) << "all change o = 5 by 1";
@@ -139,8 +140,8 @@ TEST(RemovalOrderOracle, IsMetForSeveralHeadsAndQueries) {
   }
 }
 
-// The entry with all weight but e^-gap is removed last, when the others' weight is less than a double resolves beside
-// 1.
+// The entry with all weight but e^-gap is removed last, when the others' weight is less than a
+// double resolves beside 1.
 TEST(RemovalOrderOracle, IsMetWhereOneCandidateHoldsNearlyAll) {
   for (const double gap : {20.0, 38.0, 60.0}) {
     RandomLayer layer({2, 1, 3, 2}, 9, 2, 0, 31);
@@ -154,8 +155,8 @@ TEST(RemovalOrderOracle, IsMetWhereOneCandidateHoldsNearlyAll) {
   }
 }
 
-// Two entries share nearly all weight, and a third has nearly all of the rest: after one of the two is removed, the
-// next one dominates, and so on.
+// Two entries share nearly all weight, and a third has nearly all of the rest: after one of the two is
+// removed, the next one dominates, and so on.
 TEST(RemovalOrderOracle, IsMetWhereLeadsFollowOneAnother) {
   for (const double gap : {6.0, 25.0}) {
     for (const uint64_t seed : {41, 42, 43}) {
@@ -218,7 +219,8 @@ Positions evicted(const Positions& kept) {
   return result;
 }
 
-// The change of the outputs by removing a set; the window's logits are computed once per layer, for many sets.
+// The change of the outputs by removing a set; the window's logits are computed once
+// per layer, for many sets.
 class RemovalError {
  public:
   explicit RemovalError(const RandomLayer& layer) : values_(layer.view().values.slice(0)) {
@@ -299,7 +301,8 @@ TEST(ExhaustiveOptimum, IsNoMoreThanTheErrorOfAnySelection) {
                 << std::exp(gaps[s].log_sum / kLayers) << ", worst " << gaps[s].worst << ", optimal in "
                 << gaps[s].optimal << "\n";
     }
-    // No theorem holds for more than one removal, but on these layers greedy is better by far: see the printed ratios.
+    // No theorem holds for more than one removal, but on these layers greedy is better by
+    // far: see the printed ratios.
     for (size_t s = 0; s + 1 < gaps.size(); ++s) {
       EXPECT_LT(gaps.back().log_sum, 0.7 * gaps[s].log_sum) << kSelections[s].first;
     }

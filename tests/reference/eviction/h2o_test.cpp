@@ -93,9 +93,9 @@ TEST(H2o, ScoresAllPositionsByTheSumAndKeepsSinksAndRecentBesideTheBest) {
 }
 
 TEST(H2o, AddsWhatEveryStepPaysToTheSum) {
-  // Running sums (4, 1, 2)/7. Step 0 adds 1/4 to each; entry 1 has the least and is evicted. Step 1 adds (2, 4, 8,
-  // 1)/15 to 0, 2, 3, 4, and 0, 2, 3 have 0.95, 0.80, 0.78: 3 is evicted, although step 1 gave it most and gave least
-  // to 4, which is always kept.
+  // Running sums (4, 1, 2)/7. Step 0 adds 1/4 to each; entry 1 has the least and is evicted. Step 1 adds (2,
+  // 4, 8, 1)/15 to 0, 2, 3, 4, and 0, 2, 3 have 0.95, 0.80, 0.78: 3 is evicted, although step 1 gave it most
+  // and gave least to 4, which is always kept.
   const PowerLayer layer({4, 1, 2, 1, 8}, {0, 0, 0, 0, 0}, {{1, 0, -1}}, 3);
   EXPECT_EQ(evictions(layer, h2o(1, 0, 1), 3), (Evictions{{1}, {3}}));
 }
@@ -104,7 +104,8 @@ TEST(H2o, LetsTheNewEntryGoAtOnceWhereNoneIsRecent) {
   // Running sums (1/2, 1/2); each step adds 1/3 to each entry, and the new entry has only that.
   const PowerLayer layer({1, 1, 1, 1}, {0, 0, 0, 0}, {{0, 0, 0}}, 2);
   EXPECT_EQ(evictions(layer, h2o(1, 0, 0), 2), (Evictions{{2}, {3}}));
-  // A step that gives the new entry nearly all attention keeps it: 0 and 1 tie, and the larger index is evicted.
+  // A step that gives the new entry nearly all attention keeps it: 0 and 1 tie, and the
+  // larger index is evicted.
   const PowerLayer heavy({1, 1, 1e6, 1}, {0, 0, 0, 0}, {{0, 1, 0}}, 2);
   EXPECT_EQ(evictions(heavy, h2o(1, 0, 0), 2), (Evictions{{1}, {3}}));
 }
@@ -135,8 +136,8 @@ TEST(H2o, OfTiesLetsTheLargerPositionGo) {
 }
 
 TEST(H2o, AnswersFromWhoIsThereBeforeAnybodyLeaves) {
-  // Step 0 has weights (4, 1, 2, 1)/8 and values 8, 16, 24, 32: o = 4 + 2 + 6 + 4. Then 3 has the least score and is
-  // evicted, and step 1 attends to 0, 1, 2, 4.
+  // Step 0 has weights (4, 1, 2, 1)/8 and values 8, 16, 24, 32: o = 4 + 2 + 6 + 4. Then 3 has the least score
+  // and is evicted, and step 1 attends to 0, 1, 2, 4.
   const PowerLayer layer({4, 1, 2, 1, 1}, {8, 16, 24, 32, 40}, {{1, 1, 0}}, 3);
   const auto session = make_session();
   session->compress(layer.view(), h2o(1, 0, 0), Positions{3});
@@ -148,7 +149,8 @@ TEST(H2o, AnswersFromWhoIsThereBeforeAnybodyLeaves) {
 }
 
 TEST(H2o, ByRemovalKeepsForEverWhoWasOnceAlone) {
-  // The prompt's first query sees position 0 alone: without it no output is defined, and its score is +infinity.
+  // The prompt's first query sees position 0 alone: without it no output is defined,
+  // and its score is +infinity.
   const RandomLayer layer({2, 1, 3, 4}, 6, 6, 8, 3);
   const Policy policy{H2o{6, 0, 0}, ExactRemoval(), {}, {}, {}};
   const auto session = make_session();

@@ -87,15 +87,16 @@ TEST(ScoredAttention, ByRemovalIsWhatItChanges) {
 }
 
 TEST(ScoredAttention, BySlotKeepsTheWeightOfALogitOfZero) {
-  // The first key is 0 already: zeroing its value gives o' = 3/4 8 = 6. Zeroing the second entry gives o' = (4 + 0) /
-  // 2.
+  // The first key is 0 already: zeroing its value gives o' = 3/4 8 = 6. Zeroing the second
+  // entry gives o' = (4 + 0) / 2.
   expect_numbers(two_entries().scores(Change::slot), {1, 25});
   // o' = 4, (8 + 0) / (1 + 1 + 5), (8 + 32 + 0) / (1 + 2 + 1).
   expect_numbers(three_entries().scores(Change::slot), {1, std::pow(5 - 8.0 / 7, 2), 25});
 }
 
 TEST(ScoredAttention, IsMeasuredAfterTheProjectionOfEachHead) {
-  // Head 0 projects (x, y) W = (x + y, 0, 2 y), head 1 takes x alone. A = 1/2 each, v = (2, 0), (0, 4), o = (1, 2).
+  // Head 0 projects (x, y) W = (x + y, 0, 2 y), head 1 takes x alone. A = 1/2 each,
+  // v = (2, 0), (0, 4), o = (1, 2).
   Cache cache{Matrix(2, 2), matrix({{2, 0}, {0, 4}}), matrix({{1, 1}, {1, 1}}),
               matrix({{1, 0, 0}, {1, 0, 2}, {1, 0, 0}, {0, 0, 0}})};
   EXPECT_EQ(cache.scores(Change::value, 0), (std::vector<double>{1, 20}));  // (1, 0) W; (0, 2) W = (2, 0, 4)
@@ -294,8 +295,8 @@ TEST(WindowScoresOracle, IsMetForEveryChangeSpaceAndGroupSize) {
   }
 }
 
-// Each query's scores cover the entries that it sees, and are summed; more queries, heads and tokens than are processed
-// at a time.
+// Each query's scores cover the entries that it sees, and are summed; more queries, heads and tokens than
+// are processed at a time.
 TEST(WindowScores, AreTheSumOverQueriesOfWhatEachSees) {
   const RandomLayer layer({12, 2, 5, 6}, 600, 40, 0, 23);
   const LayerView view = layer.view();
@@ -414,7 +415,8 @@ struct Drawn {
   double shift = 0;
 };
 
-// Adds a dimension in which all keys are 1 and the query is the shift, so that the shift is added to every logit.
+// Adds a dimension in which all keys are 1 and the query is the shift, so that the shift
+// is added to every logit.
 Cache shifted(const Cache& cache, double shift) {
   Cache result = cache;
   const int64_t entries = cache.keys.rows(), head_dim = cache.keys.cols();
@@ -473,8 +475,8 @@ RC_GTEST_PROP(ScoredAttentionProperty, ByRemovalAndByValueDoNotChangeUnderAShift
   }
 }
 
-// At a logit of 0 the key score is 0 and the joint score is the value score; after a shift by 1 they are A^2 |v - o|^2
-// and A^2 |2 v - o|^2.
+// At a logit of 0 the key score is 0 and the joint score is the value score; after a shift by 1 they are A^2
+// |v - o|^2 and A^2 |2 v - o|^2.
 TEST(ScoredAttention, ByKeyAndJointChangeUnderAShiftThoughTheOutputDoesNot) {
   const Cache before = two_entries(), after = shifted(before, 1);
   EXPECT_NEAR(after.scored(Change::key).output(0, 0), 7, 1e-13);
@@ -487,8 +489,8 @@ TEST(ScoredAttention, ByKeyAndJointChangeUnderAShiftThoughTheOutputDoesNot) {
       << "the slot's logit of 0 is not shifted";
 }
 
-// With a square W, scores of the values V W in their own space equal those of V in projected space, within both
-// tolerances.
+// With a square W, scores of the values V W in their own space equal those of V in projected
+// space, within both tolerances.
 RC_GTEST_PROP(ScoredAttentionProperty, InTheProjectedSpaceIsThatOfProjectedValues, ()) {
   Random random(static_cast<uint64_t>(*test::integer(0, 1 << 30)));
   const int64_t entries = *test::integer(2, 12), head_dim = *test::integer(1, 4);

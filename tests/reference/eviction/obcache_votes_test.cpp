@@ -133,8 +133,8 @@ TEST(ScoredAttentionWithVotes, NamesVotesOfAnotherNumber) {
 
 // ---- evictions
 
-// TOVA scores entries by the step's query alone, so that its eviction follows from the cache, including merged values
-// and votes.
+// TOVA scores entries by the step's query alone, so that its eviction follows from the cache, including
+// merged values and votes.
 std::vector<double> scores_of(const Policy& policy, const RandomLayer& layer, int64_t g,
                               const RecordedCache& cache, MatrixView queries) {
   const LayerView view = layer.view();

@@ -87,7 +87,8 @@ TEST(EvictionErrors, KeepTheirPrecisionWhereOneEntryHoldsNearlyEverything) {
   const Matrix errors =
       eviction_errors({1, 1, 1, 1}, 1, column({60, 0, 0}), column({5, 1, 3}), test::matrix({{1}}), 2);
   EXPECT_NEAR(errors(0, 0), 9, 256 * kUnit);
-  // The log-sum-exp of 60 is off by up to 60 u, which is the relative error of a weight; the weight is squared here.
+  // The log-sum-exp of 60 is off by up to 60 u, which is the relative error of a weight;
+  // the weight is squared here.
   EXPECT_NEAR(errors(0, 1) / (16 * std::exp(-120.0)), 1, 4 * 60 * kUnit);
 }
 
@@ -109,9 +110,9 @@ TEST(EvictionErrors, AreWhatRemovalDoesToEveryQueryHead) {
     const int64_t g = h / 3;
     const Matrix logits = attention_logits(queries.view().middle_rows(h, 1), keys.slice(g), scale);
     const Matrix weights = attention_weights(queries.view().middle_rows(h, 1), keys.slice(g), scale, entries);
-    // Logits are off by at most d, so weights by a factor of e^(2 d) and their own roundings, and 1 - A by as much
-    // relative to 1 - A. The components of a change are sums of at most |v| + |o| <= 2 max |v|, which the expanded
-    // square may lose by cancellation.
+    // Logits are off by at most d, so weights by a factor of e^(2 d) and their own roundings, and 1 - A by as
+    // much relative to 1 - A. The components of a change are sums of at most |v| + |o| <= 2 max |v|, which
+    // the expanded square may lose by cancellation.
     double largest_logit = 0, largest_value = 0;
     for (int64_t j = 0; j < entries; ++j) {
       double sum = 0, norm = 0;

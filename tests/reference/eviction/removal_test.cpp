@@ -88,7 +88,8 @@ TEST(RemovalChange, OfOneEntryIsItsExactScore) {
   }
 }
 
-// || o' - o || is |A_E| || o_rest - o_E ||; the removed entries have all weight but e^-gap, for gaps of any size.
+// || o' - o || is |A_E| || o_rest - o_E ||; the removed entries have all weight but
+// e^-gap, for gaps of any size.
 TEST(RemovalChangeOracle, IsMetWhereNearlyAllAttentionLeaves) {
   Random random(2);
   for (const double gap : {0.0, 2.0, 38.0, 60.0, 800.0, 2e4}) {

@@ -76,8 +76,8 @@ RC_GTEST_PROP(RankTopProperty, AgreesWithAFullStableSort, ()) {
   RC_ASSERT(select_top(scores, k) == expected);
 }
 
-// Permuting the entries permutes the selection. With ties only the selected scores are the same, since the smaller
-// index then belongs to another entry.
+// Permuting the entries permutes the selection. With ties only the selected scores are the same, since the
+// smaller index then belongs to another entry.
 RC_GTEST_PROP(SelectTopProperty, FollowsAPermutationOfTheEntries, ()) {
   const std::vector<double> scores = numbers(*test::dyadics(1, 40, 1000));
   Indices places(scores.size());

@@ -23,7 +23,8 @@ using test::RandomLayer;
 
 std::vector<double> list(VectorView numbers) { return {numbers.begin(), numbers.end()}; }
 
-// One head of dimension 1 with 3 tokens and all keys 0: every query attends equally to the tokens that it sees.
+// One head of dimension 1 with 3 tokens and all keys 0: every query attends equally to
+// the tokens that it sees.
 struct UniformLayer {
   Tensor keys{1, 3, 1}, values{1, 3, 1}, queries{1, 3, 1};
   Matrix output_projection{1, 1};
@@ -174,8 +175,8 @@ TEST(GroupMean, NamesGroupsThatDoNotFit) {
             "3 query heads cannot be shared out in groups of 0");
 }
 
-// The weights' own bounds, averaged, plus gamma_window for the sum and its quotient; pooling takes the largest error
-// within reach; the group mean adds gamma_{group_size}.
+// The weights' own bounds, averaged, plus gamma_window for the sum and its quotient; pooling takes the
+// largest error within reach; the group mean adds gamma_{group_size}.
 TEST(SnapKvOracle, IsMetWithinTheDerivedBounds) {
   for (const int64_t kv_heads : {1, 2, 6}) {
     const RandomLayer layer({6, kv_heads, 5, 3}, 50, 40, 0, static_cast<uint64_t>(kv_heads));

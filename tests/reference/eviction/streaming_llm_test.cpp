@@ -62,7 +62,8 @@ TEST(StreamingLlm, LetsTheOldestThatIsNoSinkGo) {
 TEST(StreamingLlm, OfSinksAloneLetsTheNewEntryGoAtOnce) {
   const PowerLayer layer({1, 1, 1, 1, 1}, {1, 2, 3, 6, 9}, {{0, 0, 0}}, 3);
   EXPECT_EQ(evictions(layer, streaming_llm(2), 2), (Evictions{{3}, {4}}));
-  // The new entry is evicted at once, but its own query still attends to it: (1 + 2 + 6) / 3, then (1 + 2 + 9) / 3.
+  // The new entry is evicted at once, but its own query still attends to it:
+  // (1 + 2 + 6) / 3, then (1 + 2 + 9) / 3.
   const auto session = make_session();
   session->compress(layer.view(), streaming_llm(2), Positions{2});
   EXPECT_DOUBLE_EQ(session->step(layer.step(0)).output(0, 0), 3);

@@ -41,8 +41,8 @@ struct Head {
   Positions candidates, always;
 };
 
-// sum_h theta_h of the selected candidates and the always-kept entries in 50 digits, with the error bound of evaluating
-// it in double precision.
+// sum_h theta_h of the selected candidates and the always-kept entries in 50 digits, with the error bound of
+// evaluating it in double precision.
 Bounded total_bound(const Head& head, const Positions& selected) {
   Positions kept = selected;
   kept.insert(kept.end(), head.always.begin(), head.always.end());
@@ -87,8 +87,9 @@ TEST(ThetaSweep, TakesTheFirstOfEqualSelections) {
 }
 
 TEST(ThetaSweep, EndsWithAttentionAlone) {
-  // Kept mass is below 1/2, so theta grows with the kept norms, and 0 is better than 1: both have about 0.3, but norms
-  // 1 and 2. The mean norm is 7/6, so even at lambda = 10^3 entry 1 leads: 0.2999 (1000 + 12/7) > 0.3 (1000 + 6/7).
+  // Kept mass is below 1/2, so theta grows with the kept norms, and 0 is better than 1: both have about 0.3,
+  // but norms 1 and 2. The mean norm is 7/6, so even at lambda = 10^3 entry 1 leads: 0.2999
+  // (1000 + 12/7) > 0.3 (1000 + 6/7).
   const Head head(matrix({{0.3, 0.2999, 0.13, 0.13, 0.13, 0.0101}}), matrix({{1, 2, 1, 1, 1, 1}}));
   EXPECT_EQ(select_theta_sweep(head.input(), 1), Positions{0});
 }
@@ -144,7 +145,8 @@ Head random_head(Random& random, int64_t group_size, int64_t tokens) {
   return {std::move(weights), std::move(norms)};
 }
 
-// Selections are compared by computed bounds, so the guarantee holds up to the error bounds of two evaluations.
+// Selections are compared by computed bounds, so the guarantee holds up to the error
+// bounds of two evaluations.
 TEST(ThetaSweepOracle, IsNeverWorseThanItsRivals) {
   int64_t better_than_all = 0;
   for (uint64_t seed = 0; seed < 150; ++seed) {

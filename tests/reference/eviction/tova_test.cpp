@@ -67,8 +67,8 @@ TEST(Tova, KeepsSinksAndWhomTheLastQueryHeedsMost) {
 }
 
 TEST(Tova, ForgetsWhatEarlierQueriesPaid) {
-  // Step 0 has weights (4, 1, 2, 8)/15: 1 is evicted. Step 1 inverts them, (1/4, 1/2, 1/8, 1): 3 is evicted, which had
-  // the most.
+  // Step 0 has weights (4, 1, 2, 8)/15: 1 is evicted. Step 1 inverts them, (1/4, 1/2, 1/8, 1): 3 is
+  // evicted, which had the most.
   const PowerLayer layer({4, 1, 2, 8, 1}, {0, 0, 0, 0, 0}, {{1, 1, -1}}, 3);
   EXPECT_EQ(evictions(layer, tova(0), 3), (Evictions{{1}, {3}}));
 }
@@ -95,8 +95,8 @@ TEST(Tova, OfTiesLetsTheLargerPositionGoWhereverItLies) {
 }
 
 TEST(Tova, TakesTheMeanOverTheGroupsQueryHeads) {
-  // Heads 0 and 1 have weights (4, 1, 2, 1)/8 and inverted (1, 4, 2, 4)/11: by their sum 2 is last, which it is in
-  // neither head.
+  // Heads 0 and 1 have weights (4, 1, 2, 1)/8 and inverted (1, 4, 2, 4)/11: by their sum 2 is last,
+  // which it is in neither head.
   const PowerLayer layer({4, 1, 2, 1}, {0, 0, 0, 0}, {{1, 1}, {-1, -1}}, 3);
   EXPECT_EQ(evictions(layer, tova(0), 3), (Evictions{{2}}));
 }

@@ -75,8 +75,8 @@ TEST(Spreads, AlwaysForACertaintyAndNeverForNoChance) {
 }
 
 TEST(Spreads, AsOftenAsItsProbabilitySays) {
-  // 20000 independent draws are more than 5 standard deviations (5 sqrt(p (1 - p) 20000)) from their mean once in 1.7
-  // million; the draws here are the same in every run.
+  // 20000 independent draws are more than 5 standard deviations (5 sqrt(p (1 - p) 20000)) from their mean
+  // once in 1.7 million; the draws here are the same in every run.
   for (const double probability : {0.1, 0.5, 0.9}) {
     int64_t taken = 0;
     for (int64_t position = 0; position < 20000; ++position) taken += spreads(probability, 3, 1, position);

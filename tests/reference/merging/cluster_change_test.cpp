@@ -1,4 +1,5 @@
-// The change of outputs by the merge of one cluster alone, against attention over caches that are written out.
+// The change of outputs by the merge of one cluster alone, against attention over
+// caches that are written out.
 #include <algorithm>
 #include <cmath>
 
@@ -65,8 +66,9 @@ double apart(const Matrix& a, const Matrix& b) {
   return std::sqrt(squared_distance(a.numbers(), b.numbers()));
 }
 
-// A generous bound on all roundings from these keys to an output: each entry's logit is off by at most gamma_d |q| |k|
-// and a few units in the last place, which changes each of head_dim numbers by as much times the largest value.
+// A generous bound on all roundings from these keys to an output: each entry's logit is off by at most
+// gamma_d |q| |k| and a few units in the last place, which changes each of head_dim numbers by as much
+// times the largest value.
 double rounding(MatrixView queries, const CacheEntries& cache) {
   double largest_logit = 1, largest_value = 0;
   for (int64_t h = 0; h < queries.rows; ++h) {

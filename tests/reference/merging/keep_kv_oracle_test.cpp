@@ -219,8 +219,8 @@ TEST(MergeClusterOracle, IsMetInEveryRegimeByEveryRule) {
 
 // ---- no loss
 
-// The merged key's logit is ln(W / P) for scores that are the query's own logits, up to the error bound of the key
-// times the query.
+// The merged key's logit is ln(W / P) for scores that are the query's own logits, up to the error bound of
+// the key times the query.
 testing::AssertionResult is_lossless(const KeyRule& rule, const Case& drawn) {
   const MergedEntry merged = merge_cluster(MergeQueries(rule, drawn.queries, drawn.scale), drawn.members);
   const Rows logits = oracle::logits(drawn.queries, drawn.members.keys, drawn.scale);
@@ -237,8 +237,8 @@ testing::AssertionResult is_lossless(const KeyRule& rule, const Case& drawn) {
     terms += abs(query * expected.keys.front()[c].value);
   }
   const Bounded target = oracle::log_mean_score(exactly(VectorView(drawn.members.votes)), logits.front());
-  // `bound` is that of roundings to 16 digits, grown by cancellation near m = 0. The definition is rounded to 50 digits,
-  // and grows alike: it is off by about 1e-34 of `bound`.
+  // `bound` is that of roundings to 16 digits, grown by cancellation near m = 0. The definition is rounded to
+  // 50 digits, and grows alike: it is off by about 1e-34 of `bound`.
   if (abs(exact - target.value) > Real("1e-40") * (1 + terms) + Real("1e-32") * bound) {
     return testing::AssertionFailure() << "the definition itself gives " << exact << " for " << target.value;
   }

@@ -230,8 +230,8 @@ ClusterMembers two_heads() {
 }
 
 TEST(MergeCluster, JointlyGivesEveryHeadItsLogitWhereQueriesAreIndependent) {
-  // k-_0 = (2.5, 6), k-_1 = (1.5, 2); head h requires scale q_h . k = scale q_h . k-_h - KL: the first coordinate of
-  // k-_0 and the second of k-_1, each less KL over the query's length.
+  // k-_0 = (2.5, 6), k-_1 = (1.5, 2); head h requires scale q_h . k = scale q_h . k-_h - KL: the first
+  // coordinate of k-_0 and the second of k-_1, each less KL over the query's length.
   const MergeQueries queries(kJoint, matrix({{2, 0}, {0, 4}}), 0.5, {0, 0});
   expect_numbers(merge_cluster(queries, two_heads()).key, {2.5 - kDivergence, 2 - kDivergence / 2});
 }
@@ -246,8 +246,8 @@ TEST(MergeCluster, JointlyDropsDirectionsThatQueriesHardlyHave) {
 }
 
 TEST(MergeCluster, JointlyMeetsTheMeanOfWhatParallelQueriesAskFor) {
-  // Both queries point along (1, 0), with targets 2.5 - KL and 1.5 - KL; least squares takes their mean, which the mean
-  // key meets but for KL.
+  // Both queries point along (1, 0), with targets 2.5 - KL and 1.5 - KL; least squares takes their mean,
+  // which the mean key meets but for KL.
   for (const double rank : {0.3, 1e-9, 0.0}) {
     const MergeQueries queries({MergedKey::min_norm, MergeGqa::joint, rank}, matrix({{1, 0}, {1, 0}}), 1,
                                {0, 0});

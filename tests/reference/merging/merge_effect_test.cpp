@@ -74,7 +74,8 @@ void expect_difference_of_outputs(const Case& given) {
       EXPECT_TRUE(oracle::within(effect.change(row, c), {o.value - o_now.value, o.bound + o_now.bound}));
     }
     EXPECT_TRUE(oracle::within(effect.log_sum_exp[i], before.log_sum_exp[i]));
-    // Weights follow from logits and log-sum-exps: a hundred roundings in double precision bound the errors of both.
+    // Weights follow from logits and log-sum-exps: a hundred roundings in double precision
+    // bound the errors of both.
     const double off = 1e-14 * (1 + std::abs(effect.log_sum_exp[i]) + std::abs(effect.merged_logits(row, 0)) +
                                 std::abs(effect.merged_logits(row, 1)));
     const AttentionOutput plain_before = attention_of(given, given.before());
@@ -127,8 +128,8 @@ TEST(MergeEffect, HasTheMembersLogits) {
 }
 
 TEST(MergeEffect, OfMembersThatAreAllLikeTheMergedEntryIsAsSmallAsTheirShare) {
-  // One entry with three votes is three equal entries: the output does not change, and other entries, however large,
-  // add no rounding.
+  // One entry with three votes is three equal entries: the output does not change, and other entries,
+  // however large, add no rounding.
   Case given(3);
   given.clusters.resize(1);
   given.clusters[0].members = {};

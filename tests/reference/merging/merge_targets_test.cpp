@@ -111,8 +111,8 @@ TEST(MergeFirst, SendsCandidatesToTheirBettersAndFollowsTheChain) {
 }
 
 TEST(MergeFirst, RanksRootsByTheSumOfTheirMembersScores) {
-  // 0 and 1 merge into 2, with a total score of 6; 3 alone has 5. With room for one entry the chain stays, though 5 is
-  // the largest single score.
+  // 0 and 1 merge into 2, with a total score of 6; 3 alone has 5. With room for one entry the chain stays,
+  // though 5 is the largest single score.
   const Matrix keys = at_degrees({0, 10, 20, 120});
   const MergeTargets targets = merge_first(keys, Numbers{1, 2, 3, 5}, {}, 1, kUsual);
   EXPECT_EQ(targets.kept, Positions{2});
@@ -138,8 +138,8 @@ TEST(MergeFirst, NeedsAStrictlyHigherScore) {
 }
 
 TEST(MergeFirst, SendsToTheMostSimilarBetterAndNotToTheBest) {
-  // Better than 0 are 1 at 30 degrees and 2 at 10 degrees: 0 merges into 2. At equal angles on both sides the smaller
-  // position wins.
+  // Better than 0 are 1 at 30 degrees and 2 at 10 degrees: 0 merges into 2. At equal angles on both sides
+  // the smaller position wins.
   EXPECT_EQ(members(merge_first(at_degrees({0, 30, 10}), Numbers{1, 9, 2}, {}, 3, kUsual)),
             (Clusters{{1, {0, 2}}}))
       << "and from there to 1, at 20 degrees";
@@ -156,8 +156,8 @@ TEST(MergeFirst, KeepsAllRootsIfThereAreFewerThanPlaces) {
 }
 
 TEST(MergeFirst, LeavesThoseAlwaysKeptOutOfIt) {
-  // Positions 0 and 4 are always kept; candidate 1 has the same key, but candidates do not merge into always-kept
-  // entries.
+  // Positions 0 and 4 are always kept; candidate 1 has the same key, but candidates do not merge
+  // into always-kept entries.
   const Matrix keys = at_degrees({0, 0, 100, 200, 0});
   const MergeTargets targets = merge_first(keys, Numbers{1, 2, 3}, Positions{0, 4}, 2, kUsual);
   EXPECT_EQ(targets.kept, (Positions{0, 2, 3, 4}));
@@ -173,8 +173,8 @@ TEST(MergeFirst, WithoutRoomDropsAllCandidates) {
 TEST(MergeFirst, TakesAZeroKeyForLikeNobody) {
   const Matrix keys = matrix({{0, 0}, {1, 0}, {-1, 0}});
   EXPECT_EQ(members(merge_first(keys, Numbers{1, 2, 3}, {}, 3, kUsual)), Clusters());
-  // Without a threshold 0's cosine of 0 is the same with both better candidates; the only one better than 1 has the
-  // opposite key.
+  // Without a threshold 0's cosine of 0 is the same with both better candidates; the only one better
+  // than 1 has the opposite key.
   EXPECT_EQ(members(merge_first(keys, Numbers{1, 2, 3}, {}, 3, kAll)), (Clusters{{2, {0, 1}}}));
 }
 
@@ -216,8 +216,8 @@ int64_t nearest(const IntegerKeys& keys, int64_t from, const Positions& to) {
 }
 
 IntegerKeys drawn_keys(Random& random, int64_t count) {
-  // Few directions, so that cosines tie: 0, 1 and sqrt(1/2) up to their signs. Their sums are not rounded, and
-  // multiples by powers of two have the same bits.
+  // Few directions, so that cosines tie: 0, 1 and sqrt(1/2) up to their signs. Their sums are not rounded,
+  // and multiples by powers of two have the same bits.
   constexpr double kDirections[][2] = {{1, 0}, {0, 1}, {1, 1}, {-1, 0}, {0, -1}, {-1, -1}, {0, 0}};
   IntegerKeys result{Matrix(count, 2)};
   for (int64_t i = 0; i < count; ++i) {

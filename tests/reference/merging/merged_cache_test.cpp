@@ -11,8 +11,8 @@ namespace {
 using namespace reference;
 using Positions = std::vector<int64_t>;
 
-// Five prompt tokens and three steps, one number per key and value: keys are the positions, values the positions plus
-// 100.
+// Five prompt tokens and three steps, one number per key and value: keys are the positions,
+// values the positions plus 100.
 struct Layer {
   Matrix keys = matrix({{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}});
   Matrix values = matrix({{100}, {101}, {102}, {103}, {104}, {105}, {106}, {107}});

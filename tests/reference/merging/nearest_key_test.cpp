@@ -29,7 +29,8 @@ std::vector<double> cosines(const std::vector<NearestKey>& keys) {
   return result;
 }
 
-// The results of nearest_keys by calls of nearest_key, from a cache that holds the staying keys in reverse order.
+// The results of nearest_keys by calls of nearest_key, from a cache that holds the
+// staying keys in reverse order.
 std::vector<NearestKey> one_by_one(MatrixView leaving, MatrixView staying) {
   std::vector<NearestKey> result;
   for (int64_t i = 0; i < leaving.rows; ++i) {
@@ -195,8 +196,8 @@ TEST(NearestKeys, AreTheSameForAnyNumberOfThreads) {
 }
 
 TEST(NearestBetterKeys, AreTheNearestOfStrictlyHigherScore) {
-  // 0 and 2 have the highest score. Of the entries better than 1 the nearest is at 45 degrees; all others are better
-  // than 3.
+  // 0 and 2 have the highest score. Of the entries better than 1 the nearest is at 45 degrees; all
+  // others are better than 3.
   const Matrix keys = matrix({{1, 0}, {0, 1}, {1, 1}, {0, 2}});
   const std::vector<NearestKey> nearest = nearest_better_keys(keys, std::vector<double>{5, 1, 5, 0});
   EXPECT_EQ(indices(nearest), (std::vector<int64_t>{-1, 2, -1, 1}));

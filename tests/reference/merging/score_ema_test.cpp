@@ -140,12 +140,12 @@ TEST(ScoreEma, NamesWhatDoesNotFit) {
   EXPECT_THROW(ema.replace(0, std::vector<double>{0, NAN}, 1), NonFinite);
 }
 
-// ln of sum_k (1 - a) a^(L-1-k) s_k, divided by sum_k (1 - a) a^(L-1-k) or 1 - a^tokens, with the error bound of
-// ScoreEma's evaluation. An update is off by 5 roundings of the larger term and of the exponential, and by the rounding
-// of the exponential's argument, which is below 746 and is at most the scores' spread plus the distance of a mantissa
-// (>= 2^-64: 45) from 1. Moving a mantissa into the exponent takes two roundings of the sum of both. c is off by 3
-// roundings per query, the rest by a few of the logarithms: 4 of tokens ln a, the exponential and the difference, 2 of
-// each logarithm, 1 of each sum.
+// ln of sum_k (1 - a) a^(L-1-k) s_k, divided by sum_k (1 - a) a^(L-1-k) or 1 - a^tokens, with the error bound
+// of ScoreEma's evaluation. An update is off by 5 roundings of the larger term and of the exponential, and by
+// the rounding of the exponential's argument, which is below 746 and is at most the scores' spread plus the
+// distance of a mantissa (>= 2^-64: 45) from 1. Moving a mantissa into the exponent takes two roundings of
+// the sum of both. c is off by 3 roundings per query, the rest by a few of the logarithms: 4 of tokens ln a,
+// the exponential and the difference, 2 of each logarithm, 1 of each sum.
 Bounded log_ema(const oracle::Row& log_scores, const PredictedScores& prediction, int64_t tokens) {
   const Real a = prediction.ema, u = oracle::unit_roundoff();
   const auto queries = std::ssize(log_scores);
@@ -266,7 +266,8 @@ TEST(ObserveLogits, IsObservingTheirScores) {
 }
 
 TEST(PromptEma, IsOverTheQueriesThatSeeAnEntry) {
-  // Bases (1, 3, 4), two queries of 1, whose weights are proportional to the bases: (1/4, 3/4) and (1, 3, 4)/8.
+  // Bases (1, 3, 4), two queries of 1, whose weights are proportional to the bases:
+  // (1/4, 3/4) and (1, 3, 4)/8.
   const PowerLayer layer({1, 3, 4}, {0, 0, 0}, {{1, 1}}, 3);
   const ScoreEma ema = prompt_ema(layer.view(), 0, options(0.5));
   ASSERT_EQ(ema.entries(), 3);

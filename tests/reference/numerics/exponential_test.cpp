@@ -50,8 +50,8 @@ std::vector<uint64_t> bits(const std::vector<double>& numbers) {
   return result;
 }
 
-// |fl(exp x) - exp x| <= 1.8 u exp x + eta/2, the eta only below the normal range. This implies the oracle's assumption
-// about exp, 2 u and eta.
+// |fl(exp x) - exp x| <= 1.8 u exp x + eta/2, the eta only below the normal range. This implies the oracle's
+// assumption about exp, 2 u and eta.
 testing::AssertionResult is_within_its_bound(double x) {
   const Real exact = exp(Real(x));
   const bool subnormal = exact < ldexp(Real(1), -1022);
@@ -161,8 +161,8 @@ TEST(ExponentiateBound, IsWhatItsDerivationSays) {
   EXPECT_LE(low_error, ldexp(Real(1), -84));
   const Real reduction = (ldexp(Real(1), -55) + low_error) / kUnitRoundoff;
   EXPECT_LE(reduction * (1 + ldexp(Real(1), -50)), Real("0.26"));
-  // The polynomial: its truncation, and Horner's rule, in which r^(i-2)/i! undergoes its own rounding, i - 2 products,
-  // and i - 2 sums, plus one for all but the last term.
+  // The polynomial: its truncation, and Horner's rule, in which r^(i-2)/i! undergoes its own rounding, i - 2
+  // products, and i - 2 sums, plus one for all but the last term.
   Real term = 1, q = 0, q_error = 0;
   for (int i = 2; i <= Constants::kDegree; ++i) {
     term /= i;  // r^(i-2)/i!

@@ -69,7 +69,8 @@ TEST(PseudoInverse, DropsSingularValuesBelowTheRankAndKeepsThoseAtIt) {
 }
 
 TEST(PseudoInverse, DropsWhatIsZeroButForRounding) {
-  // Multiples of one row, rounded to doubles: the exact second singular value is 0, the computed one is rounding.
+  // Multiples of one row, rounded to doubles: the exact second singular value is 0, the
+  // computed one is rounding.
   const Numbers row{0.1, 0.7, -1.3};
   for (const double factor : {3.0, -0.3, 1.0 / 7, 1e5}) {
     Matrix rows = matrix({row, row});
@@ -151,7 +152,8 @@ RC_GTEST_PROP(PseudoInverseProperty, MeetsItsDefinition, ()) {
   for (size_t c = 0; c < x.size(); ++c) RC_ASSERT(bool(within(x[c], (*expected)[c])));
 }
 
-// The oracle is not a copy of the tested code: its solution has the properties that define the pseudo-inverse.
+// The oracle is not a copy of the tested code: its solution has the properties that
+// define the pseudo-inverse.
 TEST(PseudoInverseOracle, IsInTheRowsSpaceAndMeetsTheConditions) {
   Random random(7);
   for (const int64_t count : {1, 2, 4}) {
@@ -166,7 +168,8 @@ TEST(PseudoInverseOracle, IsInTheRowsSpaceAndMeetsTheConditions) {
       for (size_t c = 0; c < 5; ++c) product += (*solution)[c].value * rows.row(i)[c];
       EXPECT_LT(abs(product - targets(0, i)), Real("1e-40"));
     }
-    // The solution is the shortest of all that meet the conditions: any other vector with the same products is longer.
+    // The solution is the shortest of all that meet the conditions: any other vector with the
+    // same products is longer.
     const Matrix more = random.matrix(1, 5);
     Numbers products;
     for (int64_t i = 0; i < count; ++i) {

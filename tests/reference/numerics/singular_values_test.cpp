@@ -65,7 +65,8 @@ TEST(SingularValues, OfAnEmptyMatrixAreNone) {
 }
 
 TEST(SingularValues, OfTallMatricesAreThoseTheyWereMadeOf) {
-  // Around one and two blocks of rows. The square root of a Gram matrix's eigenvalue would miss 1e-9 by about 1e-8.
+  // Around one and two blocks of rows. The square root of a Gram matrix's eigenvalue would
+  // miss 1e-9 by about 1e-8.
   const Numbers sigmas{3, 1, 1e-3, 1e-9, 0};
   for (const int64_t rows : {5, 12, 511, 512, 513, 1023, 1024, 1025, 3000}) {
     SCOPED_TRACE(rows);

@@ -1,5 +1,5 @@
-// elementwise, largest, directions, row norms and scaled averages, on numbers that can be checked by hand and at
-// lengths around a vector's width.
+// elementwise, largest, directions, row norms and scaled averages, on numbers that can be checked by hand and
+// at lengths around a vector's width.
 #include <algorithm>
 #include <cmath>
 #include <numeric>

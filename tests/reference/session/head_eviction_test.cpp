@@ -33,8 +33,8 @@ using Evictions = std::vector<Positions>;
 
 // ---- by hand, with CriticalKV's stages
 
-// A policy with CriticalKV's selection. In the layers below values are the projected norms, and the bases give the
-// attention.
+// A policy with CriticalKV's selection. In the layers below values are the projected norms, and the
+// bases give the attention.
 Policy critical(Host host, std::optional<Decimal> alpha, double epsilon = 0) {
   TwoStage options;
   options.alpha = alpha;
@@ -43,12 +43,12 @@ Policy critical(Host host, std::optional<Decimal> alpha, double epsilon = 0) {
 }
 
 TEST(CriticalInDecoding, LetsTheLeastByStageTwoGoOutsideStageOne) {
-  // Weights (8, 4, 2, 1, 1)/16 and norms (1, 1, 8, 32, 2) have products 8, 4, 16, 32, 2: entry 4's is the least. Of k =
-  // 4 entries stage one protects floor(4 alpha) by attention, entry 0 first.
+  // Weights (8, 4, 2, 1, 1)/16 and norms (1, 1, 8, 32, 2) have products 8, 4, 16, 32, 2: entry 4's is the
+  // least. Of k = 4 entries stage one protects floor(4 alpha) by attention, entry 0 first.
   const PowerLayer layer({8, 4, 2, 1, 1}, {1, 1, 8, 32, 2}, {{1, 1}}, 4);
   EXPECT_EQ(evictions(layer, critical(Tova{0}, Decimal{5, 1}), 4), (Evictions{{4}}));
-  // With norms (1, 1, 8, 32, 6) entry 4's product 6 exceeds entry 1's 4, unless stage one has two places and protects
-  // entry 1.
+  // With norms (1, 1, 8, 32, 6) entry 4's product 6 exceeds entry 1's 4, unless stage one has two
+  // places and protects entry 1.
   const PowerLayer other({8, 4, 2, 1, 1}, {1, 1, 8, 32, 6}, {{1, 1}}, 4);
   EXPECT_EQ(evictions(other, critical(Tova{0}, Decimal{5, 1}), 4), (Evictions{{4}}));
   EXPECT_EQ(evictions(other, critical(Tova{0}, Decimal{49, 2}), 4), (Evictions{{1}})) << "floor(1.96) is 1";
@@ -60,7 +60,8 @@ TEST(CriticalInDecoding, LetsTheLeastByStageTwoGoOutsideStageOne) {
 }
 
 TEST(CriticalInDecoding, AddsEpsilonToTheScore) {
-  // Attention (4, 2, 1, 1)/8, norms (1, 1, 2, 5): products (4, 2, 2, 5)/8. With epsilon 1: (12, 10, 18, 45)/8.
+  // Attention (4, 2, 1, 1)/8, norms (1, 1, 2, 5): products (4, 2, 2, 5)/8. With
+  // epsilon 1: (12, 10, 18, 45)/8.
   const PowerLayer layer({4, 2, 1, 1}, {1, 1, 2, 5}, {{1, 1}}, 3);
   EXPECT_EQ(evictions(layer, critical(Tova{0}, Decimal{0, 0}, 1), 3), (Evictions{{1}}));
   EXPECT_EQ(evictions(layer, critical(Tova{0}, Decimal{0, 0}, 0), 3), (Evictions{{2}}))
@@ -68,8 +69,8 @@ TEST(CriticalInDecoding, AddsEpsilonToTheScore) {
 }
 
 TEST(CriticalInDecoding, OfH2oWeighsTheRunningSum) {
-  // Running sums (4, 2, 1)/7, and the step adds 1/4 to each: 0.82, 0.54, 0.39, 0.25; norms (1, 1, 4, 8): products 0.82,
-  // 0.54, 1.57, 2.
+  // Running sums (4, 2, 1)/7, and the step adds 1/4 to each: 0.82, 0.54, 0.39, 0.25; norms (1, 1, 4, 8):
+  // products 0.82, 0.54, 1.57, 2.
   const PowerLayer layer({4, 2, 1, 1}, {1, 1, 4, 8}, {{1, 0}}, 3);
   EXPECT_EQ(evictions(layer, critical(H2o{1, 0, 0}, Decimal{0, 0}), 3), (Evictions{{1}}));
   EXPECT_EQ(evictions(layer, critical(H2o{1, 0, 0}, Decimal{7, 1}), 3), (Evictions{{2}}))
@@ -77,18 +78,18 @@ TEST(CriticalInDecoding, OfH2oWeighsTheRunningSum) {
 }
 
 TEST(CriticalInDecoding, AdaptsStageOneToTheStepsQuery) {
-  // Weights (8, 4, 2, 1, 1)/16: entry 0 has exactly 1/2, which is not enough; with entry 1 it is. Entry 2 has product
-  // 1, 3 and 4 have 32.
+  // Weights (8, 4, 2, 1, 1)/16: entry 0 has exactly 1/2, which is not enough; with entry 1 it is. Entry 2 has
+  // product 1, 3 and 4 have 32.
   const PowerLayer layer({8, 4, 2, 1, 1}, {1, 1, 0.5, 32, 32}, {{1, 1}}, 4);
   EXPECT_EQ(evictions(layer, critical(Tova{0}, {}), 4), (Evictions{{2}}));
-  // With (9, 4, 2, 1, 1)/17 entry 0 is enough: entry 1 is evicted, whose product 4 * 1/8 is less than entry 2's 2 *
-  // 1/2.
+  // With (9, 4, 2, 1, 1)/17 entry 0 is enough: entry 1 is evicted, whose product 4 * 1/8 is
+  // less than entry 2's 2 * 1/2.
   const PowerLayer lighter({9, 4, 2, 1, 1}, {1, 0.125, 0.5, 32, 32}, {{1, 1}}, 4);
   EXPECT_EQ(evictions(lighter, critical(Tova{0}, {}), 4), (Evictions{{1}}));
   // The always-kept sink counts: entry 0 already has more than half, so stage one is empty.
   EXPECT_EQ(evictions(lighter, critical(Tova{1}, {}), 4), (Evictions{{1}}));
-  // A second head attends to all equally and needs 3 of 5 entries: 0, 1, 2 are stage one. Of 3 and 4, with norms 32 and
-  // 16, 4 is evicted.
+  // A second head attends to all equally and needs 3 of 5 entries: 0, 1, 2 are stage one. Of 3 and 4, with
+  // norms 32 and 16, 4 is evicted.
   const PowerLayer two({9, 4, 2, 1, 1}, {1, 0.125, 0.5, 32, 16}, {{1, 1}, {0, 0}}, 4);
   EXPECT_EQ(evictions(two, critical(Tova{0}, {}), 4), (Evictions{{4}}));
 }

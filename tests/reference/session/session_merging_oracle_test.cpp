@@ -1,5 +1,5 @@
-// The merges of sessions against the definitions in 50 digits: every merged entry of every record that predicts by the
-// current query, and the outputs that KeepKV's merges must not change.
+// The merges of sessions against the definitions in 50 digits: every merged entry of every record that
+// predicts by the current query, and the outputs that KeepKV's merges must not change.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -94,7 +94,8 @@ struct Merged {
   bool decided = true;
 };
 
-// The merge by definition; the record's predicted scores must agree with it. staying: the positions left in the cache
+// The merge by definition; the record's predicted scores must agree with it. staying: the
+// positions left in the cache
 Merged merged_by_definition(const Moment& moment, const Merge& merge, const HeadMerge& record,
                             const Positions& staying) {
   std::map<int64_t, oracle::MergedCluster> clusters;
@@ -143,8 +144,9 @@ std::vector<Real> exact_output(VectorView query, const RecordedCache& cache, dou
   return result;
 }
 
-// Requires that the merge changes the query's output by no more than the rounding of merged entries. The definition
-// itself changes it by at most 10^-35: the other of 50 digits are lost in sums and in nearly equal singular values.
+// Requires that the merge changes the query's output by no more than the rounding of merged entries.
+// The definition itself changes it by at most 10^-35: the other of 50 digits are lost in sums and in
+// nearly equal singular values.
 void expect_lossless(const Moment& moment, const Merged& merged, const RecordedCache& after) {
   if (!merged.decided) return;
   for (int64_t h = 0; h < moment.queries.rows(); ++h) {
@@ -173,8 +175,8 @@ Matrix copied(MatrixView rows) {
   return result;
 }
 
-// Replays a policy and compares all its merges with the definition; with `lossless` also requires that they change no
-// output.
+// Replays a policy and compares all its merges with the definition; with `lossless` also requires
+// that they change no output.
 class Follower {
  public:
   Follower(const RandomLayer& layer, const Policy& policy, const Positions& budgets)
@@ -267,8 +269,8 @@ TEST(SessionMergingOracle, IsMetByEveryMergeThatPredictsByTheCurrentQuery) {
   }
 }
 
-// With one query head per KV head a merge does not change the output of the query for which it was built: at the
-// prompt's end, while decoding, and over all entries of a rebuilt cache.
+// With one query head per KV head a merge does not change the output of the query for which it was built: at
+// the prompt's end, while decoding, and over all entries of a rebuilt cache.
 TEST(SessionMergingOracle, KeepsTheBuildingQuerysOutputWithOneQueryHeadPerKvHead) {
   const RandomLayer layer = layer_of(1, 70);
   for (const MergedKey key : {MergedKey::min_norm, MergedKey::zip}) {
@@ -314,8 +316,8 @@ TEST(SessionMergingOracle, KeepsEveryOutputWithAPeriodOfOneStep) {
   }
 }
 
-// Queries of zero attend equally to all, before and after merges: votes and vote-weighted means preserve the outputs of
-// all queries, not only of the one for which a merge was built.
+// Queries of zero attend equally to all, before and after merges: votes and vote-weighted means preserve the
+// outputs of all queries, not only of the one for which a merge was built.
 TEST(SessionMergingOracle, KeepsEveryOutputOfQueriesThatPayAllAlike) {
   for (const int64_t group_size : {1, 2}) {
     RandomLayer layer = layer_of(group_size, 72);
@@ -335,8 +337,8 @@ TEST(SessionMergingOracle, KeepsEveryOutputOfQueriesThatPayAllAlike) {
                 mean += values(i, c) / static_cast<double>(values.rows);
                 size += std::abs(values(i, c));
               }
-              // Each value undergoes a weighted mean per merge, at most one per step, and the output's mean: 37 terms
-              // each.
+              // Each value undergoes a weighted mean per merge, at most one per step, and the
+              // output's mean: 37 terms each.
               EXPECT_NEAR(record.output(h, c), mean,
                           static_cast<double>((kManySteps + 2) * 40) * 0x1p-53 * size);
             }

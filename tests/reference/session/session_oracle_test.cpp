@@ -89,8 +89,8 @@ Positions with_window(Positions selected) {
   return selected;
 }
 
-// The size of the smallest stage one whose mass, with the window's, exceeds 1/2 for every window query and head of the
-// group.
+// The size of the smallest stage one whose mass, with the window's, exceeds 1/2 for every window
+// query and head of the group.
 int64_t adaptive_count(const Expected& expected, int64_t g, int64_t group_size, const Positions& ranked) {
   int64_t count = 0;
   for (int64_t h = g * group_size; h < (g + 1) * group_size; ++h) {
@@ -218,7 +218,8 @@ TEST(SessionOracle, FollowsTheDefinitionsForEveryPolicyAndGroupSize) {
   EXPECT_TRUE(adapted);
 }
 
-// Selections are compared by computed bounds, so the guarantee holds up to the error bounds of two evaluations.
+// Selections are compared by computed bounds, so the guarantee holds up to the error
+// bounds of two evaluations.
 TEST(SessionOracle, SweepsToTheLeastBoundOfTheSweepAndTopKAndCritical) {
   int64_t better_than_top_k = 0, better_than_critical = 0;
   for (const int64_t group_size : kGroupSizes) {

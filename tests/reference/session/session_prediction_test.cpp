@@ -1,5 +1,5 @@
-// The scores by which sessions merge that predict by moving averages: those of reference/merging/score_ema.hpp, updated
-// in the order that the session documents.
+// The scores by which sessions merge that predict by moving averages: those of
+// reference/merging/score_ema.hpp, updated in the order that the session documents.
 #include <algorithm>
 #include <cmath>
 
@@ -22,8 +22,8 @@ using namespace test;
 
 constexpr int64_t kManySteps = 10;
 
-// One KV head's averages, updated beside a session: a step appends the new entry and observes the query's scores over
-// the cache; an evicted entry's average goes into the entry that it is merged into.
+// One KV head's averages, updated beside a session: a step appends the new entry and observes the query's
+// scores over the cache; an evicted entry's average goes into the entry that it is merged into.
 class Averages {
  public:
   Averages(const RandomLayer& layer, int64_t kv_head, const PredictedScores& options)
@@ -79,8 +79,8 @@ class Averages {
     return std::ranges::find(positions_, position) - positions_.begin();
   }
 
-  // Entries are in another order here, so that sums are rounded differently: (head_dim + entries) u of logits below 20
-  // per step, and as much again for each of at most 10 merges.
+  // Entries are in another order here, so that sums are rounded differently: (head_dim + entries) u of logits
+  // below 20 per step, and as much again for each of at most 10 merges.
   static void expect_predicted(const MergeCluster& cluster, int64_t h, int64_t member, double predicted) {
     EXPECT_NEAR(cluster.log_scores(h, member), predicted, 11 * 48 * 0x1p-53 * 20) << "member " << member;
   }

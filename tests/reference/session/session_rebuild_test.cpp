@@ -1,5 +1,5 @@
-// A cache that is rebuilt from all original entries after every period of steps, and the state with which hosts
-// continue.
+// A cache that is rebuilt from all original entries after every period of steps, and the state
+// with which hosts continue.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -84,8 +84,8 @@ void expect_equal(const HeadMerge& actual, const HeadMerge& expected) {
   }
 }
 
-// Hosts that evict: a rebuild is the compression of a prompt of all n + t + 1 entries, judged by this step's query, bit
-// for bit.
+// Hosts that evict: a rebuild is the compression of a prompt of all n + t + 1 entries, judged by this
+// step's query, bit for bit.
 TEST(SessionRebuild, IsThePromptsCompressionOfAllEntriesByTheStepsQueries) {
   Critical critical;
   Critical adaptive;
@@ -130,8 +130,8 @@ TEST(SessionRebuild, IsThePromptsCompressionOfAllEntriesByTheStepsQueries) {
   }
 }
 
-// SnapKV: the candidates of the prompt's end compete again, pooled among themselves; its window and all later entries
-// stay.
+// SnapKV: the candidates of the prompt's end compete again, pooled among themselves; its window
+// and all later entries stay.
 TEST(SessionRebuild, OfSnapKvChoosesAgainAmongThePromptsCandidates) {
   const int64_t candidates = kTokens - kHost.window;
   for (const int64_t seed : {49, 50, 51, 52}) {
@@ -152,8 +152,8 @@ TEST(SessionRebuild, OfSnapKvChoosesAgainAmongThePromptsCandidates) {
   }
 }
 
-// H2O's scores sum attention since the prompt's window, or since the last rebuild; a merged entry continues with the
-// score of the entry that stayed.
+// H2O's scores sum attention since the prompt's window, or since the last rebuild; a merged entry continues
+// with the score of the entry that stayed.
 TEST(SessionRebuild, StartsTheRunningScoresAnew) {
   for (const std::optional<int64_t> period : {std::optional<int64_t>(), std::optional<int64_t>(3)}) {
     const RandomLayer layer = layer_of(53);

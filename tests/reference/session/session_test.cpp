@@ -21,7 +21,8 @@ using namespace test;
 [[maybe_unused]] const testing::Environment* const kOneThread =
     testing::AddGlobalTestEnvironment(new test::OneThread);
 
-// Requires that the following steps are full attention over these prompt positions and every new entry, bit for bit.
+// Requires that the following steps are full attention over these prompt positions and
+// every new entry, bit for bit.
 void expect_attention_over(const Positions& kept, kvbound::Session& session, const RandomLayer& layer) {
   const int64_t group_size = layer.shape.group_size();
   for (int64_t t = 0; t < kSteps; ++t) {
@@ -90,8 +91,9 @@ TEST(Session, KeepsEveryNewEntry) {
 }
 
 TEST(Session, AdaptsStageOneToTheNeediestHead) {
-  // Keys 0, 1, 2, 0; the window is the last query. Head 0's query 0 gives 1/4 to each: beside the window's 1/4 two more
-  // are needed to exceed 1/2. Head 1's query 10 gives nearly all to key 2: one is enough. The order is 2, 1, 0.
+  // Keys 0, 1, 2, 0; the window is the last query. Head 0's query 0 gives 1/4 to each: beside the
+  // window's 1/4 two more are needed to exceed 1/2. Head 1's query 10 gives nearly all to key 2: one is
+  // enough. The order is 2, 1, 0.
   Tensor keys(1, 4, 1), values(1, 4, 1), queries(2, 1, 1);
   keys.slice(0)(1, 0) = 1;
   keys.slice(0)(2, 0) = 2;

@@ -70,8 +70,8 @@ TEST(DeviceWork, OfTheWindowIsItsQueriesTheKeysAndTheResults) {
 }
 
 TEST(DeviceWork, OfChangeScoresIsTheWindowTheValuesAndWhatIsKnownOfTheQueries) {
-  // 3 queries of 2 heads over 5 tokens: keys and values 2 x 20, queries 24 numbers; outputs 24, log-sum-exps, lengths and
-  // scores of dominant entries 6 each, lengths of values and scores 10 each; dominant entries 6.
+  // 3 queries of 2 heads over 5 tokens: keys and values 2 x 20, queries 24 numbers; outputs 24, log-sum-exps,
+  // lengths and scores of dominant entries 6 each, lengths of values and scores 10 each; dominant entries 6.
   const DeviceWork work = window_change_scores_work(kTiny, 3, 5);
   EXPECT_EQ(work.bytes, 2 * (40 + 24) + 4 * (24 + 3 * 6 + 2 * 10) + 8 * 6);
   EXPECT_EQ(work.flop, 2 * 2 * 3 * 5 * 2 * 4);
@@ -98,8 +98,8 @@ TEST(DeviceWork, OfSelectionsIsTheScoresAndTheIndices) {
 }
 
 TEST(DeviceWork, OfCompactionIsEveryKeptNumberTwiceAndItsPositionTwice) {
-  // 2 entries of one KV head are kept: 8 numbers of keys and 8 of values, read and written; 2 positions and a count,
-  // twice.
+  // 2 entries of one KV head are kept: 8 numbers of keys and 8 of values, read and written; 2
+  // positions and a count, twice.
   EXPECT_EQ(compact_work(kTiny, 2).bytes, 2 * (2 * 8 + 2 * 8) + 8 * (2 * 2 + 2));
 }
 
@@ -247,8 +247,8 @@ TEST(BenchOperations, AreKnownByName) {
 #endif
 }
 
-// Of a round of an operation of the emulation: a layer of 8 query heads on 2 KV heads, head_dim 64, model_dim 256; 256
-// tokens, of which 51 are kept.
+// Of a round of an operation of the emulation: a layer of 8 query heads on 2 KV heads, head_dim 64, model_dim
+// 256; 256 tokens, of which 51 are kept.
 BenchTimes measured(std::string_view name) {
   const BenchOptions options{.shape = parse_bench_shape("pocket:256"), .rounds = {.asked = 1, .seconds = 1}};
   for (const BenchOperation& operation : bench_operations("emulated")) {
@@ -262,9 +262,11 @@ TEST(DeviceOperations, CountEveryArrayOnce) {
   const BenchTimes reduce = measured("reduce-group");
   EXPECT_EQ(reduce.unit, "bytes");
   EXPECT_EQ(reduce.work, 4 * (8 + 2) * 256);
-  // Of 205 evicted entries positions, rows and cosines; members and 57 offsets, of a cache that has room for 56 entries.
+  // Of 205 evicted entries positions, rows and cosines; members and 57 offsets, of a cache that
+  // has room for 56 entries.
   EXPECT_EQ(measured("form-clusters").work, 2 * (205 * (8 + 8 + 4) + 205 * 8 + 57 * 8));
-  // Keys of as many entries as a cache of 51 and one more has room for, their lengths and positions; products of 64 numbers.
+  // Keys of as many entries as a cache of 51 and one more has room for, their lengths and
+  // positions; products of 64 numbers.
   const BenchTimes nearest = measured("nearest-key");
   EXPECT_EQ(nearest.unit, "FLOP");
   EXPECT_EQ(nearest.bytes, 2 * 56 * (2 * 64 + 4 + 8));

@@ -11,7 +11,8 @@
 namespace kvbound::sim::attention_test {
 namespace {
 
-// Two query heads on one KV head of one number. The keys are 0, so that outputs are means of the values that are seen.
+// Two query heads on one KV head of one number. The keys are 0, so that outputs are means of
+// the values that are seen.
 test::KernelFile file(std::vector<double> values, std::vector<double> out) {
   test::KernelFile result;
   const auto tokens = std::ssize(values), rows = std::ssize(out);

@@ -101,7 +101,8 @@ TEST(Agreement, JudgesOutputsOnTheClaimedCache) {
   EXPECT_TRUE(agrees(found)) << "without a claim, the reference's own cache counts";
 }
 
-// Attention that is spread over many tokens: outputs are small beside what the rounding of weights may do to one element.
+// Attention that is spread over many tokens: outputs are small beside what the rounding of
+// weights may do to one element.
 TEST(Agreement, FindsAHalvedOutputThoughEveryElementIsWithinItsBound) {
   const traces::Layer layer = test::trace_layer({{1, 1, 16, 4}, 60'000, 1, 1, 9});
   const Policy policy = parse_policy("snapkv:window=1:pool=1");

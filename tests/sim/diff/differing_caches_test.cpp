@@ -7,7 +7,8 @@ namespace {
 
 using Bits = std::vector<bool>;
 
-// One KV head that keeps 1, 2, 3 and evicts these positions; merged: what each of them merges into, if entries merge.
+// One KV head that keeps 1, 2, 3 and evicts these positions; merged: what each of them
+// merges into, if entries merge.
 FollowedChoices evicting(const std::vector<int64_t>& evicted, const std::vector<int64_t>& merged = {}) {
   FollowedChoices choices{{{1, 2, 3}}, {{}}, {}};
   for (size_t t = 0; t < evicted.size(); ++t) {

@@ -317,7 +317,8 @@ TEST(Rows, OfOffsetsAndPositionsAreOneWithoutAnIndex) {
   EXPECT_EQ(verdicts(a, b), Verdicts{reordered});
 }
 
-// Which of two steps and two KV heads are of other caches where head 1 evicts, or merges, differently at step 0.
+// Which of two steps and two KV heads are of other caches where head 1 evicts, or
+// merges, differently at step 0.
 Verdicts with_different_choice(const std::string& tensor, LayerClaims a, LayerClaims b, bool merges,
                                std::vector<int64_t> FollowedStep::*choice) {
   FollowedChoices same{{{1, 2}, {1, 2}}, {{}, {}}, std::vector<FollowedStep>(2)};

@@ -1,7 +1,9 @@
-// No legal evaluation is called wrong: attention, with votes and without, its log-sum-exp, scores and norms computed as implementations may compute them in the arithmetic
-// that they declare, of ordinary and of adversarial inputs, judged as a dump's are.
+// No legal evaluation is called wrong: attention, with votes and without, its log-sum-exp, scores and norms
+// computed as implementations may compute them in the arithmetic that they declare, of ordinary and of
+// adversarial inputs, judged as a dump's are.
 //
-// The long part prints a table of how many evaluations it judged, how many of them it called wrong, and how close they came:
+// The long part prints a table of how many evaluations it judged, how many of them it called wrong,
+// and how close they came:
 //
 //     tests/run.sh -R sim_long -V
 #include <algorithm>
@@ -72,7 +74,8 @@ constexpr int64_t kQueryHeads = 2, kMostWindow = 4;
 struct Tally {
   int64_t evaluations = 0;   // of attention, or of a head's norms, each in a way of its own
   int64_t false_alarms = 0;  // tensors called wrong
-  // The largest share of its bound that a number's error has, where claims are not rounded when they are stored.
+  // The largest share of its bound that a number's error has, where claims are not
+  // rounded when they are stored.
   double share = 0;
   double whole_share = 0;  // likewise of outputs as wholes
 
@@ -177,7 +180,8 @@ class Inputs {
         for (double& number : values.row(random_.index(tokens))) number *= 1000;
     }
   }
-  // Weights next to the midpoint between two numbers of BF16: just above it those of positive values, the others just below.
+  // Weights next to the midpoint between two numbers of BF16: just above it those of positive
+  // values, the others just below.
   void put_weights_between_numbers(traces::Layer& layer) {
     const auto keys = layer.keys.slice(0), values = layer.values.slice(0);
     const VectorView query = layer.queries.slice(0).row(0);
@@ -210,8 +214,8 @@ class Evaluation {
   Evaluation(const traces::Layer& layer, const DeclaredArithmetic& declared, Random& random)
       : layer_(layer), declared_(declared), random_(random), window_(layer.window_queries) {}
 
-  // What attention over a merged cache claims, whose entries have votes, and the log-sum-exp to either base; the output like
-  // prompt_output.
+  // What attention over a merged cache claims, whose entries have votes, and the log-sum-exp to either base;
+  // the output like prompt_output.
   RealClaim voted_output(VectorView votes, Dtype storage) {
     Row all;
     for_each_row([&](int64_t i, int64_t h) {
@@ -452,7 +456,8 @@ struct Computed {
   }
 };
 
-// Judges attention with votes, as at a decode step over a merged cache, and log-sum-exps, as `check attention` does.
+// Judges attention with votes, as at a decode step over a merged cache, and log-sum-exps,
+// as `check attention` does.
 std::vector<TensorAgreement> judge_attention(const traces::Layer& layer, const Computed& computed,
                                              const reference::Arithmetic& arithmetic) {
   std::vector<double> outputs, output_bounds, sums, sum_bounds;
@@ -555,7 +560,8 @@ TEST(LegalEvaluations, AreNeverCalledWrong) { judge_all(100); }
 
 TEST(LegalEvaluations, OfEveryTypeAreNeverCalledWrong) { std::cout << table_of(judge_all(10'000)); }
 
-// What is not declared is called wrong where it moves numbers: in many layers, for many of their inputs are hard or trivial.
+// What is not declared is called wrong where it moves numbers: in many layers, for many of their
+// inputs are hard or trivial.
 TEST(LegalEvaluations, OfAnotherTypeAreCalledWrong) {
   struct Undeclared {
     DeclaredArithmetic computed, declared;

@@ -1,4 +1,5 @@
-// A task in a closed loop: what keeps everything changes nothing, which tokens are predicted from where, what is measured.
+// A task in a closed loop: what keeps everything changes nothing, which tokens are predicted from
+// where, what is measured.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -102,7 +103,8 @@ TEST(ClosedLoop, GivesARunTheSameNumbersWhateverElseRuns) {
   }
 }
 
-// Logits are formed 64 tokens at a time: those of a long target are those of its beginning alone, and of the decoder.
+// Logits are formed 64 tokens at a time: those of a long target are those of its beginning
+// alone, and of the decoder.
 TEST(ClosedLoop, PredictsTargetsThatAreLongerThanItsLogitsAtATime) {
   const Task task = task_of(24, 140, 22);
   const TaskResult result = result_of(task, options_of({"snapkv:window=4"}, "100%"));

@@ -113,8 +113,8 @@ TEST(Correlations, OfFiguresThatSayNothingAreLeftOut) {
   EXPECT_FALSE(half.of_tasks);
 }
 
-// Two tasks of opposite orders: the mean of their correlations is 0, and the means are ordered as in the task of larger
-// numbers, unless the bootstrap draws the other one alone.
+// Two tasks of opposite orders: the mean of their correlations is 0, and the means are ordered as in the task
+// of larger numbers, unless the bootstrap draws the other one alone.
 TEST(Correlations, OfMeansAreThoseOfMeansAndNotMeansOfCorrelations) {
   const EvaluateResult result = result_of(
       kThree, {task_of("large", {{{10, 10}, {1, 1}, 50}, {{20, 20}, {1, 1}, 60}, {{30, 30}, {1, 1}, 70}}),

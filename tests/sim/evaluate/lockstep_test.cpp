@@ -82,8 +82,8 @@ TEST(Lockstep, MeasuresTheDistanceFromTheFirstSequence) {
   EXPECT_GT(lockstep.relative_distance(3), 10 * lockstep.relative_distance(2));
 }
 
-// The decoder reads the same tokens alone; its own attention outputs, handed to the sequence, must give its logits, and its
-// keys, values and queries.
+// The decoder reads the same tokens alone; its own attention outputs, handed to the sequence, must give its
+// logits, and its keys, values and queries.
 TEST(Lockstep, IsTheDecoderButForAttention) {
   const test::TinyCheckpoint tiny;
   const traces::Checkpoint checkpoint = tiny.open();

@@ -58,7 +58,8 @@ RC_GTEST_PROP(LogProbabilities, AreTheDefinition, ()) {
   }
 }
 
-// ln(1 + sum_{j != i} exp(z_j - z_i)), by the first two terms of its series where 50 digits do not hold 1 + the sum.
+// ln(1 + sum_{j != i} exp(z_j - z_i)), by the first two terms of its series where 50 digits
+// do not hold 1 + the sum.
 double exact_negative_log_likelihood(const Logits& logits, size_t token) {
   Real others = 0;
   for (size_t j = 0; j < logits.size(); ++j) {

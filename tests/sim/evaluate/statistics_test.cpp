@@ -1,4 +1,5 @@
-// Means with their uncertainty and rank correlations, against hand-counted cases and their definitions' properties.
+// Means with their uncertainty and rank correlations, against hand-counted cases and their
+// definitions' properties.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -53,8 +54,9 @@ TEST(Bootstrap, DependsOnItsSeedAlone) {
   EXPECT_NE(one.interval->low, other.interval->low);
 }
 
-// The interval of a mean of n normal values covers the truth in less than 95 % of samples (the percentile interval of few
-// values is too short: about 92 % for n = 20), but surely in 88 %: 400 samples stray from 92 % by 1.4 % (one deviation).
+// The interval of a mean of n normal values covers the truth in less than 95 % of samples (the percentile
+// interval of few values is too short: about 92 % for n = 20), but surely in 88 %: 400 samples stray from 92
+// % by 1.4 % (one deviation).
 TEST(Bootstrap, CoversTheTrueMeanAboutAsOftenAsItSays) {
   int covered = 0;
   for (uint64_t sample = 0; sample < 400; ++sample) {

@@ -1,4 +1,5 @@
-// The reader of task files: legal ones are read exactly, all others are refused with one line that names the place.
+// The reader of task files: legal ones are read exactly, all others are refused with one
+// line that names the place.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The effect of merges on later queries, computed by hand: one head of one dimension with queries 1, so that logits are
-// keys.
+// The effect of merges on later queries, computed by hand: one head of one dimension with queries 1,
+// so that logits are keys.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -24,8 +24,8 @@ void append(CacheEntries& cache, int64_t position, double votes, double key, dou
   cache.append(position, votes, VectorView(&key, 1), VectorView(&value, 1));
 }
 
-// Positions 0 and 1, with weights 1 and 2 and values 4 and 1, become one entry at 0; position 2 has weight 1 and value
-// 8.
+// Positions 0 and 1, with weights 1 and 2 and values 4 and 1, become one entry at 0; position 2
+// has weight 1 and value 8.
 struct Merging {
   explicit Merging(double votes = 2, double key = std::log(1.5), double value = 2) {
     append(before, 0, 1, 0, 4);
@@ -118,7 +118,8 @@ TEST(LaterQueries, AreThoseOfTheMergesThatAreLeft) {
 TEST(LaterQueries, MeasurePredictionsInTheirOwnUnit) {
   Merging merging;
   merging.merges.clear();
-  // Predicted as attention weights the scores are 1, 2 and 3/2; the query's actual weights are 1/4, 1/2 and 3/8.
+  // Predicted as attention weights the scores are 1, 2 and 3/2; the query's actual
+  // weights are 1/4, 1/2 and 3/8.
   merging.merges.open(CacheMerge{merging.before, &merging.clusters}, merging.after,
                       MergeKind{true, ScoreKind::attention}, 3);
   merging.measure();
@@ -149,8 +150,8 @@ Matrix single_matrix(test::Random& random, int64_t rows, int64_t cols) {
   return result;
 }
 
-// The first entries of a cache are merged by a query's own scores with the minimum-norm key; all operations are rounded
-// to single precision.
+// The first entries of a cache are merged by a query's own scores with the minimum-norm key; all operations
+// are rounded to single precision.
 struct SingleMerging {
   static constexpr int64_t kMembers = 3, kEntries = 12, kHeadDim = 8;
   static constexpr double kScale = 0.25;
@@ -213,8 +214,8 @@ struct SingleMerging {
   OpenMerges merges{values, 1, kScale};
 };
 
-// Measured: no bound is infinite, and medians of bound over perturbation are 7.5 for the merge's own query, 17 and 22
-// for queries that are 0.01 and 0.1 apart from it. The limit asserted is twice the largest.
+// Measured: no bound is infinite, and medians of bound over perturbation are 7.5 for the merge's own query,
+// 17 and 22 for queries that are 0.01 and 0.1 apart from it. The limit asserted is twice the largest.
 TEST(LaterQueries, OfMergesInSinglePrecisionAreBoundedAndTheBoundsSaySomething) {
   for (const double apart : {0.0, 0.01, 0.1}) {
     constexpr int64_t kCases = 400;

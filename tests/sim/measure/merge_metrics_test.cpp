@@ -75,7 +75,8 @@ TEST(MergeMetrics, OfAHandMadeMergeAreThoseOfPaper) {
   EXPECT_NEAR(later.share(0, 0), 0.75, 8 * kUnit);
   EXPECT_NEAR(later.sag(0, 0), 0, 8 * kUnit) << "members had 3/4, too";
   EXPECT_EQ(later.value_distance(0, 0), 7) << "8 and 1; the step's own entry counts";
-  // The predictions are read as attention weights of 1, 2 and 3/2; the query's actual weights are 1/4, 1/2 and 3/8.
+  // The predictions are read as attention weights of 1, 2 and 3/2; the query's actual
+  // weights are 1/4, 1/2 and 3/8.
   EXPECT_NEAR(later.prediction_error(0, 0), 3, 64 * kUnit);
   EXPECT_EQ(later.bound(0, 0), std::numeric_limits<double>::infinity());
   const MergeMetrics raw = measure_merges(layer, record, policy("snapkv:window=1+keepkv:scores=raw"), true);
@@ -209,8 +210,8 @@ class Session {
     }
   }
 
-  // A step in which every KV head evicts the position `leaving` (-1: evicts none) and merges it into `into` (-1: drops
-  // it).
+  // A step in which every KV head evicts the position `leaving` (-1: evicts none) and merges it
+  // into `into` (-1: drops it).
   void step(int64_t leaving, int64_t into) {
     const auto t = std::ssize(record_.steps);
     StepRecord& step = record_.steps.emplace_back();
@@ -420,8 +421,8 @@ TEST(MergeMetrics, OfLaterQueriesAreWhatTheirDefinitionsSay) {
         EXPECT_EQ(later.joint_bound(0, h), std::numeric_limits<double>::infinity());
       }
       EXPECT_TRUE(std::isnan(later.bound(0, h))) << "claimed for one query head per KV head";
-      // Later steps: the merges of steps 1 and 2 are the latest at steps 2 and 3; then the prompt's remaining clusters
-      // are.
+      // Later steps: the merges of steps 1 and 2 are the latest at steps 2 and 3; then the
+      // prompt's remaining clusters are.
       for (int64_t t = 0; t < later.perturbation.rows(); ++t) EXPECT_GT(later.share(t, h), 0) << t;
       EXPECT_LT(later.share(2, h), share) << "one cluster";
     }
@@ -478,8 +479,8 @@ TEST(MergeMetrics, NoteWhereABoundIsExceeded) {
     return measure_merges(layer, record, keepkv(options), true).later->violations;
   };
   EXPECT_TRUE(violations().empty());
-  // Step 1 merges 8 into 4, and then the same query comes again: predictions are exact, and the bound is 0 up to
-  // rounding.
+  // Step 1 merges 8 into 4, and then the same query comes again: predictions are exact, and the
+  // bound is 0 up to rounding.
   for (int64_t h = 0; h < 2; ++h) {
     std::ranges::copy(layer.queries.slice(h).row(layer.window_queries + 1),
                       layer.queries.slice(h).row(layer.window_queries + 2).begin());

@@ -137,8 +137,8 @@ struct Direct {
     const reference::RoundingScale scale = reference::rounding_scale(values, projection);
     rounding = reference::perturbation_rounding(eviction, scale);
 
-    // Logits of either computation are off by at most d, so weights by a factor of e^(4 d) and by their own roundings;
-    // every quantity is a sum whose terms are at most |w| times the absolute projections.
+    // Logits of either computation are off by at most d, so weights by a factor of e^(4 d) and by their own
+    // roundings; every quantity is a sum whose terms are at most |w| times the absolute projections.
     double largest = 0;
     for (int64_t j = 0; j < keys.rows; ++j) {
       double sum = 0;
@@ -185,7 +185,8 @@ TEST(Metrics, AreWhatTheReferenceSaysOfEachQueryAlone) {
 }
 
 TEST(RunRecall, IsTheShareKeptOfThoseWhoseEvictionMovesTheFirstStepMost) {
-  // Without token 0 the output changes from 9/4 to 5/3, without token 1 to 5/2: evicting token 0 changes it most.
+  // Without token 0 the output changes from 9/4 to 5/3, without token 1 to 5/2: evicting
+  // token 0 changes it most.
   const traces::Layer layer = hand_made_layer({4, 2, 1});
   const std::vector<LayerRecord> records{record({{0}}, 1), record({{1}}, 1), record({{0, 1}}, 1)};
   const auto shares = [&](int64_t recall_of) {
@@ -215,8 +216,8 @@ TEST(RunRecall, IsUndefinedWhereErrorsAreTooLargeForADouble) {
 }
 
 TEST(RunRecall, AddsErrorsUpOverTheQueryHeadsOfAKvHead) {
-  // Head 0 attends equally to all and changes most without token 0; head 1 attends almost only to token 1, and without
-  // it changes more.
+  // Head 0 attends equally to all and changes most without token 0; head 1 attends almost only to token 1,
+  // and without it changes more.
   traces::Layer layer = hand_made_layer({4, 2, 1}, 10);
   layer.shape = {2, 1, 1, 2};
   layer.queries = Tensor(2, 2, 1);
@@ -319,7 +320,8 @@ TEST(Metrics, GoByTheStageOneOfTheLastRebuild) {
             "stage_one of a rebuild is 0 but kv_heads is 2");
 }
 
-// Stage one of every rebuild is chosen by the step's own query, and the measured masses are those of this stage one.
+// Stage one of every rebuild is chosen by the step's own query, and the measured masses are
+// those of this stage one.
 TEST(Metrics, OfAReplayThatRebuildsGoByStageOneOfTheCacheInUse) {
   constexpr int64_t kSteps = 5, kBudget = 12, kWindow = 3;
   const traces::Layer layer = random_layer(7);

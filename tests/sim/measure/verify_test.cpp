@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kTokens = 40;  // 37 of the prompt, 3 decoded
 constexpr int64_t kWindow = 5;
 
-// Two query heads on one KV head. The recorded outputs are computed in double precision from scaled values, then stored
-// by `store`.
+// Two query heads on one KV head. The recorded outputs are computed in double precision from scaled
+// values, then stored by `store`.
 template <class Store>
 traces::Layer recording(double value_size, Dtype storage, const Store& store) {
   test::Random random(1);

@@ -36,7 +36,8 @@ TEST(KnownComponents, AreThoseOfTheVariants) {
   }
 }
 
-// Every one with its options as the list says them, and every host that it says, makes the policy of the names alone.
+// Every one with its options as the list says them, and every host that it says, makes the
+// policy of the names alone.
 TEST(KnownComponents, HaveTheDefaultsAndHostsThatTheListSays) {
   const auto written = [](const KnownComponent& component) {
     std::string text = component.name;

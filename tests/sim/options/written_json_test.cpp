@@ -1,4 +1,5 @@
-// Reading back what this program wrote: nesting, members and memory are limited before anything is built of them.
+// Reading back what this program wrote: nesting, members and memory are limited before
+// anything is built of them.
 #include <string>
 
 #include <gmock/gmock.h>

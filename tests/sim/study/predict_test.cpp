@@ -63,8 +63,9 @@ TEST(ScoreHistory, CountsForAnEntryOnlyTheQueriesThatSawIt) {
   EXPECT_NEAR(std::exp(history.predicted(PredictionRule::window_mean, kTokens)[1]), 3, 1e-14);
 }
 
-// ln of the mean of exp(x): every term adds an exponential of a difference, off by 2 roundings and one of its argument
-// (at most 746, beyond which it is 0 in any case), a product and a sum; then a logarithm, a quotient and a sum.
+// ln of the mean of exp(x): every term adds an exponential of a difference, off by 2 roundings and one
+// of its argument (at most 746, beyond which it is 0 in any case), a product and a sum; then a
+// logarithm, a quotient and a sum.
 Bounded log_mean(VectorView log_scores) {
   const Real u = oracle::unit_roundoff();
   Real largest = log_scores[0], least = largest, sum = 0;
@@ -160,8 +161,8 @@ TEST(LayerPrediction, OfAHandMadeStepIsThatOfPaper) {
 }
 
 TEST(LayerPrediction, WeighsRelativeErrorsByTheScoresAndTakesTheMedianOfEntries) {
-  // Raw scores (1, 1, 1, 1) are predicted; actual ones are 1, 1/2, 4, 8 for the prompt's entries and 1 for the step's
-  // own.
+  // Raw scores (1, 1, 1, 1) are predicted; actual ones are 1, 1/2, 4, 8 for the prompt's entries
+  // and 1 for the step's own.
   const auto heads =
       layer_prediction(power_layer({1, 0.5, 4, 8, 1}, {0, 1}, 4, 1), options(1, "tova", "1"), 2);
   const int64_t last = row(ScoreKind::raw, PredictionRule::last);
@@ -171,8 +172,8 @@ TEST(LayerPrediction, WeighsRelativeErrorsByTheScoresAndTakesTheMedianOfEntries)
 }
 
 TEST(LayerPrediction, SeesWhoComesBackAtWhichStepAndWhoEver) {
-  // Query 1 gives most attention to entry 2, query -1 to entry 0. The policy keeps entry 0 of three; the top has one
-  // entry.
+  // Query 1 gives most attention to entry 2, query -1 to entry 0. The policy keeps entry 0 of
+  // three; the top has one entry.
   const auto layer = power_layer({1, 2, 4, 1, 1, 1}, {1, 1, -1, 1}, 3, 3);
   const HeadPrediction head = layer_prediction(layer, options(3, "streaming-llm:sinks=1", "1"), 1)[0];
   EXPECT_EQ(head.evicted, 2);
@@ -190,8 +191,8 @@ TEST(LayerPrediction, LetsTheSmallerPositionBeTheTopOfEquals) {
 }
 
 TEST(LayerPrediction, IsInfiniteWhereNoDoubleHoldsARatio) {
-  // Raw scores e^1000 are predicted where the actual score is 1. As attention the predictions are 1/2 each; logits of
-  // 1000 are rounded, and so is their log-sum-exp.
+  // Raw scores e^1000 are predicted where the actual score is 1. As attention the predictions are 1/2 each;
+  // logits of 1000 are rounded, and so is their log-sum-exp.
   const HeadPrediction head = layer_prediction(
       power_layer({std::exp(1.0), std::exp(1.0), 1}, {1000, 0}, 2, 1), options(1, "tova", "1"), 1)[0];
   EXPECT_EQ(head.relative_errors(row(ScoreKind::raw, PredictionRule::last), 0), INFINITY);
@@ -215,7 +216,8 @@ TEST(LayerPrediction, OfConstantRawScoresIsExactButAsPrinted) {
   }
 }
 
-// Product kernels may treat the last rows differently, depending on the number of rows; Prescott's certainly do.
+// Product kernels may treat the last rows differently, depending on the number of rows;
+// Prescott's certainly do.
 TEST(LayerPrediction, OfAStepDoesNotDependOnHowManyStepsAreMeasured) {
   constexpr int64_t kSteps = 70, kWindow = 8;
   const test::RandomLayer random({2, 1, 33, 4}, 300, kWindow, kSteps, 5);

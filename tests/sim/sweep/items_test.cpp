@@ -83,7 +83,8 @@ TEST(SweepItems, HaveKeysThatChangeWithEverythingThatResultsDependOn) {
   changed("build", other);
 }
 
-// A layer's results under other policies have the same content key, so that a sweep of more policies finds them.
+// A layer's results under other policies have the same content key, so that a sweep of
+// more policies finds them.
 TEST(SweepItems, KeepTheirContentKeyUnderOtherPolicies) {
   const test::SweepCase folder;
   const Sweep one = folder.sweep(), other = folder.sweep(R"("tova")");

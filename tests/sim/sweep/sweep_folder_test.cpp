@@ -1,4 +1,5 @@
-// The folder of a sweep: claims exclude each other and end with their process, results are whole, tries are remembered.
+// The folder of a sweep: claims exclude each other and end with their process, results are
+// whole, tries are remembered.
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>

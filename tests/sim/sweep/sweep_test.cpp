@@ -129,7 +129,8 @@ TEST(OpenTraces, StayOpenUntilAnotherIsWantedOrTheyChange) {
   const Sweep sweep = folder.sweep();
   OpenTraces traces(sweep);
   EXPECT_EQ(traces.of(0).info().layers, 3);
-  // A header that is damaged without a trace of it in the file's time is noticed only by whoever reads it again.
+  // A header that is damaged without a trace of it in the file's time is noticed only
+  // by whoever reads it again.
   const std::string path = folder.path("a.safetensors");
   const auto time = std::filesystem::last_write_time(path);
   const auto write_first_bytes = [&](const std::string& bytes) {

@@ -1,4 +1,5 @@
-// Workers: every item is computed once, failed ones are tried again and given up, and results are those of a replay.
+// Workers: every item is computed once, failed ones are tried again and given up, and
+// results are those of a replay.
 #include <filesystem>
 #include <map>
 

@@ -57,8 +57,8 @@ void require_agreement(int64_t first, int64_t rows, float magnitude) {
           reference::attention(own.view().middle_rows(i, 1), all_keys.view().middle_rows(0, first + i + 1),
                                all_values.view().middle_rows(0, first + i + 1), 0.35, {})
               .output;
-      // Logits are off by (head_dim + 2) 2^-24 of at most head_dim 0.35 magnitude, weights by twice that; sums and values,
-      // at most 1, by less than (8 + sqrt(tokens)) 2^-24 in sum.
+      // Logits are off by (head_dim + 2) 2^-24 of at most head_dim 0.35 magnitude, weights by twice that;
+      // sums and values, at most 1, by less than (8 + sqrt(tokens)) 2^-24 in sum.
       const double bound = std::ldexp(2 * (kDim + 2) * kDim * 0.35 * magnitude + 8 + std::sqrt(tokens), -24);
       for (int64_t c = 0; c < kDim; ++c) {
         ASSERT_NEAR(answered(i, h * kDim + c), expected(0, c), bound) << "head " << h << " row " << i;

@@ -22,8 +22,10 @@ def attention(q, k, v, block):
 
 
 random = np.random.default_rng(1)
-q = random.standard_normal((2, HEADS, DIM)).astype(np.float16)                      # [batch, query_heads, head_dim]
-k, v = random.standard_normal((2, 2, TOKENS, HEADS // GROUP, DIM)).astype(np.float16)  # [batch, tokens, kv_heads, head_dim]
+# [batch, query_heads, head_dim]
+q = random.standard_normal((2, HEADS, DIM)).astype(np.float16)
+# [batch, tokens, kv_heads, head_dim]
+k, v = random.standard_normal((2, 2, TOKENS, HEADS // GROUP, DIM)).astype(np.float16)
 batch = np.stack([attention(q[b], k[b], v[b], block=24) for b in range(2)])
 np.savez("batch.npz", q=q, k=k, v=v, out=batch, splits=4)
 np.savez("alone.npz", q=q[1:], k=k[1:], v=v[1:], out=attention(q[1], k[1], v[1], block=24)[None], splits=4)
@@ -31,7 +33,8 @@ np.savez("alone.npz", q=q[1:], k=k[1:], v=v[1:], out=attention(q[1], k[1], v[1],
 scores = random.standard_normal((3, TOKENS)).astype(np.float32)
 np.savez("topk.npz", scores=scores, indices=np.argsort(-scores, axis=1, kind="stable")[:, :8])
 
-WINDOW = 8  # SnapKV's scores of a prompt: attention of its last queries, max-pooled, mean over the queries and the heads
+# SnapKV's scores of a prompt: attention of its last queries, max-pooled, mean over the queries and the heads
+WINDOW = 8
 queries = random.standard_normal((WINDOW, HEADS, DIM)).astype(np.float32)
 prompt = random.standard_normal((TOKENS, HEADS // GROUP, DIM)).astype(np.float32)
 score = np.zeros((HEADS // GROUP, TOKENS - WINDOW), np.float32)

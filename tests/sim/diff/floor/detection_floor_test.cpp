@@ -1,5 +1,5 @@
-// The floor against the judge itself: faults at the floor are found in whatever way a faulty implementation rounds, and smaller
-// ones can be hidden.
+// The floor against the judge itself: faults at the floor are found in whatever way a faulty implementation
+// rounds, and smaller ones can be hidden.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -42,7 +42,8 @@ struct Fault {
   bool swapped = false;    // query heads
 };
 
-// The outputs of one layer's last prompt query by a faulty implementation, as legal rounding leaves them, judged.
+// The outputs of one layer's last prompt query by a faulty implementation, as legal
+// rounding leaves them, judged.
 class Seeded {
  public:
   Seeded(const traces::Layer& layer, const DeclaredArithmetic& declared)
@@ -52,7 +53,8 @@ class Seeded {
   bool is_found(const Fault& fault, Random& random) {
     return judge(fault, [&](int64_t h) { return legal(h, fault, random); });
   }
-  // One whose rounded weights all hide the fault along this direction: 0: the output; 1: its change with the logits' scale.
+  // One whose rounded weights all hide the fault along this direction: 0: the output; 1: its
+  // change with the logits' scale.
   bool is_found_though_hidden(const Fault& fault, int64_t direction) {
     return judge(fault, [&](int64_t h) { return hidden(h, fault, direction); });
   }
@@ -103,7 +105,8 @@ class Seeded {
     return declared_.accumulate == kF64 ? compute(double()) : compute(float());
   }
 
-  // Of exact weights, each then multiplied by 1 + u or 1 - u, whichever moves the output back towards the right one.
+  // Of exact weights, each then multiplied by 1 + u or 1 - u, whichever moves the output
+  // back towards the right one.
   std::vector<double> hidden(int64_t h, const Fault& fault, int64_t direction) const {
     const Cache attended = cache(h, fault), right = cache(h, {});
     const std::vector<double> w = direction_of(h, right, direction);

@@ -63,7 +63,8 @@ class Merged {
   bool is_found(Tensor tensor, double factor, const Merging& merging = {}) const {
     return !judged(tensor, factor, merging).agrees();
   }
-  // The judgement of the dump of an implementation that records this tensor, and merges so, or as the reference does.
+  // The judgement of the dump of an implementation that records this tensor, and merges so,
+  // or as the reference does.
   TensorAgreement judged(Tensor tensor, double factor, const Merging& merging = {}) const {
     LayerClaims claims = claims_of(record_, storage_), recorded;
     recorded.kept = claims.kept;
@@ -124,7 +125,8 @@ TEST(MergedFloor, IsWhereTheJudgeBeginsToFindFactorsOfMergedEntries) {
         };
         EXPECT_TRUE(is_found(1.01)) << method << ", " << floor.operation;
         if (is_votes) continue;  // they are exact: the floor is that of storage alone
-        // An implementation that does not round can have half of the floor: the other half is for its rounding.
+        // An implementation that does not round can have half of the floor: the other
+        // half is for its rounding.
         EXPECT_TRUE(is_found(0.51)) << method << ", " << floor.operation;
         EXPECT_FALSE(is_found(0.49)) << method << ", " << floor.operation;
       }
@@ -135,8 +137,8 @@ TEST(MergedFloor, IsWhereTheJudgeBeginsToFindFactorsOfMergedEntries) {
   }
 }
 
-// D2O's merged values of an implementation that rounds keys and values as far as its storage may, each in the direction that
-// moves the merged value, times a factor, back towards the right one.
+// D2O's merged values of an implementation that rounds keys and values as far as its storage may, each in the
+// direction that moves the merged value, times a factor, back towards the right one.
 std::vector<double> hidden(const traces::Layer& layer, int64_t g, const MergeCluster& cluster,
                            double factor) {
   constexpr double kUnit = 0x1p-8;  // of BF16

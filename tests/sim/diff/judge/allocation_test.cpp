@@ -85,8 +85,8 @@ RC_GTEST_PROP(AllocationExplanation, IsNeverNoneForWhoIsHonestAboutScoresWithinT
 
 constexpr double kTie = 1 + 1e-8;  // equal to 1 in single precision, but not in double precision
 
-// Two KV heads with four candidates each and one always-kept entry. Three of the four largest weights are head 0's; the
-// least of these nearly ties with a weight of head 1.
+// Two KV heads with four candidates each and one always-kept entry. Three of the four largest weights are
+// head 0's; the least of these nearly ties with a weight of head 1.
 AllocationJudgement judged(const std::string& policy, const Counts& kept,
                            const reference::Arithmetic& arithmetic) {
   const traces::Layer layer = test::weighted_layer(5, {{9, 8, 4 * kTie, 1, 1}, {9, 4, 3, 3, 4}});

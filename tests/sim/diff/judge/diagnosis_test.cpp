@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kDim = 32, kHeads = 5;
 
-// Outputs of five query heads over one cache by a kernel with 16-bit weights, in single precision, of which some are wrong.
+// Outputs of five query heads over one cache by a kernel with 16-bit weights, in single precision,
+// of which some are wrong.
 struct Case {
   explicit Case(int64_t tokens, uint64_t seed = 3)
       : queries(kHeads, kDim), keys(tokens, kDim), values(tokens, kDim), random(seed) {

@@ -262,8 +262,8 @@ TEST(Evictions, AreEvidenceOnlyWhereAnotherCouldHaveBeenFoundWrong) {
   EXPECT_EQ(judged(others, 1).judged, 1) << "the eviction of 4 would be wrong";
 }
 
-// Whether an implementation may evict, at the first step, the entry whose score exceeds the smallest one by a share of
-// 1e-8.
+// Whether an implementation may evict, at the first step, the entry whose score exceeds the
+// smallest one by a share of 1e-8.
 bool may_evict_second_smallest(const Host& host, const reference::Arithmetic& prompt,
                                const reference::Arithmetic& steps) {
   const traces::Layer layer = test::weighted_layer(5, {{8, 2 * (1 + 1e-8), 7, 2, 6, 5}});

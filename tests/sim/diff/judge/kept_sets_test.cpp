@@ -210,7 +210,8 @@ TEST(KeptSets, JudgesAThetaSweepByItsMixturesAndTheirBounds) {
   EXPECT_EQ(wrong.outside, 2) << "two of them are not of the best set";
   EXPECT_NE(wrong.worst.value().note.find("by score of the nearest mixture"), std::string::npos)
       << wrong.worst.value().note;
-  // Entry 2 is worth more by its norm alone, which the mixtures of small lambda prefer; the bound of that set is larger.
+  // Entry 2 is worth more by its norm alone, which the mixtures of small lambda prefer; the
+  // bound of that set is larger.
   Case norms(test::weighted_layer(6, {{8, 4, 2, 1, 1, 1}}, {{1, 1, 3, 1, 1, 1}}), kHost + "+theta-sweep", 3);
   const Positions own = norms.record.kept.front(),
                   other = own == Positions{0, 1, 5} ? Positions{0, 2, 5} : Positions{0, 1, 5};
@@ -248,7 +249,8 @@ TEST(KeptSets, LeavesAnotherGreedySetUndecided) {
   EXPECT_EQ(given.teacher_forced.front(), other);
 }
 
-// Entries 1, 3 and 4 belong to the cluster of 2, whose scores add up to more than that of 0 alone; the last is always kept.
+// Entries 1, 3 and 4 belong to the cluster of 2, whose scores add up to more than that of 0 alone;
+// the last is always kept.
 TEST(KeptSets, JudgesRootsByTheSumsOfTheirRecordedClusters) {
   const traces::Layer layer = test::weighted_layer(6, {{8, 1, 4, 3, 2, 1}});
   const std::string policy = kHost + "+keepkv:order=merge-first";

@@ -160,8 +160,8 @@ TEST(MergeChoice, FollowsItsOwnWhereNothingIsClaimedAndKnowsWhetherThatIsCertain
       << "it may have been dropped";
 }
 
-// A cache of four positions. The first entry is evicted, and with a probability of 1/2 its value is spread over the
-// next two.
+// A cache of four positions. The first entry is evicted, and with a probability of 1/2 its value is
+// spread over the next two.
 struct Spread {
   explicit Spread(int64_t position = 3) {
     layer.shape = {1, 1, 2, 1};

@@ -12,8 +12,8 @@ namespace {
 
 using reference::Arithmetic;
 
-// All keys are ln 2 = 0.69 and all queries 1: with relative input errors of 2^-9 every logit is off by twice that share
-// of 0.69, plus negligible terms.
+// All keys are ln 2 = 0.69 and all queries 1: with relative input errors of 2^-9 every logit is off by twice
+// that share of 0.69, plus negligible terms.
 constexpr double kInput = 0x1p-9;
 const double kLogit = 2 * kInput * std::log(2);
 
@@ -42,8 +42,8 @@ struct Case {
         arithmetic(arithmetic_),
         errors(layer, policy, arithmetic, storage, 0) {}
 
-  // The error of the predicted log score of entries 0 and 1 after their merge: a mean of two scores with equal errors
-  // has the same error.
+  // The error of the predicted log score of entries 0 and 1 after their merge: a mean of two scores with
+  // equal errors has the same error.
   double log_score_error() const {
     const Matrix query = test::matrix({{1}});
     const Matrix rows = test::matrix({{std::log(2)}, {std::log(2)}});
@@ -137,7 +137,8 @@ TEST(MergedErrors, OfPredictedScoresAreThoseOfLogitsAndOfTheirSum) {
   EXPECT_NEAR(error(Prediction::current, ScoreKind::attention), kLogit, 0.01 * kLogit)
       << "the last query's own scores are raw";
   EXPECT_NEAR(error(Prediction::ema, ScoreKind::raw), kLogit, 0.01 * kLogit);
-  // A mean of e^s, each off by a factor of at most e^t, is off by at most e^t - 1, which is 0.284 for t = 0.25.
+  // A mean of e^s, each off by a factor of at most e^t, is off by at most e^t - 1,
+  // which is 0.284 for t = 0.25.
   EXPECT_GT(error(Prediction::ema, ScoreKind::attention), 0.25 + kLogit);
   EXPECT_LT(error(Prediction::ema, ScoreKind::attention), 0.35);
 }

@@ -116,7 +116,8 @@ TEST(CriticalFault, OfOneStageAloneIsThatOfTopK) {
 }
 
 TEST(CriticalFault, PutsAnEntryOfWideErrorIntoStageOneIfThatIsTheOnlyWay) {
-  // Entry 1 beats entry 0 at the lower end of entry 0's attention, but entry 2, which is left out, clearly beats entry
+  // Entry 1 beats entry 0 at the lower end of entry 0's attention, but entry 2, which is left
+  // out, clearly beats entry
   // 1. So entry 0, whose attention may be anything, must be stage one, and 1 stage two.
   const Scores attention{{1, 1.5, 2}, {5, 0, 0}}, stage_two = with_error({4, 4, 1}, 0);
   EXPECT_FALSE(critical_fault(attention, stage_two, Positions{0, 1}, 1));

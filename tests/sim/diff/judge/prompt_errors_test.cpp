@@ -39,8 +39,8 @@ Arithmetic single_inputs() {
   return arithmetic;
 }
 
-// Requires that the implementation's numbers are within the errors of the reference's, while those of the next column
-// often are not.
+// Requires that the implementation's numbers are within the errors of the reference's, while those of the
+// next column often are not.
 void expect_within(MatrixView theirs, MatrixView own, const Matrix& errors, const char* what) {
   ASSERT_EQ(errors.rows(), own.rows) << what;
   ASSERT_EQ(errors.cols(), own.cols) << what;

@@ -8,7 +8,8 @@
 namespace kvbound::sim::running_errors_test {
 namespace {
 
-// One query head's cache of positions 0, 2 and 3, stored in another order, whose prompt scores have known error bounds.
+// One query head's cache of positions 0, 2 and 3, stored in another order, whose prompt scores
+// have known error bounds.
 struct Case {
   explicit Case(const Host& host_)
       : host(host_),

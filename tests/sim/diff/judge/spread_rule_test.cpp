@@ -12,7 +12,8 @@ namespace {
 
 const Cam kCam{4, 3};
 
-// For entry 0 before two others with mean attention 0.2 and 0.6: it is spread with a probability of weight / 0.4.
+// For entry 0 before two others with mean attention 0.2 and 0.6: it is spread with a
+// probability of weight / 0.4.
 SpreadAmbiguity ambiguity(double weight, double error, int64_t position,
                           const reference::Arithmetic& arithmetic) {
   const std::vector<int64_t> following{1, 2};

@@ -29,7 +29,8 @@ std::function<UncertainNumber(const Positions&)> bound_of(const std::vector<doub
   };
 }
 
-// Two selections: one takes {0, 1}, with the bound 7; the other {2, 3} with the bound 3, unless rounding lets it take {3, 4}.
+// Two selections: one takes {0, 1}, with the bound 7; the other {2, 3} with the bound 3, unless
+// rounding lets it take {3, 4}.
 const Scores kFirst({9, 8, 1, 1, 1}, 0.01);
 const std::vector<double> kBounds{3, 4, 1, 2, 9};
 const Positions kOwn{2, 3}, kClaimed{0, 1};
@@ -59,7 +60,8 @@ TEST(SweptSelections, AreRightIfRoundingMayHaveMadeAnotherWorse) {
   EXPECT_TRUE(judge(Scores({1, 1, 8, 9, 7.97}, 0.01)).fault) << "the errors together are less than .03";
 }
 
-// Of four that follow each other closely the first surely beats the last, which is therefore never selected without it.
+// Of four that follow each other closely the first surely beats the last, which is therefore
+// never selected without it.
 TEST(SweptSelections, TryOnlySetsThatRoundingAllows) {
   const Scores first({9, 8, 1, 1, 1, 1}, 0.01), chain({1, 1, 8, 7.99, 7.985, 7.975}, 0.01);
   EXPECT_EQ(chain.selection().open, (Positions{2, 3, 4, 5}));

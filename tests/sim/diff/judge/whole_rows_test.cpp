@@ -126,7 +126,8 @@ TEST(WholeRows, AreJudgedByWhatTheirBoundsSave) {
   EXPECT_EQ(given.judged().functionals[1].outside_at, std::vector<int64_t>{4});
 }
 
-// A factor, and a rest that is within the elements' bounds and across the row, but not within those of a difference.
+// A factor, and a rest that is within the elements' bounds and across the row, but not
+// within those of a difference.
 TEST(WholeRows, AreNotExplainedByAFactorThatLeavesADifference) {
   Case given;
   given.claim.numbers = {0.5, 1, 1.5, 2, 2.5 + 0.48, 3 - 0.4, 3.5, 4};
@@ -209,7 +210,8 @@ const TensorAgreement& find(const test::ReplayJudgement& judgement, const std::s
   return *std::ranges::find(judgement.agreements, tensor, &TensorAgreement::tensor);
 }
 
-// Clusters so large that a factor of their mean is within the bounds of all its elements, for inputs rounded to 16 bits.
+// Clusters so large that a factor of their mean is within the bounds of all its elements, for
+// inputs rounded to 16 bits.
 TEST(WholeRows, OfMergedEntriesShowFactorsThatNoElementDoes) {
   reference::Arithmetic arithmetic = reference::double_precision();
   arithmetic.input = 0x1p-12;

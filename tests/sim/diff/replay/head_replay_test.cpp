@@ -227,7 +227,8 @@ TEST(HeadReplay, JudgesEvictionsByChangesWhereMergedNumbersAreClaimed) {
   }
 }
 
-// Of claimed rows, after the prompt and at steps: the errors of weights move all components of a mean together.
+// Of claimed rows, after the prompt and at steps: the errors of weights move all
+// components of a mean together.
 TEST(HeadReplay, BoundsMergedEntriesAsWholesWhereTheyAreClaimed) {
   const ReplayCase given(test::trace_layer({{4, 2, 16, 9}, kTokens, 8, kSteps, 8}),
                          parse_policy("h2o:window=2:recent=2+keepkv:threshold=none:key=convex:gqa=mean"),
@@ -260,7 +261,8 @@ TEST(HeadReplay, BoundsMergedEntriesAsWholesWhereTheyAreClaimed) {
 }
 
 TEST(HeadReplay, KnowsHowManyMayHaveMergedWithEachEntry) {
-  // In one dimension all keys of the same sign have cosine 1, so that an evicted entry may be merged into any of them.
+  // In one dimension all keys of the same sign have cosine 1, so that an evicted entry may be
+  // merged into any of them.
   const ReplayCase one = weighted_case({8, 2, 7, 3, 6, 5}, D2o{test::kMergeAll});
   const HeadReplay ambiguous(one.part, 0, {0, 2, 3, 4}, true);
   EXPECT_EQ(ambiguous.prompt_entries().members[0].least, 0);
@@ -290,7 +292,8 @@ TEST(HeadReplay, StopsBeingCertainWhereAnUnclaimedTargetIsAmbiguous) {
   EXPECT_TRUE(attended(forced, 1, {}).certain);
 }
 
-// CaM spreads the value of an evicted entry over the two entries behind it, with certainty where attention is uniform.
+// CaM spreads the value of an evicted entry over the two entries behind it, with certainty
+// where attention is uniform.
 TEST(HeadReplay, SpreadsValuesAsClaimed) {
   const ReplayCase given = weighted_case({8, 8, 8, 8, 8, 8, 8}, Cam{2, 3});
   HeadReplay spread(given.part, 0, {0, 1, 2, 3, 4}, true), dropped(given.part, 0, {0, 1, 2, 3, 4}, true);

@@ -183,8 +183,8 @@ TEST(LayerReplay, FindsAnyMergedNumberOrOutputThatIsOffByThreeBounds) {
   }
 }
 
-// A claim of a merged number that is wrong is followed, so that later numbers differ from it, unless it is not the tested
-// implementation's own number to the last bit.
+// A claim of a merged number that is wrong is followed, so that later numbers differ from it, unless it is
+// not the tested implementation's own number to the last bit.
 TEST(LayerReplay, ContinuesWithTheMergedNumbersThatAreClaimedExactly) {
   const ReplayCase given(layer_of(7), kKeepKv, kBudget, kSteps);
   for (const auto member : {&LayerClaims::merged_key, &LayerClaims::merged_value,
@@ -213,8 +213,8 @@ TEST(LayerReplay, ContinuesWithTheVotesThatAreClaimed) {
   }
 }
 
-// Inputs in single precision make the bounds of merged numbers large. Where these are claimed, the bounds of what follows are
-// those of a single merge.
+// Inputs in single precision make the bounds of merged numbers large. Where these are claimed, the bounds of
+// what follows are those of a single merge.
 TEST(LayerReplay, BoundsDoNotCompoundWhereMergedNumbersAreClaimed) {
   const ReplayCase given(layer_of(7), kKeepKv, kBudget, kSteps, test::single_precision_inputs());
   const LayerClaims all = claims_of(given.own);
@@ -313,8 +313,8 @@ TEST(LayerReplay, FindsAnotherEviction) {
   EXPECT_EQ(found.agreements.size(), 4u) << "nothing is said of what is not claimed";
 }
 
-// All entries but 0 are kept. In KV head 0 its key has the same cosine with the keys of entries 1 and 2; in KV head 1
-// it is nearer to entry 1's.
+// All entries but 0 are kept. In KV head 0 its key has the same cosine with the keys of entries 1 and 2; in
+// KV head 1 it is nearer to entry 1's.
 traces::Layer ambiguous_layer() {
   traces::Layer layer = test::weighted_layer(5, {{1, 9, 8, 7, 9, 1}, {1, 9, 8, 7, 9, 1}});
   layer.shape.head_dim = 2;
@@ -490,7 +490,8 @@ TEST(LayerReplay, FollowsTheTargetsThatAreRecordedWhereTheyAreAmbiguous) {
   EXPECT_EQ(found.outputs.certain, (std::vector<char>{true, true}));
 }
 
-// In KV head 1 entry 2 is clearly not the nearest, unless cosines were computed by a search with large errors.
+// In KV head 1 entry 2 is clearly not the nearest, unless cosines were computed by a
+// search with large errors.
 TEST(LayerReplay, JudgesTargetsOfThePromptByTheArithmeticOfTheSearchAlone) {
   AmbiguousCase given;
   LayerClaims claims = claims_of(given.own);
@@ -557,8 +558,8 @@ TEST(LayerReplay, LeavesUndecidedTheMetricsOfAnUncertainKvHeadAndOfItsStep) {
   }
 }
 
-// A dump of choices alone, of scores that have no bounds on merged numbers that are not known: no eviction can be found wrong,
-// so that none is evidence.
+// A dump of choices alone, of scores that have no bounds on merged numbers that are not known: no eviction
+// can be found wrong, so that none is evidence.
 TEST(LayerReplay, SaysNothingOfEvictionsThatItCouldNeverFindWrong) {
   const Policy policy = parse_policy("h2o:window=6+obcache-joint+keepkv:threshold=none");
   const ReplayCase given(layer_of(9), policy, kBudget, kSteps);
