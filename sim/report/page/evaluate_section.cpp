@@ -210,6 +210,7 @@ Contribution evaluate_contribution(const Document& document, const std::string& 
   add_predictions(section, cube, numbers);
   add_correlations(section, part);
   add_retrieval(section, part);
+  section.table = figures_table(*part.find("runs"), "Every figure of the runs, by its name in JSON");
   std::vector<Fact> facts = origin_facts(model);
   facts.emplace_back("tasks", tasks.member("path").text());
   facts.emplace_back("SHA-256 of the tasks", tasks.member("sha256").text());

@@ -91,12 +91,19 @@ function pickSeries(name) {
   keepView();
 }
 
+function drawSectionTable(box, {summary, headings, rows}) {
+  if (!summary) { tableOf(add(box, 'div', {class: 'words'}), headings, rows); return; }
+  const details = box.append('details');
+  details.append('summary').text(summary);
+  tableOf(details, headings, rows);
+}
+
 function drawSection(section) {
   const box = add(d3.select('#sections'), 'section', {id: section.id});
   add(d3.select('#contents').append('li'), 'a', {href: `#${section.id}`}).text(section.title);
   box.append('h2').text(section.title);
   box.selectAll('p').data(section.lines).enter().append('p').text(line => line);
-  if (section.table) tableOf(add(box, 'div', {class: 'words'}), section.table.headings, section.table.rows);
+  if (section.table) drawSectionTable(box, section.table);
   for (const figure of section.figures) draws.push(mount(figure, pictures.get(figure.id) ?? box));
 }
 

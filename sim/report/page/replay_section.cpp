@@ -406,6 +406,8 @@ void add_trace(Contribution& contribution, const ReplayedTrace& replayed, const 
   add_stage_one(section, cube, numbers, replayed);
   add_bounds(section, cube, numbers, replayed);
   add_budgets(section, replayed);
+  section.table =
+      figures_table(*replayed.part().find("runs"), "Every figure of the runs, by its name in JSON");
   add_agreement(section, replayed.part());
   contribution.sections.push_back(std::move(section));
   for (Fact& fact : origin_facts(trace)) contribution.facts.push_back(std::move(fact));

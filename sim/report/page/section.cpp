@@ -1,6 +1,7 @@
 #include "section.hpp"
 
 #include <fmt/format.h>
+#include <cmath>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/policy.hpp>
@@ -22,6 +23,13 @@ bool is_same(const std::string& text, const std::string& canonical_policy) {
   } catch (const InvalidPolicy&) {
     return false;
   }
+}
+
+// Four digits, but all of a count; figures that were read have no format.
+std::string shown(const Column& column, int64_t row) {
+  const bool is_count = !column.is_text() && column.numbers()[static_cast<size_t>(row)] ==
+                                                 std::floor(column.numbers()[static_cast<size_t>(row)]);
+  return is_count ? column.text(row) : column.cell(row);
 }
 
 }  // namespace
@@ -83,6 +91,24 @@ ReadPart only_part(const Document& document) {
   const JsonField parts = document.root().member("parts");
   if (parts.items().size() > 1) parts.refuse("expected one part");
   return read_part(parts.items().front());
+}
+
+Json figures_table(const Cube& cube, const std::string& summary) {
+  Json headings = Json::array(), rows = Json::array();
+  for (const SharedAxis& axis : cube.axes) {
+    for (const Column& key : axis->keys) headings.push_back(key.figure.name);
+  }
+  for (const Column& column : cube.columns) headings.push_back(column.figure.name);
+  for (int64_t row = 0; row < cube.rows(); ++row) {
+    Json cells = Json::array();
+    for (size_t a = 0; a < cube.axes.size(); ++a) {
+      for (const Column& key : cube.axes[a]->keys)
+        cells.push_back({{"text", shown(key, cube.place(row, a))}});
+    }
+    for (const Column& column : cube.columns) cells.push_back({{"text", shown(column, row)}});
+    rows.push_back(std::move(cells));
+  }
+  return {{"summary", summary}, {"headings", headings}, {"rows", rows}};
 }
 
 std::vector<Fact> origin_facts(const JsonField& origin) {
