@@ -23,6 +23,8 @@ import re
 import sys
 from dataclasses import dataclass
 
+from bench_document import read
+
 UNITS = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1, "us": 1, "msecond": 1e3, "ms": 1e3, "second": 1e6, "s": 1e6,
          "byte": 1e-6, "Kbyte": 1e-3, "Mbyte": 1, "Gbyte": 1e3}  # to microseconds and to MB
 LOADED, STORED = "l1tex__t_{}_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_{}_pipe_lsu_mem_global_op_st.sum"
@@ -121,22 +123,20 @@ def counted(path):
     """What the emulation counted: {(operation, kernel): a row of COUNTED}, of the first launch of each."""
     try:
         with open(path, encoding="utf-8") as file:
-            operations = json.load(file)["operations"]
+            launches_counted = read(json.load(file), "bench-model")["launches"]
         rows = {}
-        for operation in operations:
-            for launch in operation["launches"]:
-                rows.setdefault((operation["operation"], short(launch["kernel"])), counted_row(launch))
+        for launch in launches_counted:
+            rows.setdefault((launch["operation"], short(launch["kernel"])), counted_row(launch))
         return rows
     except (ValueError, KeyError, TypeError) as error:
         raise Invalid(f"{path}: not what kvbound bench --model writes ({type(error).__name__}: {error})") from None
 
 
 def counted_row(launch):
-    counts, model = launch["counts"], launch["model"]
-    requests, wavefronts = counts["device_requests"], counts["wavefronts"]
-    return (1e6 * model["predicted_seconds"], 1e-6 * launch["bytes_read"], 1e-6 * launch["bytes_written"],
-            model["registers"], 100 * model["occupancy"], counts["sectors"] / requests if requests else None,
-            100 * (wavefronts - counts["least_wavefronts"]) / wavefronts if wavefronts else None)
+    requests, conflicts = launch["device_requests"], launch["conflicts"]
+    return (1e6 * launch["predicted_seconds"], 1e-6 * launch["bytes_read"], 1e-6 * launch["bytes_written"], launch["registers"],
+            100 * launch["occupancy"], launch["sectors"] / requests if requests else None,
+            None if conflicts is None else 100 * conflicts)
 
 
 def measured_row(launch):

@@ -217,7 +217,7 @@ stage_bench() {
     done
   } 2>&1 | tee "$work/bench"
   local done_with
-  done_with=$(grep -o '"operation": "[^"]*"' "$out/bench.jsonl" | grep -v '"step"' | sort -u | wc -l)
+  done_with=$(grep -o '"operation": \["[^]]*\]' "$out/bench.jsonl" | grep -o '"[a-z0-9-]*"' | grep -v '"operation"\|"step"' | sort -u | wc -l)
   figure "$done_with of ${#all[@]} operations; goals: $(grep -c 'goal .*: met' "$work/bench") met, $(
     grep -c 'goal .*: missed' "$work/bench") missed"
   ((done_with == ${#all[@]}))

@@ -10,7 +10,10 @@ import argparse
 import json
 import sys
 
-SECTOR = 32  # bytes
+from bench_document import key, read
+
+# Launches of a kernel that have the same of these are equal.
+NUMBERS = ("kernel", "grid", "requested", "used", "conflicts", "mma_flop", "warpgroup_mma_flop", "instructions")
 
 
 def amount(number):
@@ -24,31 +27,27 @@ def duration(seconds):
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
-def percent(part, whole):
-    return f"{100 * part / whole:.0f} %" if whole else ""
+def percent(share):
+    return "" if share is None else f"{100 * share:.0f} %"
 
 
-def kernels(operation):
+def kernels(document, operation):
     """The launches of an operation, equal ones together: (launch, how many)."""
     found = {}
-    for launch in operation["launches"]:
-        found.setdefault((launch["kernel"], json.dumps([launch["grid"], launch["counts"]])), []).append(launch)
+    products = [row["instructions"] for row in document["instructions"] if row["instruction"] in ("mma", "warpgroup_mma")]
+    for launch, mma, warpgroup_mma in zip(document["launches"], products[::2], products[1::2], strict=True):
+        if key(launch) == key(operation):
+            launch["products"] = mma + warpgroup_mma
+            found.setdefault(tuple(launch[number] for number in NUMBERS), []).append(launch)
     return [(launches[0], len(launches)) for launches in found.values()]
 
 
-def instructions_for_mma(launch):
-    products = launch["counts"]["instructions"]["mma"] + launch["counts"]["instructions"]["warpgroup_mma"]
-    return f"{launch['model']['instructions'] / products:.1f}" if products else ""
-
-
 def row_of_kernel(launch, times, others):
-    counts, model = launch["counts"], launch["model"]
     return [f"`{launch['kernel']}`" + (f", {times} times" if times > 1 else ""),
-            amount(launch["bytes_read"] + launch["bytes_written"]) + "B", amount(counts["sectors"] * SECTOR) + "B",
-            percent(counts["useful_bytes"], counts["sectors"] * SECTOR),
-            percent(counts["wavefronts"] - counts["least_wavefronts"], counts["wavefronts"]), amount(model["instructions"]),
-            instructions_for_mma(launch), str(model["registers"] or ""), f"{model['occupancy']:.2f}",
-            *(f"{duration(other['model']['predicted_seconds'])}, {other['model']['limiter']}" for other in others)]
+            amount(launch["bytes_read"] + launch["bytes_written"]) + "B", amount(launch["requested"]) + "B", percent(launch["used"]),
+            percent(launch["conflicts"]), amount(launch["instructions"]),
+            f"{launch['instructions'] / launch['products']:.1f}" if launch["products"] else "", f"{launch['registers'] or ''}",
+            f"{launch['occupancy']:.2f}", *(f"{duration(other['predicted_seconds'])}, {other['limiter']}" for other in others)]
 
 
 def row_of_operation(operation, others):
@@ -59,7 +58,7 @@ def row_of_operation(operation, others):
         if other["attention_seconds"]:
             against = f", {seconds / other['attention_seconds']:.2f} times attention"
         elif other["floor_seconds"]:
-            against = f", {percent(other['floor_seconds'], seconds)} of the floor's rate"
+            against = f", {percent(other['floor_share'])} of the floor's rate"
         else:
             against = f", {seconds / other['kernel_seconds']:.2f} times its kernels" if other["kernel_seconds"] else ""
         cells.append(f"**{duration(seconds)}**{against}")
@@ -72,17 +71,18 @@ def main():
     documents = []
     for path in arguments.parse_args().file:
         with open(path, encoding="utf-8") as file:
-            documents.append(json.load(file))
-        if documents[-1].get("schema") != "kvbound-bench-model-1":
-            sys.exit(f"{path}: schema: expected kvbound-bench-model-1")
+            try:
+                documents.append(read(json.load(file), "bench-model"))
+            except ValueError as error:
+                sys.exit(f"{path}: {error}")
     if any(document["shape"] != documents[0]["shape"] for document in documents):
         sys.exit("the files are of different shapes")
     heads = ["kernel", "touched", "requested", "used", "conflicts", "instructions", "for an mma", "registers", "occupancy",
-             *(document["gpu"]["name"] for document in documents)]
+             *(document["gpu"] for document in documents)]
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for same in zip(*(document["operations"] for document in documents), strict=True):
         print("| " + " | ".join(row_of_operation(same[0], same)) + " |")
-        for (launch, times), *others in zip(*(kernels(operation) for operation in same), strict=True):
+        for (launch, times), *others in zip(*map(kernels, documents, same), strict=True):
             print("| " + " | ".join(row_of_kernel(launch, times, [launch, *(other for other, _ in others)])) + " |")
 
 

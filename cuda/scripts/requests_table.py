@@ -9,6 +9,8 @@ import pathlib
 import subprocess
 import tempfile
 
+from bench_document import read
+
 COLUMNS = {"compress": ("launches", "synchronisations", "downloads", "allocations"),
            "step": ("launches", "synchronisations", "uploads", "downloads", "allocations")}
 NAMES = {"synchronisations": "waits"}
@@ -20,7 +22,7 @@ def requests_of(program, policy):
         path = pathlib.Path(folder) / "requests.json"
         subprocess.run([program, "bench", *COLUMNS, "--backend", "emulated", "--policy", policy, "--repeats", "1", "--quiet",
                         "--json", path], check=True, stdout=subprocess.DEVNULL)
-        return {result["operation"]: result["requests"] for result in json.loads(path.read_text("utf-8"))["operations"]}
+        return {row["operation"]: row for row in read(json.loads(path.read_text("utf-8")), "bench")["operations"]}
 
 
 def shown(requests, what):

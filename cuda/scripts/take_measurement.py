@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
+from bench_document import key, read
 from prediction_table import duration
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -48,11 +49,12 @@ def parsed(path, text):
         raise Invalid(f"{path}: is torn: {error}") from error
 
 
-def document(path, text, schema):
+def document(path, text, command):
     found = parsed(path, text)
-    if not isinstance(found, dict) or found.get("schema") != schema:
-        raise Invalid(f"{path}: schema: expected {schema}")
-    return found
+    try:
+        return read(found, command)
+    except ValueError as error:
+        raise Invalid(f"{path}: {error}") from error
 
 
 def day_of(path):
@@ -70,7 +72,7 @@ def day_of(path):
 
 def runs_of(path):
     """The documents of bench, of one device, build and shape."""
-    runs = [document(path, line, "kvbound-bench-1") for line in text_of(path).splitlines()]
+    runs = [document(path, line, "bench") for line in text_of(path).splitlines()]
     if not runs:
         raise Invalid(f"{path}: is empty")
     for run in runs:
@@ -92,27 +94,22 @@ def gpu_file(accelerator, root):
                   + ", ".join(path.name for path in files))
 
 
-def key(operation):
-    return operation["operation"] + (f", {operation['policy']}" if operation["policy"] else "")
-
-
-def seconds_of(operation):
+def seconds_of(operation, run):
     """Of one call, or of one of the steps that are queued together."""
-    times = {time["name"]: time for time in operation["times"]}
-    time = times.get("queued together", operation["times"][0])
-    return time["seconds"]["median"] / (time["work"] if time["unit"] == "steps" else 1)
+    time = next((one for one in run["against"] if one["timed"] == "queued together" and key(one) == key(operation)), operation)
+    return time["seconds"] / (time["work"] if time["unit"] == "steps" else 1)
 
 
 def entry(operation, run, day, model, torch):
     """An operation as it stands in the list `measured`."""
-    shape, gpu, goal = run["shape"], run["accelerator"], operation["goal"]
-    found = {"operation": f"{key(operation)}, {shape['name']}:{shape['tokens']}", "seconds": float(f"{seconds_of(operation):.3g}"),
+    shape, gpu = run["shape"], run["accelerator"]
+    found = {"operation": f"{key(operation)}, {shape['name']}:{shape['tokens']}", "seconds": float(f"{seconds_of(operation, run):.3g}"),
              "predicted": float(f"{model['predicted_seconds']:.3g}")}
     if operation["ratio"]:
-        found |= {"ratio": float(f"{operation['ratio']['median']:.3g}"), "of": operation["ratio_meaning"]}
-    if goal:
-        (bound, value), = goal.items()
-        found |= {"goal": f"{bound.replace('_', ' ')} {value:g}", "met": operation["met"]}
+        found |= {"ratio": float(f"{operation['ratio']:.3g}"), "of": operation["ratio_of"]}
+    for bound in ("at_least", "at_most"):
+        if operation[bound]:
+            found |= {"goal": f"{bound.replace('_', ' ')} {operation[bound]:g}", "met": operation["verdict"].startswith("met")}
     if torch:
         found["torch"] = float(f"{torch:.3g}")
     return found | {"from": f"{day}, {gpu['name']}, driver {gpu['driver']}, revision {run['revision']}"}
@@ -121,7 +118,10 @@ def entry(operation, run, day, model, torch):
 def torch_times(path):
     if not path.exists():
         return {}
-    return {key(one): median(one["seconds"]) for one in document(path, text_of(path), "kvbound-bench-peer-1")["operations"]}
+    peer = parsed(path, text_of(path))
+    if not isinstance(peer, dict) or peer.get("schema") != "kvbound-bench-peer-1":
+        raise Invalid(f"{path}: schema: expected kvbound-bench-peer-1")
+    return {key(one): median(one["seconds"]) for one in peer["operations"]}
 
 
 def with_entries(path, entries, day, revision):
@@ -179,12 +179,12 @@ def take(folder, model_path, root):
     day, runs = day_of(folder / "summary.txt"), runs_of(folder / "bench.jsonl")
     path = gpu_file(runs[0]["accelerator"], root)
     model_path = model_path or root / "build" / "gpu-measure" / path.name
-    model = document(model_path, text_of(model_path), "kvbound-bench-model-1")
+    model = document(model_path, text_of(model_path), "bench-model")
     if model["shape"] != runs[0]["shape"]:
         raise Invalid(f"{folder / 'bench.jsonl'}: of another shape than {model_path}")
     predicted, torch = {key(one): one for one in model["operations"]}, torch_times(folder / "torch.json")
-    operations = {key(one): one for run in runs for one in run["operations"]}
-    entries = [entry(one, runs[0], day, predicted[name], torch.get(name)) for name, one in operations.items() if name in predicted]
+    operations = {key(one): (one, run) for run in runs for one in run["operations"]}
+    entries = [entry(*one, day, predicted[name], torch.get(name)) for name, one in operations.items() if name in predicted]
     readme = root / "cuda" / "README.md"
     before, behind = around_table(readme)
     texts = {path: with_entries(path, entries, day, runs[0]["revision"])}
@@ -192,7 +192,7 @@ def take(folder, model_path, root):
     for one in entries:
         print(" | ".join(row(one)))
     for name in operations.keys() - predicted.keys():
-        print(f"not predicted: {name}: {duration(seconds_of(operations[name]))}")
+        print(f"not predicted: {name}: {duration(seconds_of(*operations[name]))}")
     judged = [one["met"] for one in entries if "goal" in one]
     print(f"{path.name}: {len(entries)} operations; goals: {sum(judged)} met, {len(judged) - sum(judged)} missed", flush=True)
     if (folder / "profile.csv").exists():

@@ -88,7 +88,8 @@ struct BenchResult {
   std::string no_ratio;        ///< why there is no ratio; empty otherwise
   std::optional<BenchGoal> goal;
   std::optional<BenchShares> shares;  ///< on a device; the rooflines are then all of `times` but the first
-  std::string policy = {};            ///< canonical; of an operation that is run by one; else empty
+  std::string label = {};   ///< the policy as it was named; of an operation that is run by one; else empty
+  std::string policy = {};  ///< likewise, canonical
   std::optional<cuda::DeviceCounters> requests = {};  ///< what one of them asks of the device
   std::optional<Prediction> prediction = {};          ///< instead of times, if a model of a GPU was asked for
 

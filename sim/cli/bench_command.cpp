@@ -8,24 +8,29 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <iterator>
 
 #include <fmt/format.h>
 #include <omp.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/numerics/product.hpp>
-#include <kvbound/sim/bench/bench.hpp>
-#include <kvbound/sim/bench/device_bench.hpp>
+#include <kvbound/sim/bench/bench_cubes.hpp>
 #include <kvbound/sim/bench/device_counting.hpp>
-#include <kvbound/sim/bench/peer.hpp>
+#include <kvbound/sim/bench/prediction_cubes.hpp>
+#include <kvbound/sim/figures/chosen_columns.hpp>
+#include <kvbound/sim/figures/cube_table.hpp>
+#include <kvbound/sim/figures/outputs.hpp>
+#include <kvbound/sim/figures/plot.hpp>
+#include <kvbound/sim/figures/text_options.hpp>
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/options/runs.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/report/bench_report.hpp>
+#include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/prediction_report.hpp>
 #include <kvbound/traces/messages.hpp>
-#include <kvbound/traces/output_file.hpp>
 
 #include "commands.hpp"
 #include "progress.hpp"
@@ -187,9 +192,12 @@ CommandLine bench_command_line() {
   line.add(
       "peer", "FILE",
       "also show what another program took for the same operations, as sim/bench/peers/bench_torch.py writes it");
-  line.add(
-      "json", "FILE",
-      "also write the results as JSON (schema: sim/schemas/bench.schema.json; of predictions bench_model.schema.json)");
+  std::vector<Figure> columns = bench_columns();
+  std::ranges::move(prediction_columns(), std::back_inserter(columns));
+  add_columns_option(line, columns);
+  add_output_options(line,
+                     "operation and work that it is measured against; of predictions: operation and launch");
+  add_text_options(line);
   add_work_options(line);
   return line;
 }
@@ -304,28 +312,38 @@ void run_all(const std::vector<Measurement>& measurements, BenchOptions options,
       result = operation.run(options);
     }
     result.operation = operation.name;
+    result.label = options.policy;
     each(std::move(result));
   }
 }
 
-void write_json(std::optional<traces::OutputFile>& file, const nlohmann::ordered_json& document) {
-  flush_standard_output();
-  if (!file) return;
-  file->write(document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
-  file->commit();
-}
-
 // bench --backend emulated --model GPU.
-void predict_all(const BenchOptions& options, const std::vector<Measurement>& measurements,
-                 std::optional<traces::OutputFile>& file, bool quiet) {
+Part predict_all(const BenchOptions& options, const std::vector<Measurement>& measurements,
+                 const TextStyle& style, const std::vector<std::string>& columns, bool quiet) {
   const ActingAs acting(*options.gpu);
   std::vector<BenchResult> results;
-  std::cout << prediction_heading(options) << std::flush;
-  run_all(measurements, options, quiet, [&](BenchResult result) {
-    std::cout << prediction_text(result) << std::flush;
-    results.push_back(std::move(result));
+  run_all(measurements, options, quiet, [&](BenchResult result) { results.push_back(std::move(result)); });
+  Part part = prediction_part(options, results);
+  std::cout << prediction_text(options, results, part, style, columns);
+  return part;
+}
+
+// Prints every operation as soon as it is measured; or a table of all, if its columns or Markdown are asked for.
+Part measure_all(BenchReport report, const std::vector<Measurement>& measurements, const TextStyle& style,
+                 const std::vector<std::string>& columns, bool quiet) {
+  const bool is_table = style.markdown || !columns.empty();
+  std::cout << heading(report) << (is_table ? "" : rows_heading()) << std::flush;
+  run_all(measurements, report.options, quiet, [&](BenchResult result) {
+    if (!is_table) std::cout << text(result) << (report.peer ? text(*report.peer, result) : "") << std::flush;
+    report.results.push_back(std::move(result));
   });
-  write_json(file, prediction_json(options, results));
+  Part part = bench_part(report);
+  const Cube& operations = *part.find("operations");
+  if (is_table) std::cout << cube_table(operations, style, columns);
+  std::cout << only_of_peer_text(report);
+  if (style.plot)
+    std::cout << bar_chart("share of the goal", bars_of(operations, "", "operation", "of_goal"), style);
+  return part;
 }
 
 }  // namespace
@@ -349,24 +367,21 @@ int bench_command(const Arguments& arguments) {
   std::optional<Peer> peer = chosen_peer(line, options, backend);
   options.fastest_core = prepare_blas(line, backend);
 
-  std::optional<traces::OutputFile> file;
-  if (const auto json = line.text("json")) {
-    OutputPaths().add("json", *json);
-    file.emplace(*json);
-  }
+  const std::vector<std::string> columns =
+      chosen_columns(line, options.gpu ? prediction_columns() : bench_columns());
+  const TextStyle style = text_style(line);
+  std::vector<std::string> inputs;
+  if (peer) inputs.push_back(peer->path);
+  Outputs outputs(line, inputs, options.gpu ? "bench-model" : "bench");
+  const std::vector<Measurement> measurements = measurements_of(operations, policies);
+  const nlohmann::ordered_json origin = provenance(environment(), options.seed);
   if (options.gpu) {
-    predict_all(options, measurements_of(operations, policies), file, quiet);
+    outputs.write(predict_all(options, measurements, style, columns, quiet), origin);
     return kPass;
   }
-  BenchReport report{backend, options, std::nullopt, {}, std::move(peer)};
+  BenchReport report{.backend = backend, .options = options, .peer = std::move(peer)};
   if (backend != kReference) report.accelerator = accelerator(backend);
-  std::cout << heading(report) << std::flush;
-  run_all(measurements_of(operations, policies), options, quiet, [&](BenchResult result) {
-    std::cout << text(result) << (report.peer ? text(*report.peer, result) : "") << std::flush;
-    report.results.push_back(std::move(result));
-  });
-  std::cout << only_of_peer_text(report);
-  write_json(file, to_json(report));
+  outputs.write(measure_all(std::move(report), measurements, style, columns, quiet), origin);
   return kPass;
 }
 

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <kvbound/sim/bench/bench_cubes.hpp>
+#include <kvbound/sim/bench/prediction_cubes.hpp>
 #include <kvbound/sim/evaluate/evaluate_cubes.hpp>
 #include <kvbound/sim/figures/cube_table.hpp>
 #include <kvbound/sim/figures/list_cube.hpp>
@@ -57,6 +59,8 @@ constexpr std::array kWritten{
     Written{"prove", empty_prove_part},
     Written{"check", [] { return check_part({}); }},
     Written{"check-against", [] { return check_against_part({}); }},
+    Written{"bench", [] { return bench_part({}); }},
+    Written{"bench-model", [] { return prediction_part({}, {}); }},
 };
 
 // A figure of a command's cube, or a key of one of its axes.

@@ -2,10 +2,12 @@
 
 usage: bench_test.py KVBOUND      KVBOUND: the program's path
 """
+import csv
 import hashlib
 import json
 
 from support import kvbound_cli
+from support.documents import parts, read
 from support.kvbound_cli import INVALID, USAGE, WORLD, CommandLineTest
 from support.peer_file import PEER, SNAPKV, changed, write_peer
 
@@ -38,66 +40,81 @@ class Peer(CommandLineTest):
         super().setUp()
         self.peer = write_peer(self.folder / "torch.json")
 
-    def document(self, *arguments, threads="2"):
+    def part(self, *arguments, threads="2"):
         result = self.run_program(*SMALL[:-1], threads, *arguments, "--peer", self.peer, "--json", "out.json")
         self.assertEqual(result.returncode, 0, result.stderr)
-        return json.loads((self.folder / "out.json").read_text("utf-8")), result
+        return parts(read(self.folder / "out.json"))[0], result
+
+    @staticmethod
+    def spread(row, figure):
+        return [row[figure + end] for end in ("", "_least", "_most")]
 
     def test_times_are_shown_beside_those_of_the_same_operation(self):
-        document, result = self.document("selection", "step-attention", "exponential")
-        exponential, selection, step = document["operations"]
-        self.assertIsNone(exponential["peer"])
-        self.assertEqual(selection["peer"]["seconds"], {"median": 0.25, "least": 0.125, "most": 1})
-        self.assertEqual(step["times"][0]["work"], 8)
-        self.assertEqual(set(step["peer"]["seconds"].values()), {8 * 0.5},
-                         "seconds of a peer are those of one step")
+        part, result = self.part("selection", "step-attention", "exponential")
+        exponential, selection, step = part.rows("operations")
+        self.assertEqual(self.spread(exponential, "peer_seconds"), [None] * 3)
+        self.assertEqual(self.spread(selection, "peer_seconds"), [0.25, 0.125, 1])
+        self.assertEqual(step["work"], 8)
+        self.assertEqual(self.spread(step, "peer_seconds"), [8 * 0.5] * 3, "seconds of a peer are those of one step")
         self.assertEqual(result.stderr, "")
         self.assertIn("beside torch 2.15.0, F32, 2 threads on a processor\n", result.stdout)
         self.assertIn("  -> torch has no counterpart\n", result.stdout)
         self.assertRegex(result.stdout, r"\n  torch 2.15.0, F32, 2 threads +250 ms +125 ms +1.00 s   ")
         for item in (selection, step):
-            ours, theirs, ratio = item["times"][0]["seconds"], item["peer"]["seconds"], item["peer"]["ratio"]
-            for name, expected in (("median", theirs["median"] / ours["median"]),
-                                   ("least", theirs["least"] / ours["most"]),
-                                   ("most", theirs["most"] / ours["least"])):
-                self.assertAlmostEqual(ratio[name] / expected, 1, places=12)
-            spread = f"{ratio['median']:.2f} ({ratio['least']:.2f}-{ratio['most']:.2f})"
-            self.assertIn(f"-> torch takes {spread} times as long\n", result.stdout)
+            ours, theirs, ratio = (self.spread(item, figure) for figure in ("seconds", "peer_seconds", "peer_ratio"))
+            for found, above, below in zip(ratio, theirs, (ours[0], ours[2], ours[1]), strict=True):
+                self.assertAlmostEqual(found / (above / below), 1, places=12)
+            self.assertIn("-> torch takes {:.2f} ({:.2f}-{:.2f}) times as long\n".format(*ratio), result.stdout)
 
     def test_a_policy_has_its_own_times_whatever_its_text(self):
-        document, result = self.document("compress", "--policy", f"snapkv+critical,{SNAPKV}")
-        critical, snapkv = document["operations"]
-        self.assertEqual((critical["peer"], snapkv["policy"]), (None, SNAPKV))
-        self.assertEqual(snapkv["peer"]["seconds"], {"median": 4, "least": 0.2, "most": 8})
+        part, result = self.part("compress", "--policy", f"snapkv+critical,{SNAPKV}")
+        critical, snapkv = part.rows("operations")
+        self.assertEqual((critical["peer_seconds"], snapkv["policy"]), (None, SNAPKV))
+        self.assertEqual(self.spread(snapkv, "peer_seconds"), [4, 0.2, 8])
         self.assertIn("compress, snapkv+critical, 2 threads ", result.stdout)
 
     def test_what_it_measured_alone_is_named(self):
-        document, result = self.document("selection")
+        part, result = self.part("selection")
+        peer = part.facts["peer"]
         alone = ["step-attention", f"compress, {SNAPKV}", "nearest-key"]
-        self.assertEqual(document["peer"].pop("not_measured"), alone)
+        self.assertEqual(peer.pop("not_measured"), alone)
         self.assertTrue(result.stdout.endswith(f"\ntorch also has: {'; '.join(alone)}\n"), result.stdout)
-        self.assertEqual(document["peer"].pop("sha256"), hashlib.sha256(self.peer.read_bytes()).hexdigest())
-        self.assertEqual(document["peer"], {name: PEER[name] for name in document["peer"]})
+        self.assertEqual(peer.pop("sha256"), hashlib.sha256(self.peer.read_bytes()).hexdigest())
+        self.assertEqual(peer, {name: PEER[name] for name in peer})
         write_peer(self.peer, changed(put("operations", PEER["operations"][:1])))
-        document, result = self.document("selection")
-        self.assertEqual(document["peer"]["not_measured"], [])
+        part, result = self.part("selection")
+        self.assertEqual(part.facts["peer"]["not_measured"], [])
         self.assertNotIn("also has", result.stdout)
 
     def test_without_a_peer_there_is_none(self):
         self.passes(*SMALL, "selection", "--json", "out.json")
-        document = json.loads((self.folder / "out.json").read_text("utf-8"))
-        self.assertEqual((document["peer"], document["operations"][0]["peer"]), (None, None))
+        part, = parts(read(self.folder / "out.json"))
+        self.assertEqual((part.facts["peer"], part.rows("operations")[0]["peer_seconds"]), (None, None))
+
+    def test_a_table_and_csv_have_the_figures_of_the_document(self):
+        part, result = self.part("selection", "exponential", "--csv", "out.csv", "--columns", "rounds,peer_seconds")
+        self.assertRegex(result.stdout, r"\noperation +peer's time +rounds\nexponential +- +2\nselection +250 ms +2\n")
+        with open(self.folder / "out.csv", newline="", encoding="utf-8") as file:
+            found = [(row["operation"], row["timed"], float(row["seconds"]), row["ratio"]) for row in csv.DictReader(file)]
+        rows = part.rows("operations") + part.rows("against")
+        self.assertEqual(found, [(row["operation"], row["timed"], row["seconds"], str(row["ratio"] or "")) for row in rows])
+        self.assertEqual(len(found), 4)
+        self.assertIn("| selection |", self.passes(*SMALL, "selection", "--markdown"))
+        self.refuses(USAGE, "--columns: no column 'limiter'", *SMALL, "selection", "--columns", "limiter")
+
+    def test_a_peer_is_no_output(self):
+        self.refuses(USAGE, "--json: .*torch.json' is an input", *SMALL, "selection", "--peer", self.peer, "--json", self.peer)
 
     def test_another_number_of_threads_is_a_warning(self):
-        _, result = self.document("selection", threads="1")
+        _, result = self.part("selection", threads="1")
         self.assertEqual(result.stderr,
                          "kvbound: warning: torch used 2 threads, and this run uses 1: --threads\n")
-        _, result = self.document("selection", "--quiet", threads="1")
+        _, result = self.part("selection", "--quiet", threads="1")
         self.assertEqual(result.stderr, "")
 
     def test_names_are_printed_on_their_line_whatever_they_are(self):
         write_peer(self.peer, changed(put("name", "a\n\x1b[31mb")))
-        _, result = self.document("selection")
+        _, result = self.part("selection")
         self.assertIn(r"-> a\x0a\x1b[31mb takes", result.stdout)
         self.assertNotIn("\x1b", result.stdout)
 
@@ -107,7 +124,7 @@ class Peer(CommandLineTest):
             document["comment"], document["operations"][0]["stream"] = {"deep": [1]}, 7
 
         write_peer(self.peer, changed(change))
-        self.document("selection")
+        self.part("selection")
 
     def test_a_device_is_shown_beside_a_device_alone(self):
         device = "--backend", "emulated", "compact", "--peer", self.peer

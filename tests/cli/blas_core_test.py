@@ -3,13 +3,12 @@
 usage: blas_core_test.py KVBOUND OLD_OPENBLAS
        KVBOUND: the program's path; OLD_OPENBLAS: the path of the library built from support/old_openblas.cpp
 """
-import json
 import os
 import sys
 from pathlib import Path
 
 from support import kvbound_cli
-from support.documents import provenance, read
+from support.documents import parts, provenance, read
 from support.kvbound_cli import SAMPLES, USAGE, CommandLineTest, contents
 
 LEVELS = {"Prescott": 0, "Sandybridge": 1, "Haswell": 2, "Zen": 2, "SkylakeX": 3, "Cooperlake": 3, "SapphireRapids": 3}
@@ -127,12 +126,13 @@ class BlasCore(CommandLineTest):
         for options, core in (((), None), (("--blas-core", "Prescott"), "Prescott")):
             stdout = self.passes("bench", "projected-value-norms", "--shape", "pocket:256", "--repeats", "1", "--quiet",
                                  "--json", "out.json", *options, env={**ENVIRONMENT, **self.old("unknown-processor")})
-            document = json.loads((self.folder / "out.json").read_text())
-            fastest = document["fastest_core"]
+            document = read(self.folder / "out.json")
+            part, blas = parts(document)[0], document["provenance"]["blas"]
+            fastest = part.facts["fastest_core"]
             self.assertEqual(LEVELS[fastest], processor_level())
-            self.assertEqual(document["blas"]["core"], core or fastest)
-            self.assertEqual(document["blas"]["core_chosen_by"], "--blas-core" if core else "kvbound")
-            roofline = document["operations"][0]["times"][1]["name"]
+            self.assertEqual(blas["core"], core or fastest)
+            self.assertEqual(blas["core_chosen_by"], "--blas-core" if core else "kvbound")
+            roofline = part.rows("against")[0]["timed"]
             self.assertTrue(roofline.startswith(f"{fastest} DGEMM, 256-cube"), roofline)
             self.assertIn(roofline, stdout)
 

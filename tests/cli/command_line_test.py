@@ -38,7 +38,8 @@ OPTIONS = {"policies": ("help",), "help": ("help",),
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),
            "prove": ("cases", "seed", "list", "search", "replay", "columns", "json", "csv", "plot", "markdown", "threads", "quiet", "help"),
            "report": ("out", "quiet", "help"),
-           "bench": ("backend", "shape", "policy", "repeats", "blas-core", "model", "prompt", "seed", "peer", "json", "threads", "quiet", "help")}
+           "bench": ("backend", "shape", "policy", "repeats", "blas-core", "model", "prompt", "seed", "peer", "columns", "json", "csv",
+                     "plot", "markdown", "threads", "quiet", "help")}
 
 
 class Help(CommandLineTest):
@@ -417,44 +418,50 @@ class Bench(CommandLineTest):
 
     SMALL = "bench", "--shape", "pocket:256", "--repeats", "2", "--json", "out.json"
 
-    def document(self, *arguments, **environment):
+    def part(self, *arguments, **environment):
+        """Its facts, with the provenance, the rows of `operations`, each with those of `against`, and what was printed."""
         result = self.run_program(*self.SMALL, *arguments, env={**os.environ, **environment})
         self.assertEqual(result.returncode, 0, result.stderr)
-        return json.loads((self.folder / "out.json").read_text("utf-8")), result
+        document = read(self.folder / "out.json")
+        part, = parts(document)
+        operations = part.rows("operations")
+        for item in operations:
+            item["against"] = [row for row in part.rows("against") if all(row[key] == item[key] for key in ("operation", "policy"))]
+        return part.facts | document["provenance"], operations, result
 
     def test_operations_are_measured_in_one_order_whatever_was_asked_for_first(self):
-        document, result = self.document("selection", "exponential")
-        self.assertEqual([item["operation"] for item in document["operations"]], ["exponential", "selection"])
+        facts, items, result = self.part("selection", "exponential")
+        self.assertEqual([item["operation"] for item in items], ["exponential", "selection"])
         self.assertLess(result.stdout.index("std::exp"), result.stdout.index("std::nth_element"))
-        self.assertEqual(document["shape"]["tokens"], 256)
-        self.assertIn(f"{document['instruction_set']} loops", result.stdout)
-        self.assertIn(f"{document['blas']['name'].split()[0]} for {document['blas']['core']}", result.stdout)
+        self.assertEqual(facts["shape"]["tokens"], 256)
+        self.assertIn(f"{facts['instruction_set']} loops", result.stdout)
+        self.assertIn(f"{facts['blas']['name'].split()[0]} for {facts['blas']['core']}", result.stdout)
 
-    def test_a_table_row_says_what_the_document_says(self):
-        document, result = self.document("--threads", "2")
-        self.assertEqual(len(document["operations"]), 16)
-        for item in document["operations"]:
-            for row in item["times"]:
-                self.assertRegex(result.stdout, rf"(?m)^ *{re.escape(row['name'])} +[\d.]+ [mun]?s ")
+    def test_what_is_printed_is_what_the_document_says(self):
+        _, items, result = self.part("--threads", "2")
+        self.assertEqual(len(items), 16)
+        for item in items:
+            for row in (item, *item["against"]):
+                self.assertRegex(result.stdout, rf"(?m)^ *{re.escape(row['timed'])} +[\d.]+ [mun]?s ")
+            ratios = item["ratio"], item["ratio_least"], item["ratio_most"]
             if item["ratio"]:
-                self.assertIn(f"-> {item['ratio']['median']:.2f} ({item['ratio']['least']:.2f}-"
-                              f"{item['ratio']['most']:.2f}) {item['ratio_meaning']}", result.stdout)
-            if item["met"] is not None:
-                (kind, goal), median = *item["goal"].items(), item["ratio"]["median"]
-                self.assertEqual(item["met"], median >= goal if kind == "at_least" else median <= goal)
-                ends = {number >= goal if kind == "at_least" else number <= goal
-                        for number in item["ratio"].values()}
-                self.assertIn(f"goal {kind.replace('_', ' ')} {goal:g}: {'met' if item['met'] else 'missed'}"
-                              f"{' by the median' if len(ends) > 1 else ''}; {item['rounds']} rounds", result.stdout)
+                self.assertIn("-> {:.2f} ({:.2f}-{:.2f}) ".format(*ratios) + item["ratio_of"], result.stdout)
+            self.assertEqual(item["verdict"] is None, item["ratio"] is None or item["at_least"] == item["at_most"])
+            if item["verdict"]:
+                kind = "at_least" if item["at_least"] else "at_most"
+                met, *ends = [number >= item[kind] if kind == "at_least" else number <= item[kind] for number in ratios]
+                self.assertEqual(item["verdict"], ("met" if met else "missed") + (" by the median" if len({*ends}) > 1 else ""))
+                self.assertEqual(item["of_goal"] >= 1, met)
+                self.assertIn(f"goal {kind.replace('_', ' ')} {item[kind]:g}: {item['verdict']}; {item['rounds']} rounds", result.stdout)
 
     def test_prefill_counts_the_work_of_the_model_that_it_names(self):
         model = TinyModel(layers=2, model_dim=24, heads=4, kv_heads=2, head_dim=8, feed_forward=40, vocabulary=64)
-        document, result = self.document("prefill", "--model", model.write_folder(self.folder / "tiny"), "--prompt", "33")
-        prefill, product = document["operations"][0]["times"]
+        _, (prefill,), result = self.part("prefill", "--model", model.write_folder(self.folder / "tiny"), "--prompt", "33")
+        product, = prefill["against"]
         weights = 24 * (32 + 16 + 16 + 32 + 3 * 40)
         self.assertEqual(prefill["work"], 2 * (2 * weights * 33 + 4 * 32 * 33 * 34 / 2) + 2 * 64 * 24)
-        self.assertEqual(prefill["name"], "prefill, 33 tokens")
-        self.assertIn("SGEMM", product["name"])
+        self.assertEqual(prefill["timed"], "prefill, 33 tokens")
+        self.assertIn("SGEMM", product["timed"])
         self.assertIn("share of the SGEMM rate by tiny; goal at least 0.5", result.stdout)
         missing = self.run_program("bench", "prefill", "--model", self.folder / "missing")
         self.assertEqual(missing.returncode, WORLD)
@@ -463,92 +470,83 @@ class Bench(CommandLineTest):
     def test_what_compressions_and_steps_ask_of_a_device_is_counted_by_policy(self):
         policies = ("snapkv", "h2o+critical", "h2o+keepkv:key=zip:gqa=mean", "tova+obcache-key:space=projected+cam",
                     "streaming-llm+d2o", "snapkv+keepkv:period=8", "snapkv+adakv+kvmerger")
-        document, result = self.document("compress", "step", "--backend", "emulated", "--policy", ",".join(policies))
-        items = document["operations"]
+        _, items, result = self.part("compress", "step", "--backend", "emulated", "--policy", ",".join(policies))
         self.assertEqual([item["operation"] for item in items],
                          ["compress"] * len(policies) + ["step"] * len(policies))
         for item, policy in zip(items[len(policies):], policies):
             with self.subTest(policy=policy):
-                requests = item["requests"]
                 self.assertIn(f"step, {policy}", result.stdout)
-                self.assertIn(f"asks for {requests['launches']} launches", result.stdout)
+                self.assertIn(f"asks for {item['launches']} launches", result.stdout)
                 self.assertTrue(item["policy"].startswith(policy.split("+")[0] + ":"))
-                self.assertGreater(requests["launches"], 2)
-                self.assertEqual(requests["synchronisations"], 1)
-                self.assertEqual(requests["uploads"] == 1 and requests["downloads"] == 1 and
-                                 requests["allocations"] == 0, "period" not in policy, requests)
-        first, second = ({item["policy"]: item["requests"] for item in items[start:start + len(policies)]}
-                         for start in (0, len(policies)))
-        self.assertEqual(first.keys(), second.keys())
+                self.assertGreater(item["launches"], 2)
+                self.assertEqual(item["synchronisations"], 1)
+                self.assertEqual(item["uploads"] == 1 and item["downloads"] == 1 and item["allocations"] == 0, "period" not in policy, item)
+        self.assertEqual(*([item["policy"] for item in items[start:start + len(policies)]] for start in (0, len(policies))))
 
     def test_openblas_core_type_is_what_the_option_says_and_not_what_the_environment_says(self):
-        document, result = self.document("selection", OPENBLAS_CORETYPE="Prescott")
-        self.assertIsNone(document["blas"]["core_type_override"])
-        if document["blas"]["name"].startswith("Eigen"):  # a portable program, which has only Eigen's kernels
+        facts, _, result = self.part("selection", OPENBLAS_CORETYPE="Prescott")
+        self.assertIsNone(facts["blas"]["core_type_override"])
+        if facts["blas"]["name"].startswith("Eigen"):  # a portable program, which has only Eigen's kernels
             self.assertEqual(result.stderr, "")
             self.refuses(USAGE, "--blas-core is for OpenBLAS; this program has Eigen", *self.SMALL, "--blas-core",
                          "Haswell")
             return
         self.assertIn("kvbound: OPENBLAS_CORETYPE=Prescott of the environment is ignored", result.stderr)
         # A core that this OpenBLAS certainly has, with the case of its letters swapped.
-        core = document["blas"]["core"].swapcase()
-        document, result = self.document("selection", "--blas-core", core, "--quiet", OPENBLAS_CORETYPE="Prescott")
-        self.assertEqual(document["blas"]["core_type_override"], core)
-        self.assertEqual(document["blas"]["core"].lower(), core.lower())
+        core = facts["blas"]["core"].swapcase()
+        facts, _, result = self.part("selection", "--blas-core", core, "--quiet", OPENBLAS_CORETYPE="Prescott")
+        self.assertEqual(facts["blas"]["core_type_override"], core)
+        self.assertEqual(facts["blas"]["core"].lower(), core.lower())
         self.assertEqual(result.stderr, "")
 
     def test_repeats_are_the_rounds_that_count(self):
-        document, _ = self.document("exponential", "selection")
-        self.assertEqual([(item["rounds"], item["warm_up"]) for item in document["operations"]], [(2, True)] * 2)
+        _, items, _ = self.part("exponential", "selection")
+        self.assertEqual([(item["rounds"], item["warm_up"]) for item in items], [(2, 1)] * 2)
 
     def test_compress_is_measured_on_two_threads_however_many_there_are(self):
-        document, _ = self.document("compress", "--threads", "3")
-        compress, = document["operations"]
-        self.assertEqual(document["threads"], 3)
-        if document["processors"] > 1 and document["blas"]["flavour"] != "serial":
-            self.assertEqual([row["name"].split(", ")[-1] for row in compress["times"]], ["2 threads", "1 thread"] * 2)
+        facts, (compress,), _ = self.part("compress", "--threads", "3")
+        self.assertEqual(facts["threads"], 3)
+        if facts["processors"] > 1 and facts["blas"]["flavour"] != "serial":
+            self.assertEqual([row["timed"].split(", ")[-1] for row in (compress, *compress["against"])], ["2 threads", "1 thread"] * 2)
             self.assertIsNone(compress["no_ratio"])
         else:
             self.assertIsNone(compress["ratio"])
 
     def test_compress_goes_by_every_policy_asked_for(self):
         policies = "h2o", "snapkv+keepkv", "snapkv+critical"
-        document, result = self.document("compress", "--policy", ",".join(policies), "--threads", "1")
-        self.assertEqual([item["times"][0]["name"] for item in document["operations"]],
-                         [f"compress, {policy}, 1 thread" for policy in policies])
-        for item, policy in zip(document["operations"], policies):
+        _, items, _ = self.part("compress", "--policy", ",".join(policies), "--threads", "1")
+        self.assertEqual([item["timed"] for item in items], [f"compress, {policy}, 1 thread" for policy in policies])
+        for item, policy in zip(items, policies):
             self.assertTrue(item["policy"].startswith(policy.split("+")[0] + ":window=32:"))
-        default, _ = self.document("compress", "--threads", "1")
-        self.assertEqual([item["policy"] for item in default["operations"]], [document["operations"][2]["policy"]])
+        _, default, _ = self.part("compress", "--threads", "1")
+        self.assertEqual([item["policy"] for item in default], [items[2]["policy"]])
 
     def test_a_blas_without_threads_is_no_roofline(self):
-        document, _ = self.document("projected-value-norms", "--threads", "2")
-        norms, = document["operations"]
-        if document["blas_threads"] == 2:
+        facts, (norms,), _ = self.part("projected-value-norms", "--threads", "2")
+        if facts["blas_threads"] == 2:
             self.assertIsNone(norms["no_ratio"])
         else:
-            self.assertEqual((norms["ratio"], norms["met"]), (None, None))
-            self.assertEqual(norms["no_ratio"], f"{document['blas']['name'].split()[0]} works on 1 thread")
-        self.assertIn(f"DGEMM, 256-cube, {document['blas_threads']} thread", norms["times"][1]["name"])
+            self.assertEqual((norms["ratio"], norms["verdict"]), (None, None))
+            self.assertEqual(norms["no_ratio"], f"{facts['blas']['name'].split()[0]} works on 1 thread")
+        self.assertIn(f"DGEMM, 256-cube, {facts['blas_threads']} thread", norms["against"][0]["timed"])
 
     def test_an_emulation_says_that_its_times_are_not_a_gpus(self):
-        document, result = self.document("select-top", "compact", "--backend", "emulated")
+        facts, items, result = self.part("select-top", "compact", "--backend", "emulated")
         self.assertIn("Its times say nothing about any GPU.", result.stdout)
         self.assertNotRegex(result.stdout, "goal (at|met|missed)")
-        self.assertEqual([item["met"] for item in document["operations"]], [None, None])
-        self.assertEqual((document["accelerator"]["name"], document["accelerator"]["driver"]), ("emulated", None))
+        self.assertEqual([item["verdict"] for item in items], [None, None])
+        self.assertEqual((facts["accelerator"]["name"], facts["accelerator"]["driver"]), ("emulated", None))
 
     def test_a_device_operation_is_given_as_shares_of_the_rooflines_of_its_rounds(self):
-        document, result = self.document("window-attention", "--backend", "emulated")
-        item, = document["operations"]
-        operation, copy, product = item["times"]
-        for share, work, roofline in (("copy_bandwidth", operation["bytes"], copy), ("matrix_rate", operation["work"], product)):
-            best = work / operation["seconds"]["least"] / (roofline["work"] / roofline["seconds"]["most"])
-            worst = work / operation["seconds"]["most"] / (roofline["work"] / roofline["seconds"]["least"])
-            for end in item["shares"][share].values():
-                self.assertTrue(worst <= end * (1 + 1e-9) and end <= best * (1 + 1e-9), share)
-        self.assertEqual(item["ratio"], item["shares"]["copy_bandwidth"])
-        self.assertIn(f"medians: {item['shares']['copy_bandwidth']['median']:.3g} of the copy bandwidth", result.stdout)
+        _, (item,), result = self.part("window-attention", "--backend", "emulated")
+        copy, product = item["against"]
+        for share, work, roofline in (("copy_bandwidth", item["bytes"], copy), ("matrix_rate", item["work"], product)):
+            best = work / item["seconds_least"] / (roofline["work"] / roofline["seconds_most"])
+            worst = work / item["seconds_most"] / (roofline["work"] / roofline["seconds_least"])
+            for end in ("", "_least", "_most"):
+                self.assertTrue(worst <= item[share + end] * (1 + 1e-9) and item[share + end] <= best * (1 + 1e-9), share)
+        self.assertEqual(item["ratio"], item["copy_bandwidth"])
+        self.assertIn(f"medians: {item['copy_bandwidth']:.3g} of the copy bandwidth", result.stdout)
 
     def test_without_a_device_there_is_no_bench_on_one(self):
         result = self.run_program("bench", "--backend", "cuda", "compact", "--repeats", "1", "--json", "out.json")

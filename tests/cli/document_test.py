@@ -4,6 +4,8 @@ usage: document_test.py KVBOUND      KVBOUND: the program's path
 """
 import copy
 import json
+import os
+import re
 
 import jsonschema
 import numpy as np
@@ -13,6 +15,7 @@ from support.documents import parts, read
 from support.dumps import Dump
 from support.kernel_files import compacted, decode, long_decode, topk
 from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
+from support.peer_file import write_peer
 from support.tiny_model import TinyModel
 
 GQA, MHA = SAMPLES / "pocket-gqa.safetensors", SAMPLES / "pocket-mha.safetensors"
@@ -61,6 +64,11 @@ class DocumentTest(CommandLineTest):
 
     def require_valid_document(self, document):
         self.assertEqual(self.problems(document), [])
+
+    def operations_of(self, heading):
+        """The operations that the help of bench lists below a heading."""
+        text = self.passes("bench", "--help").partition(heading)[2].partition("\n\n")[0]
+        return re.findall(r"^  ([a-z0-9-]+) ", text, re.MULTILINE)
 
 
 class Documents(DocumentTest):
@@ -299,6 +307,63 @@ class Documents(DocumentTest):
         tasks = [{"id": str(i), "prompt": list(range(30)), "continuation": [5, 6, i], "kind": f"kind {i}"} for i in range(2)]
         self.require_valid_document(self.evaluation(tasks, "--policy", "snapkv:window=4+keepkv,tova,random:sinks=1:window=4",
                                                     "--budget", "8,50%", "--steps", "3"))
+
+    def test_benches_beside_a_peer(self):
+        document = self.document("bench", "selection", "exponential", "--shape", "pocket:256", "--repeats", "2", "--peer",
+                                 write_peer(self.folder / "torch.json"))
+        self.require_valid_document(document)
+        self.assertEqual(len(parts(document)[0].facts["peer"]["not_measured"]), 3)
+
+
+class ModelsOfBench(DocumentTest):
+    suite = "counted"
+
+    def test_have_every_operation_of_a_device(self):
+        document = self.document("bench", "--backend", "emulated", "--model", "h100", "--shape", "pocket:256")
+        self.require_valid_document(document)
+        part, = parts(document)
+        self.assertEqual([*dict.fromkeys(row["operation"] for row in part.rows("operations"))], self.operations_of("Operations of a device"))
+        for row in part.rows("operations"):
+            self.assertEqual(row["floor_seconds"] is None, row["operation"] == "compress")
+            self.assertEqual(row["attention_seconds"] is not None, row["operation"] == "step")
+        for row in part.rows("launches"):
+            self.assertIsNotNone(row["registers"], row["kernel"])
+
+
+class WholeBenches(DocumentTest):
+    suite = "long"
+
+    def test_of_a_device_have_its_rooflines_and_no_goals(self):
+        document = self.document("bench", "--backend", "emulated", "--shape", "pocket:256", "--repeats", "1")
+        self.require_valid_document(document)
+        part, = parts(document)
+        ceilings, rows = [row["ceiling"] for row in part.rows("ceilings")], part.rows("operations")
+        self.assertEqual(len(ceilings), 2)
+        self.assertEqual([*dict.fromkeys(row["operation"] for row in rows)], self.operations_of("Operations of a device"))
+        for row in rows:
+            self.assertEqual(row["policy"] is not None, row["operation"] in ("compress", "step"))
+            self.assertEqual(row["launches"] is not None, row["policy"] is not None)
+            if row["policy"] is None:
+                against = [one["timed"] for one in part.rows("against") if one["operation"] == row["operation"]]
+                self.assertEqual(against, ceilings)
+                self.assertIsNotNone(row["copy_bandwidth"])
+                self.assertIsNone(row["verdict"], "an emulation has no goals")
+
+    def test_of_the_reference_have_every_operation(self):
+        model = TinyModel().write_folder(self.folder / "model")
+        for threads in ("1", "2"):
+            document = self.document("bench", "--shape", "pocket:256", "--repeats", "2", "--threads", threads, "--model", model,
+                                     "--prompt", "32")
+            self.require_valid_document(document)
+            part, = parts(document)
+            rows = {row["operation"]: row for row in part.rows("operations")}
+            self.assertEqual([*rows], self.operations_of("Operations of the reference"))
+            self.assertEqual(document["provenance"]["threads"], int(threads))
+            self.assertEqual(part.facts["processors"], len(os.sched_getaffinity(0)))
+            self.assertIn(part.facts["blas_threads"], (1, int(threads)))
+            if threads == "1":
+                self.assertEqual([rows["compress"][name] for name in ("ratio", "verdict")], [None, None])
+                self.assertIn("one thread", rows["compress"]["no_ratio"])
 
 
 if __name__ == "__main__":

@@ -172,19 +172,21 @@ class Numbers(ReportTest):
         self.assert_same(regimes, "share", [one["regimes"].get(name) for one in properties for name in keys(regimes, "regime")])
 
     def test_of_times(self):
-        cube, operations = self.page("bench").cube_of("Time of operations"), self.document("bench")["operations"]
-        self.assert_same(cube, "seconds", [one["times"][0]["seconds"]["median"] for one in operations])
+        page, operations = self.page("bench"), parts(self.document("bench"))[0].rows("operations")
+        cube = page.cube_of("Time of operations")
+        self.assert_same(cube, "seconds", [one["seconds"] for one in operations])
         self.assertEqual(keys(cube, "operation"), [one["operation"] for one in operations])
+        self.assert_same(page.cube_of("Goals"), "of_goal", [one["ratio"] / one["at_least"] if one["at_least"] else one["at_most"] / one["ratio"]
+                                                            for one in operations])
 
     def test_of_predicted_times(self):
-        page, operations = self.page("model"), self.document("model")["operations"]
-        cube = page.cube_of("Predicted time")
-        self.assert_same(cube, "seconds", [one["predicted_seconds"] for one in operations])
-        self.assert_same(cube, "floor", [one["floor_seconds"] / one["predicted_seconds"] for one in operations])
-        launches = [launch for one in operations for launch in one["launches"]]
+        page, part = self.page("model"), parts(self.document("model"))[0]
+        cube, operations, launches = page.cube_of("Predicted time"), part.rows("operations"), part.rows("launches")
+        self.assert_same(cube, "predicted_seconds", [one["predicted_seconds"] for one in operations])
+        self.assert_same(cube, "floor_share", [one["floor_seconds"] / one["predicted_seconds"] for one in operations])
         self.assertEqual(keys(page.cube_of("Roofline"), "kernel"), [launch["kernel"] for launch in launches])
-        flop = [launch["counts"]["mma_flop"] + launch["counts"]["warpgroup_mma_flop"] for launch in launches]
-        self.assert_same(page.cube_of("Roofline"), "rate", [work / launch["model"]["predicted_seconds"] if work else None
+        flop = [launch["mma_flop"] + (launch["warpgroup_mma_flop"] or 0) for launch in launches]
+        self.assert_same(page.cube_of("Roofline"), "rate", [work / launch["predicted_seconds"] if work else None
                                                             for work, launch in zip(flop, launches)])
 
 
@@ -441,6 +443,7 @@ class Refusals(ReportTest):
                               ('{"a": 1}', r"schema: is missing"), ('{"schema": 1}', r"schema: is 1; expected a string"),
                               ('{"schema": "kvbound-3"}', r'schema: is "kvbound-3"; expected'),
                               ('{"schema": "kvbound-2", "command": "record"}', r'command: is "record"; expected replay or diff'),
+                              ('{"schema": "kvbound-bench-model-1"}', r"schema: is version 1 .*; write it again by kvbound bench\n"),
                               ('{"schema": "kvbound-replay-1"}', r"schema: is version 1 of a document, which is not read any more; "
                                                                  r"write it again by kvbound replay"),
                               ('{"schema": "kvbound-2", "a": NaN}', r"is not valid JSON"),
@@ -483,10 +486,11 @@ class Refusals(ReportTest):
                 (r"cubes: have a verdict 'x' of 'ckv-3.3'; expected one of kvbound prove", "prove",
                  lambda d: d["parts"][0]["cubes"]["properties"]["columns"]["verdict"].__setitem__(0, "x")),
                 (r"cubes: have no regimes", "prove", lambda d: d["parts"][0]["cubes"].pop("regimes")),
-                (r"operations\[0\]\.times: is an array; expected a list that is not empty", "bench",
-                 lambda d: d["operations"][0].update(times=[])),
-                (r"operations\[0\]\.predicted_seconds: is 0; expected a number > 0", "model",
-                 lambda d: d["operations"][0].update(predicted_seconds=0))):
+                (r"parts\[0\]\.cubes: have no operations", "bench", lambda d: cubes(d).pop("operations")),
+                (r"parts\[0\]\.cubes\.operations: has no texts limiter", "model",
+                 lambda d: cubes(d)["operations"]["columns"].pop("limiter")),
+                (r"parts\[0\]\.cubes\.constants: have no copy_bandwidth", "model",
+                 lambda d: axes(d)["constant"]["constant"].__setitem__(7, "x"))):
             with self.subTest(pattern):
                 self.refuses_document(pattern, name, change)
 

@@ -4,17 +4,12 @@ usage: schema_test.py KVBOUND      KVBOUND: the program's path
 """
 import copy
 import json
-import os
 
 import jsonschema
-import numpy as np
 
 from support import kvbound_cli
-from support.dumps import Dump
-from support.kernel_files import compacted, decode, long_decode, topk
-from support.kvbound_cli import INCONCLUSIVE, MISMATCH, PASS, REPOSITORY, SAMPLES, CommandLineTest, TraceFile
+from support.kvbound_cli import PASS, REPOSITORY, SAMPLES, CommandLineTest
 from support.peer_file import PEER, write_peer
-from support.tiny_model import TinyModel
 
 GQA, MHA = SAMPLES / "pocket-gqa.safetensors", SAMPLES / "pocket-mha.safetensors"
 
@@ -25,24 +20,6 @@ def validator(path):
     return jsonschema.Draft7Validator(schema)
 
 
-def objects(document, path=()):
-    """The paths of all objects in a document."""
-    if isinstance(document, dict):
-        yield path
-    if isinstance(document, (dict, list)):
-        for key, value in document.items() if isinstance(document, dict) else enumerate(document):
-            yield from objects(value, (*path, key))
-
-
-def kinds_of_objects(document):
-    """The path of one object of each kind: of the same members and types of values, at the same place but for indices."""
-    kinds = {}
-    for path in objects(document):
-        members = frozenset((key, type(value)) for key, value in at(document, path).items())
-        kinds.setdefault((tuple(None if isinstance(key, int) else key for key in path), members), path)
-    return kinds.values()
-
-
 def at(document, path):
     for key in path:
         document = document[key]
@@ -50,32 +27,9 @@ def at(document, path):
 
 
 class SchemaTest(CommandLineTest):
-    def document(self, *arguments, code=PASS):
-        self.passes(*arguments, "--json", "out.json", code=code)
-        return json.loads((self.folder / "out.json").read_text("utf-8"))
-
     def require_valid(self, schema, document):
         errors = [f"{list(error.absolute_path)}: {error.message}" for error in schema.iter_errors(document)]
         self.assertEqual(errors, [])
-
-    def require_tight(self, schema, document, signed=()):
-        """The document is invalid after removing any member of any kind of object, adding one, or replacing any value by -2
-        or [-2]. signed: members below which -2 is a value like any other."""
-        survivors = []
-        for path in kinds_of_objects(document):
-            changed = copy.deepcopy(document)
-            at(changed, path)["surplus"] = 1
-            survivors += [(path, "surplus")] if schema.is_valid(changed) else []
-            for key in at(document, path):
-                changed = copy.deepcopy(document)
-                del at(changed, path)[key]
-                survivors += [(*path, key, "missing")] if schema.is_valid(changed) else []
-                for wrong in (-2, [-2]):
-                    at(changed, path)[key] = wrong
-                    if wrong == -2 and {*path, key} & {*signed}:
-                        continue
-                    survivors += [(*path, key, wrong)] if schema.is_valid(changed) else []
-        self.assertEqual(survivors, [])
 
 
 class Schemas(SchemaTest):
@@ -89,7 +43,7 @@ class Schemas(SchemaTest):
             for name, field in node.get("definitions", {}).items():
                 yield from undescribed(field, f"{path}/{name}")
 
-        for name in ("document", "bench", "bench_peer"):
+        for name in ("document", "bench_peer"):
             self.assertEqual(list(undescribed(validator(f"sim/schemas/{name}.schema.json").schema)), [])
 
     def test_the_trace_schema_describes_the_headers_of_samples_and_generated_traces(self):
@@ -103,14 +57,6 @@ class Schemas(SchemaTest):
                 changed = copy.deepcopy(header)
                 del at(changed, path[:-1])[path[-1]]
                 self.assertFalse(schema.is_valid(changed), f"without {path}")
-
-    def test_the_bench_schema_describes_a_peer_and_nothing_else(self):
-        schema, peer = validator("sim/schemas/bench.schema.json"), write_peer(self.folder / "torch.json")
-        document = self.document("bench", "selection", "exponential", "--shape", "pocket:256", "--repeats", "2", "--peer", peer)
-        self.assertEqual([item["peer"] is None for item in document["operations"]], [True, False])
-        self.assertEqual(len(document["peer"]["not_measured"]), 3)
-        self.require_valid(schema, document)
-        self.require_tight(schema, document)
 
     def test_what_the_schema_of_peers_describes_is_read_and_nothing_else(self):
         schema, path = validator("sim/schemas/bench_peer.schema.json"), self.folder / "torch.json"
@@ -130,70 +76,6 @@ class Schemas(SchemaTest):
                     self.assertTrue(read, (path_to, name, value))  # described, and not read
                 else:
                     self.assertEqual(read, schema.is_valid(document), (path_to, name, value))
-
-
-class SchemaOfModels(SchemaTest):
-    suite = "counted"
-
-    def test_the_schema_of_bench_models_describes_models_of_both_gpus_and_nothing_else(self):
-        schema = validator("sim/schemas/bench_model.schema.json")
-        for gpu in ("h100", "h200"):
-            document = self.document("bench", "compact", "step", "--backend", "emulated", "--model", gpu, "--shape", "pocket:256",
-                                     "--policy", "h2o")
-            self.require_valid(schema, document)
-        self.require_tight(schema, document)
-
-    def test_the_schema_of_bench_models_describes_every_device_operation(self):
-        schema = validator("sim/schemas/bench_model.schema.json")
-        document = self.document("bench", "--backend", "emulated", "--model", "h100", "--shape", "pocket:256")
-        self.require_valid(schema, document)
-        known = validator("sim/schemas/bench.schema.json").schema["definitions"]["device_operation"]["enum"]
-        self.assertEqual(list(dict.fromkeys(item["operation"] for item in document["operations"])), known)
-        for item in document["operations"]:
-            self.assertEqual(item["floor_seconds"] is None, item["operation"] == "compress")
-            self.assertEqual(item["attention_seconds"] is not None, item["operation"] == "step")
-            for launch in item["launches"]:
-                self.assertIsNotNone(launch["model"]["registers"], launch["kernel"])
-
-
-class SchemasOfWholeRuns(SchemaTest):
-    suite = "long"
-
-    def test_the_bench_schema_describes_every_device_operation_and_nothing_else(self):
-        schema = validator("sim/schemas/bench.schema.json")
-        document = self.document("bench", "--backend", "emulated", "--shape", "pocket:256", "--repeats", "1")
-        self.require_valid(schema, document)
-        self.require_tight(schema, document)
-        known = schema.schema["definitions"]["device_operation"]["enum"]
-        names = [item["operation"] for item in document["operations"]]
-        self.assertEqual(list(dict.fromkeys(names)), known)
-        self.assertEqual(len(document["ceilings"]), 2)
-        for item in document["operations"]:
-            self.assertEqual(item["requests"] is not None, item["operation"] in ("compress", "step"))
-            self.assertEqual(item["policy"] is not None, item["operation"] in ("compress", "step"))
-            self.assertIsNone(item["peer"])
-            if item["policy"] is not None:
-                continue
-            self.assertEqual([row["name"] for row in item["times"][1:]], [row["name"] for row in document["ceilings"]])
-            self.assertIsNotNone(item["shares"])
-            self.assertIsNone(item["goal"], "an emulation has no goals")
-
-    def test_the_bench_schema_describes_every_operation_and_nothing_else(self):
-        schema = validator("sim/schemas/bench.schema.json")
-        for threads in ("1", "2"):
-            document = self.document("bench", "--shape", "pocket:256", "--repeats", "2", "--threads", threads,
-                                     "--model", TinyModel().write_folder(self.folder / "model"), "--prompt", "32")
-            self.require_valid(schema, document)
-            known = schema.schema["definitions"]["reference_operation"]["enum"]
-            self.assertEqual([item["operation"] for item in document["operations"]], known)
-            self.require_tight(schema, document)
-            self.assertEqual(document["threads"], int(threads))
-            self.assertEqual(document["processors"], len(os.sched_getaffinity(0)))
-            self.assertIn(document["blas_threads"], (1, int(threads)))
-            compress = document["operations"][known.index("compress")]
-            if threads == "1":
-                self.assertEqual([compress["ratio"], compress["met"]], [None, None])
-                self.assertIn("one thread", compress["no_ratio"])
 
 
 if __name__ == "__main__":

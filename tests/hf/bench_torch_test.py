@@ -15,6 +15,7 @@ import unittest.mock
 
 import torch
 from support import kvbound_cli
+from support.documents import parts, read
 from support.kvbound_cli import INCONCLUSIVE, INVALID, MISMATCH, PASS, SAMPLES, USAGE, WORLD, CommandLineTest
 
 PEERS = kvbound_cli.REPOSITORY / "sim" / "bench" / "peers"
@@ -118,10 +119,10 @@ class Times(BenchTorchTest):
             self.assertEqual(names, list(torch_work.OPERATIONS[of]))
             self.passes("bench", *names, "--backend", backend, "--shape", "pocket:256", "--repeats", "1",
                         "--threads", "2", "--policy", policies, "--peer", "torch.json", "--json", "out.json")
-            ours = json.loads((self.folder / "out.json").read_text("utf-8"))
-            self.assertEqual([item["operation"] for item in ours["operations"] if item["peer"] is None], [])
-            self.assertEqual(ours["peer"]["not_measured"], [])
-            self.assertEqual((ours["peer"]["version"], ours["peer"]["storage"]), (torch.__version__, "F32"))
+            ours, = parts(read(self.folder / "out.json"))
+            self.assertEqual([row["operation"] for row in ours.rows("operations") if row["peer_seconds"] is None], [])
+            self.assertEqual(ours.facts["peer"]["not_measured"], [])
+            self.assertEqual((ours.facts["peer"]["version"], ours.facts["peer"]["storage"]), (torch.__version__, "F32"))
 
     def test_are_written_as_the_schema_describes(self):
         def described(node, value, path):

@@ -13,6 +13,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from support.documents import parts
 from support.peer_file import PEER
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -43,10 +44,11 @@ PROFILE = '''"operation","attention"
 "(536, 1, 1)","43.25","134.5","4,250","79","37.5","1,000","16,000","50","2,000","2.5","7"
 "1","17","attention_join_kernel","1","(32, 2, 1)","3.1","0.5","1","48","20","0","0","0","0","",""
 '''
-COUNTERS = {"operations": [{"operation": "attention", "launches": [
-    {"kernel": "attention_splits::attention_mma_kernel<Bfloat16, 8, 1>", "bytes_read": 134000000, "bytes_written": 4300000,
-     "counts": {"device_requests": 10, "sectors": 160, "wavefronts": 100, "least_wavefronts": 95},
-     "model": {"predicted_seconds": 42e-6, "registers": None, "occupancy": 0.375}}]}]}
+COUNTERS = {"schema": "kvbound-2", "command": "bench-model", "provenance": {"revision": "unknown"}, "parts": [{
+    "facts": {}, "axes": {"launch": {"operation": ["attention"], "kernel": ["attention_splits::attention_mma_kernel<Bfloat16, 8, 1>"]}},
+    "cubes": {"launches": {"axes": ["launch"], "columns": {
+        "bytes_read": [134000000], "bytes_written": [4300000], "device_requests": [10], "sectors": [160], "conflicts": [0.05],
+        "predicted_seconds": [42e-6], "occupancy": [0.375]}}}}]}
 # Two steps of two kernels, behind a compression's.
 STEPS = """"operation","step, h2o"
 "ID","Kernel Name","gpu__time_duration.sum"
@@ -99,7 +101,7 @@ case "$*" in
   *"bench compact --"*) exit 1 ;;
 esac
 while [[ $1 != --json ]]; do operation=${operation:-$2} && shift; done
-printf '{"operation": "%s"}' "$operation" >"$2"
+printf '{"operation": {"operation": ["%s"]}}' "$operation" >"$2"
 """
 
 
@@ -172,7 +174,7 @@ class Emulated(MeasureTest):
         self.assertEqual(ran, set(CHANGED))
         self.assertRegex(summary["anatomy"][1], "^1 policies; h2o: [0-9.]+ times attention$")
         documents = [json.loads(line) for line in (self.out / "bench.jsonl").read_text("utf-8").splitlines()]
-        self.assertEqual([[one["operation"] for one in document["operations"]] for document in documents],
+        self.assertEqual([[one["operation"] for one in parts(document)[0].rows("operations")] for document in documents],
                          [["step"], ["attention", "projected-value-norms", "select-critical", "compact"]])
 
     def test_b_runs_whole(self):
@@ -468,7 +470,7 @@ class KernelMetrics(MeasureTest):
         self.assertEqual(self.metrics('"operation","attention"\n')[0], 1)
 
     def test_counters_that_are_none_are_named(self):
-        for text in ("", "[]", "{}", '{"operations": [3]}'):
+        for text in ("", "[]", "{}", '{"operations": [3]}', json.dumps({**COUNTERS, "parts": [{}]})):
             path = self.folder / "counters.json"
             path.write_text(text, "utf-8")
             code, _, err = self.metrics(PROFILE, "--counters", path)

@@ -38,7 +38,7 @@ class Take(unittest.TestCase):
                 return json.loads(Path(folder, "json").read_text("utf-8"))
             cls.document = bench("--repeats", "1")
         cls.model = json.loads(BENCH_MODEL.read_text("utf-8"))
-        cls.model["gpu"]["name"] = "NVIDIA H200 SXM"
+        cls.model["parts"][0]["facts"]["gpu"] = "NVIDIA H200 SXM"
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -50,26 +50,36 @@ class Take(unittest.TestCase):
             shutil.copy(path, self.root / path.relative_to(ROOT))
         self.measured = json.loads((self.root / self.FILE).read_text("utf-8"))["measured"]
         self.run, self.predicted = copy.deepcopy(self.document), copy.deepcopy(self.model)
-        shape = {**self.run["shape"], "name": "llama-3.1-8b", "tokens": 32768}
-        gpu = {**self.run["accelerator"], "name": "NVIDIA H200", "multiprocessors": 132, "driver": "580.159.04"}
-        self.run |= {"backend": "cuda", "shape": shape, "accelerator": gpu, "revision": "0123456789ab"}
-        template, predicted = self.run["operations"][0], self.predicted["operations"][0]
-        self.run["operations"] = [self.operation(template, one) for one in self.measured]
-        self.predicted |= {"shape": shape, "operations": [
-            {**predicted, "operation": one["operation"].rsplit(", ", 1)[0], "predicted_seconds": one["predicted"]}
-            for one in self.measured]}
+        self.facts = self.run["parts"][0]["facts"]
+        shape = {**self.facts["shape"], "name": "llama-3.1-8b", "tokens": 32768}
+        gpu = {**self.facts["accelerator"], "name": "NVIDIA H200", "multiprocessors": 132, "driver": "580.159.04"}
+        self.facts |= {"backend": "cuda", "shape": shape, "accelerator": gpu}
+        self.run["provenance"]["revision"] = "0123456789ab"
+        self.put(self.run, "operations", [self.operation(one) for one in self.measured])
+        self.predicted["parts"][0]["facts"]["shape"] = shape
+        self.put(self.predicted, "operations", [{**self.named(one), "predicted_seconds": one["predicted"]} for one in self.measured])
         self.torch = {**PEER, "operations": [
             {"operation": one["operation"].rsplit(", ", 1)[0], "policy": None, "calls": 1, "bytes": 1, "seconds": [one["torch"]]}
             for one in self.measured if "torch" in one]}
         self.text = "measure.sh A, --backend cuda, 2026-12-01: facts\nparity     passed     40 s  848 tests\n"
 
     @staticmethod
-    def operation(template, one):
-        goal = one.get("goal", "").split(" ")
-        return {**template, "operation": one["operation"].rsplit(", ", 1)[0],
-                "times": [{**template["times"][0], "seconds": {"median": one["seconds"]}}],
-                "ratio": {"median": one["ratio"]}, "ratio_meaning": one["of"],
-                "goal": {"_".join(goal[:-1]): float(goal[-1])} if goal != [""] else None, "met": one.get("met")}
+    def named(one):
+        return {"operation": one["operation"].rsplit(", ", 1)[0], "policy": None}
+
+    def operation(self, one):
+        *goal, bound = one.get("goal", "at_least nan").split(" ")
+        return {**self.named(one), "unit": "FLOP", "work": 1, "seconds": one["seconds"], "ratio": one["ratio"], "ratio_of": one["of"],
+                "at_least": None, "at_most": None, "_".join(goal): float(bound) if "goal" in one else None,
+                "verdict": {True: "met", False: "missed by the median", None: None}[one.get("met")]}
+
+    @staticmethod
+    def put(document, cube, rows):
+        """Puts these rows into a document as a cube of one axis."""
+        part, keys = document["parts"][0], ("operation", "policy", "timed")
+        columns = {name: [row.get(name) for row in rows] for name in rows[0]}
+        part["axes"][cube] = {name: values for name, values in columns.items() if name in keys}
+        part["cubes"][cube] = {"axes": [cube], "columns": {name: values for name, values in columns.items() if name not in keys}}
 
     def take(self, lines=None):
         self.out.mkdir(exist_ok=True)
@@ -96,12 +106,11 @@ class Take(unittest.TestCase):
                          re.sub(r"2026-11-27, \w{12} \|", " |", before[self.root / "cuda/README.md"]))
 
     def test_steps_are_those_queued_together_and_stand_behind_what_was_there(self):
-        step = {**self.run["operations"][0], "operation": "step", "policy": "h2o", "times": [
-            {"name": "step, h2o", "unit": "steps", "work": 16, "seconds": {"median": 9.0}},
-            {"name": "queued together", "unit": "steps", "work": 16, "seconds": {"median": 8e-4}}]}
-        self.run["operations"] = [step, {**step, "operation": "pack", "policy": None}]
-        self.predicted["operations"] = [{**self.predicted["operations"][0], "operation": "step", "policy": "h2o",
-                                         "predicted_seconds": 2e-5}]
+        step = {**self.operation(self.measured[0]), "operation": "step", "policy": "h2o", "unit": "steps", "work": 16, "seconds": 9.0}
+        rows = [step, {**step, "operation": "pack", "policy": None}]
+        self.put(self.run, "operations", rows)
+        self.put(self.run, "against", [{**row, "timed": "queued together", "seconds": 8e-4} for row in rows])
+        self.put(self.predicted, "operations", [{"operation": "step", "policy": "h2o", "predicted_seconds": 2e-5}])
         done = self.take()
         self.assertIn("not predicted: pack: 50 µs\n", done.stdout)
         measured = json.loads((self.root / self.FILE).read_text("utf-8"))["measured"]
@@ -124,26 +133,31 @@ class Take(unittest.TestCase):
 
     def test_of_two_files_one_alone_is_never_changed(self):
         good = copy.deepcopy(self.run)
-        self.run["accelerator"]["driver"] = "580.159, or later"
+        self.facts["accelerator"]["driver"] = "580.159, or later"
         self.refuses("attention, llama-3.1-8b:32768: from: expected day, GPU, driver and revision, not 2026-12-01, NVIDIA H200, ")
         self.run = copy.deepcopy(good)
-        self.run["operations"][0]["times"][0]["seconds"] = {"median": "soon"}
+        self.run["parts"][0]["cubes"]["operations"]["columns"]["seconds"][0] = "soon"
         self.refuses("results: has a value that cannot be taken: ")
         self.run = good
         (self.root / "cuda/README.md.new").mkdir()  # where the text is written first
         self.refuses("README.md.new")
 
     def test_results_that_say_nothing_are_refused(self):
-        good = copy.deepcopy(self.run)
-        for change, pattern in ((("backend", "emulated"), "bench.jsonl: backend: expected cuda"),
-                                (("accelerator", None), "bench.jsonl: backend: expected cuda"),
-                                (("schema", "3"), "bench.jsonl: schema: expected kvbound-bench-1"),
-                                (("shape", {}), "bench.jsonl: of another shape than .*model.json")):
-            self.run = {**good, change[0]: change[1]}
+        good, part = self.run, self.run["parts"][0]
+
+        def refuses(pattern, **facts):
+            self.run = {**good, "parts": [{**part, "facts": self.facts | facts}]}
             self.refuses(pattern)
+
+        refuses("bench.jsonl: backend: expected cuda", backend="emulated")
+        refuses("bench.jsonl: backend: expected cuda", accelerator=None)
+        refuses("bench.jsonl: of another shape than .*model.json", shape={})
         for name, chips in (("NVIDIA B200", 132), ("NVIDIA H200 NVL", 114), ("NVIDIA GH200 480GB", 132)):
-            self.run = {**good, "accelerator": {**good["accelerator"], "name": name, "multiprocessors": chips}}
-            self.refuses(rf"{name}, {chips} multiprocessors: no file of it in sim/roofline: h100.json, h200.json")
+            refuses(rf"{name}, {chips} multiprocessors: no file of it in sim/roofline: h100.json, h200.json",
+                    accelerator={**self.facts["accelerator"], "name": name, "multiprocessors": chips})
+        for change in ({"schema": "3"}, {"command": "bench-model"}):
+            self.run = good | change
+            self.refuses("bench.jsonl: schema: expected kvbound-2, of the command bench")
         self.run, text = good, self.text
         for text, pattern in ((text.replace("cuda", "emulated"), "summary.txt: of --backend emulated, whose times say nothing"),
                               (text.replace("cuda,", "cuda, --tiny,"), "summary.txt: of --backend cuda with --tiny"),
@@ -157,7 +171,7 @@ class Take(unittest.TestCase):
         self.refuses("bench.jsonl: is torn: ", line[:len(line) // 2])
         self.refuses("bench.jsonl: is empty", "")
         self.refuses("bench.jsonl: of different devices, revisions or shapes",
-                     f"{line}\n{json.dumps({**self.run, 'revision': 'another'})}\n")
+                     f"{line}\n{line.replace('0123456789ab', 'another')}\n")
         for options, name in ((["--model", "gone.json"], "gone.json"), ([], "h200.json")):
             self.take()
             done = run(self.out, *options, "--into", self.root)

@@ -1,54 +1,69 @@
 #include "bench_section.hpp"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 namespace kvbound::sim {
 namespace {
 
-std::string shape_line(const JsonField& root) {
-  const JsonField shape = root.member("shape");
+std::string shape_line(const JsonField& facts) {
+  const JsonField shape = facts.member("shape");
   return fmt::format(
       "One layer of {}: {} tokens, {} query heads on {} KV heads, head_dim {}, model_dim {}, {}.",
       shape.member("name").text(), shape.member("tokens").integer(), shape.member("query_heads").integer(),
       shape.member("kv_heads").integer(), shape.member("head_dim").integer(),
-      shape.member("model_dim").integer(), root.member("storage").text());
+      shape.member("model_dim").integer(), facts.member("storage").text());
 }
 
-std::string operation_name(const JsonField& operation) {
-  const auto policy = operation.optional_member("policy");
-  const std::string name = operation.member("operation").text();
-  return policy ? fmt::format("{}, {}", name, brief(policy->text())) : name;
+// Operations with their policies, if any of them has one.
+Json operation_names(const ReadPart& part, const Axis& axis) {
+  Json names = texts_of(part, axis, "operation");
+  if (std::ranges::find(axis.keys, "policy", [](const Column& key) { return key.figure.name; }) ==
+      axis.keys.end())
+    return names;
+  const std::vector<std::string>& policies = texts_of(part, axis, "policy");
+  for (size_t i = 0; i < policies.size(); ++i) {
+    if (!policies[i].empty())
+      names[i] = fmt::format("{}, {}", names[i].get<std::string>(), brief(policies[i]));
+  }
+  return names;
 }
 
-double median(const JsonField& spread) { return spread.member("median").number(); }
-
-void append_time(PageCube& cube, const JsonField& time) {
-  const bool is_flop = time.member("unit").text() == "FLOP";
-  const auto bytes = time.optional_member("bytes");
-  const double work = time.member("work").number(), seconds = median(time.member("seconds"));
-  cube.append("seconds", seconds);
-  cube.append("rate", is_flop && seconds > 0 ? work / seconds : kUndefined);
-  cube.append("intensity", is_flop && bytes && bytes->number() > 0 ? work / bytes->number() : kUndefined);
+const std::vector<std::string>& column_texts(const ReadPart& part, const Cube& cube, const char* column) {
+  const Column* const found = cube.find(column);
+  if (!found || !found->is_text())
+    part.cubes_field.member(cube.name).refuse(fmt::format("has no texts {}", column));
+  return found->texts();
 }
 
-// How far a ratio is beyond its goal: above 1 it is met.
-double share_of_goal(const JsonField& operation) {
-  const auto goal = operation.optional_member("goal"), ratio = operation.optional_member("ratio");
-  if (!goal || !ratio || !(median(*ratio) > 0)) return kUndefined;
-  const auto at_least = goal->optional_member("at_least");
-  return at_least ? median(*ratio) / at_least->positive()
-                  : goal->member("at_most").positive() / median(*ratio);
+// Columns of a cube of operations or of their launches.
+PageCube page_cube(const Cube& cube, Json keys, std::initializer_list<const char*> columns) {
+  PageCube page;
+  page.add_axis(std::move(keys));
+  for (const char* column : columns) page.append(column, numbers_or_none(cube, column));
+  return page;
 }
 
 // Rates of what operations are measured against, as the roof of a figure.
-Json ceilings(const JsonField& root) {
+Json ceilings(const ReadPart& part) {
   Json all = Json::array();
-  for (const JsonField& ceiling : root.member("ceilings").items(true)) {
-    const double rate = median(ceiling.member("per_second"));
-    const bool is_bytes = ceiling.member("unit").text() == "bytes";
-    all.push_back({{"name", ceiling.member("name").text()}, {is_bytes ? "slope" : "level", rate}});
-  }
+  if (!part.find("ceilings")) return all;
+  const Cube& cube = part.cube("ceilings", {"ceiling"});
+  const std::vector<std::string>&names = texts_of(part, *cube.axes.front(), "ceiling"),
+        &units = column_texts(part, cube, "unit");
+  const std::vector<double> rates = numbers_or_none(cube, "per_second");
+  for (size_t i = 0; i < names.size(); ++i)
+    all.push_back({{"name", names[i]}, {units[i] == "bytes" ? "slope" : "level", rates[i]}});
   return all;
+}
+
+double constant(const ReadPart& part, const char* name) {
+  const Cube& cube = part.cube("constants", {"constant"});
+  const std::vector<std::string>& names = texts_of(part, *cube.axes.front(), "constant");
+  const auto found = std::ranges::find(names, name);
+  if (found == names.end()) part.cubes_field.member("constants").refuse(fmt::format("have no {}", name));
+  return numbers_or_none(cube, "value")[static_cast<size_t>(found - names.begin())];
 }
 
 void add_roofline(Section& section, const std::string& cube, const Json& roof, const char* label) {
@@ -65,65 +80,21 @@ void add_roofline(Section& section, const std::string& cube, const Json& roof, c
        .more = {{"labels", {label}}, {"ceilings", roof}}});
 }
 
-struct LaunchFigures {
-  double seconds, flop, bytes;
-};
-
-LaunchFigures figures_of(const JsonField& launch) {
-  const JsonField counts = launch.member("counts");
-  return {launch.member("model").member("predicted_seconds").number(),
-          counts.member("mma_flop").number() + counts.member("warpgroup_mma_flop").number(),
-          launch.member("bytes_read").number() + launch.member("bytes_written").number()};
-}
-
-// Every launch of every operation.
-PageCube launches_cube(const JsonField& root) {
-  Json keys{{"kernel", Json::array()}, {"operation", Json::array()}, {"limiter", Json::array()}};
-  PageCube cube;
-  for (const JsonField& operation : root.member("operations").items()) {
-    for (const JsonField& launch : operation.member("launches").items(true)) {
-      keys["kernel"].push_back(launch.member("kernel").text());
-      keys["operation"].push_back(operation_name(operation));
-      keys["limiter"].push_back(launch.member("model").member("limiter").text());
-      const auto [seconds, flop, bytes] = figures_of(launch);
-      const bool has_rate = flop > 0 && bytes > 0 && seconds > 0;
-      cube.append("rate", has_rate ? flop / seconds : kUndefined);
-      cube.append("intensity", has_rate ? flop / bytes : kUndefined);
-    }
-  }
-  cube.add_axis(std::move(keys));
-  return cube;
-}
-
-// Predicted time of operations, and the share of it that the floor is.
-PageCube operations_cube(const JsonField& root) {
-  Json keys{{"operation", Json::array()}, {"limiter", Json::array()}};
-  PageCube cube;
-  for (const JsonField& operation : root.member("operations").items()) {
-    keys["operation"].push_back(operation_name(operation));
-    keys["limiter"].push_back(operation.member("limiter").text());
-    const double seconds = operation.member("predicted_seconds").positive();
-    cube.append("seconds", seconds);
-    cube.append("floor", operation.member("floor_seconds").number_or_nan() / seconds);
-  }
-  cube.add_axis(std::move(keys));
-  return cube;
+Contribution contribution_of(const Document& document, Section section) {
+  const JsonField seed = document.root().member("provenance").member("seed");
+  return {{std::move(section)}, {}, {{"seed", std::to_string(seed.integer())}}};
 }
 
 }  // namespace
 
 Contribution bench_contribution(const Document& document, const std::string& id) {
-  const JsonField root = document.root();
-  Section section(id, fmt::format("Speed, backend {}", root.member("backend").text()));
-  section.lines.push_back(shape_line(root));
-  Json keys{{"operation", Json::array()}};
-  PageCube cube;
-  for (const JsonField& operation : root.member("operations").items()) {
-    keys["operation"].push_back(operation_name(operation));
-    append_time(cube, operation.member("times").items().front());
-    cube.append("of goal", share_of_goal(operation));
-  }
-  cube.add_axis(std::move(keys));
+  const ReadPart part = only_part(document);
+  Section section(id, fmt::format("Speed, backend {}", part.facts.member("backend").text()));
+  section.lines.push_back(shape_line(part.facts));
+  const Cube& operations = part.cube("operations", {"operation"});
+  const PageCube cube =
+      page_cube(operations, {{"operation", operation_names(part, *operations.axes.front())}},
+                {"seconds", "rate", "intensity", "of_goal"});
   const std::string data = section.add(cube);
   section.add(data, {.kind = "dots",
                      .title = "Time of operations",
@@ -131,31 +102,43 @@ Contribution bench_contribution(const Document& document, const std::string& id)
                      .x = {"seconds", "seconds", true},
                      .y = {"", "operation"},
                      .more = {{"labels", {"operation"}}}});
-  if (cube.says_something("of goal")) {
+  if (cube.says_something("of_goal")) {
     section.add(
         data,
         {.kind = "dots",
          .title = "Goals",
          .how =
              "How far an operation's ratio against what it is measured against reaches its goal. Beyond 1 it is met.",
-         .x = {"of goal", "share of the goal"},
+         .x = {"of_goal", "share of the goal"},
          .y = {"", "operation"},
          .more = {{"labels", {"operation"}}, {"limit", {{"at", 1}, {"name", "goal"}}}}});
   }
-  if (cube.says_something("intensity")) add_roofline(section, data, ceilings(root), "operation");
-  return {{std::move(section)}, {}, {{"seed", std::to_string(root.member("seed").integer())}}};
+  if (cube.says_something("intensity")) add_roofline(section, data, ceilings(part), "operation");
+  Contribution made = contribution_of(document, std::move(section));
+  if (const auto device = part.facts.optional_member("accelerator"))
+    made.facts.emplace_back("accelerator", device->member("name").any_text());
+  return made;
 }
 
 Contribution bench_model_contribution(const Document& document, const std::string& id) {
-  const JsonField root = document.root(), gpu = root.member("gpu"), constants = gpu.member("constants");
-  Section section(id, fmt::format("Speed on an {}, as a model predicts it", gpu.member("name").text()));
-  section.lines.push_back(shape_line(root) + " Nothing here was measured.");
-  const std::string operations = section.add(operations_cube(root)),
-                    launches = section.add(launches_cube(root));
+  const ReadPart part = only_part(document);
+  Section section(id, fmt::format("Speed on an {}, as a model predicts it", part.facts.member("gpu").text()));
+  section.lines.push_back(shape_line(part.facts) + " Nothing here was measured.");
+  const auto add = [&](const Cube& cube, Json keys, std::initializer_list<const char*> columns) {
+    keys["operation"] = operation_names(part, *cube.axes.front());
+    keys["limiter"] = column_texts(part, cube, "limiter");
+    return section.add(page_cube(cube, std::move(keys), columns));
+  };
+  const Cube &of_operations = part.cube("operations", {"operation"}),
+             &of_launches = part.cube("launches", {"launch"});
+  const std::string operations = add(of_operations, Json::object(), {"predicted_seconds", "floor_share"}),
+                    launches =
+                        add(of_launches, {{"kernel", texts_of(part, *of_launches.axes.front(), "kernel")}},
+                            {"rate", "intensity"});
   section.add(operations, {.kind = "dots",
                            .title = "Predicted time of operations",
                            .how = "By the roofline model, coloured by what limits it; shorter is better.",
-                           .x = {"seconds", "seconds", true},
+                           .x = {"predicted_seconds", "seconds", true},
                            .y = {"", "operation"},
                            .series = "limiter",
                            .more = {{"labels", {"operation"}}}});
@@ -166,16 +149,15 @@ Contribution bench_model_contribution(const Document& document, const std::strin
        .how =
            "The time that arguments and results need at the copy's bandwidth and the library's matrix rate, over the "
            "predicted time. 1 is the best that can be.",
-       .x = {"floor", "floor / predicted time", false, true},
+       .x = {"floor_share", "floor / predicted time", false, true},
        .y = {"", "operation"},
        .series = "limiter",
        .more = {{"labels", {"operation"}}, {"limit", {{"at", 1}, {"name", "floor"}}}}});
-  const auto constant = [&](const char* name) { return constants.member(name).member("value").number(); };
   add_roofline(section, launches,
-               Json::array({{{"name", "copy"}, {"slope", constant("copy_bandwidth")}},
-                            {{"name", "matrix library"}, {"level", constant("matrix_rate")}}}),
+               Json::array({{{"name", "copy"}, {"slope", constant(part, "copy_bandwidth")}},
+                            {{"name", "matrix library"}, {"level", constant(part, "matrix_rate")}}}),
                "kernel");
-  return {{std::move(section)}, {}, {{"seed", std::to_string(root.member("seed").integer())}}};
+  return contribution_of(document, std::move(section));
 }
 
 }  // namespace kvbound::sim

@@ -11,9 +11,9 @@ namespace kvbound::sim {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 29;
-
-const std::initializer_list<std::string_view> kCommands = {"replay",  "diff",     "recall",
-                                                           "predict", "evaluate", "prove"};
+// bench-model: bench --model
+const std::initializer_list<std::string_view> kCommands{"replay",   "diff",  "recall",     "predict",
+                                                        "evaluate", "bench", "bench-model", "prove"};
 
 // Which document it is: of a command, or of a schema that stands for one.
 std::string document_kind(const JsonField& root) {
@@ -21,10 +21,11 @@ std::string document_kind(const JsonField& root) {
   if (schema.any_text() == kDocumentSchema) return root.member("command").one_of(kCommands);
   for (const std::string_view command : kCommands) {
     if (schema.any_text() == fmt::format("kvbound-{}-1", command))
-      schema.refuse(fmt::format(
-          "is version 1 of a document, which is not read any more; write it again by kvbound {}", command));
+      schema.refuse(
+          fmt::format("is version 1 of a document, which is not read any more; write it again by kvbound {}",
+                      command.substr(0, command.find('-'))));
   }
-  return schema.one_of({kDocumentSchema, "kvbound-bench-1", "kvbound-bench-model-1"});
+  return schema.one_of({kDocumentSchema});
 }
 
 }  // namespace

@@ -26,14 +26,11 @@ namespace {
 
 Contribution contribution(const Document& document, const std::string& id) {
   using Make = Contribution (*)(const Document&, const std::string&);
-  static const std::map<std::string, Make> kMakers{{"replay", replay_contribution},
-                                                   {"recall", recall_contribution},
-                                                   {"predict", predict_contribution},
-                                                   {"evaluate", evaluate_contribution},
-                                                   {"kvbound-bench-1", bench_contribution},
-                                                   {"kvbound-bench-model-1", bench_model_contribution},
-                                                   {"diff", diff_contribution},
-                                                   {"prove", prove_contribution}};
+  static const std::map<std::string, Make> kMakers{
+      {"replay", replay_contribution},   {"recall", recall_contribution},
+      {"predict", predict_contribution}, {"evaluate", evaluate_contribution},
+      {"bench", bench_contribution},     {"bench-model", bench_model_contribution},
+      {"diff", diff_contribution},       {"prove", prove_contribution}};
   return kMakers.at(document.kind)(document, id);
 }
 
@@ -48,8 +45,6 @@ std::vector<Fact> machine_facts(const JsonField& root) {
   if (const auto blas = root.optional_member("blas"))
     facts.emplace_back(
         "BLAS", fmt::format("{}, {}", blas->member("name").any_text(), blas->member("core").any_text()));
-  if (const auto gpu = root.optional_member("accelerator"))
-    facts.emplace_back("accelerator", gpu->member("name").any_text());
   return facts;
 }
 
