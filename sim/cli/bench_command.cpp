@@ -328,7 +328,8 @@ Part predict_all(const BenchOptions& options, const std::vector<Measurement>& me
   return part;
 }
 
-// Prints every operation as soon as it is measured; or a table of all, if its columns or Markdown are asked for.
+// Prints every operation as soon as it is measured; or a table of all, if its columns
+// or Markdown are asked for.
 Part measure_all(BenchReport report, const std::vector<Measurement>& measurements, const TextStyle& style,
                  const std::vector<std::string>& columns, bool quiet) {
   const bool is_table = style.markdown || !columns.empty();

@@ -54,7 +54,8 @@ struct Section {
   std::string source;              ///< what tells it from others of its document: a trace's path
   std::vector<std::string> lines;  ///< sentences below the title
   std::string headline;            ///< what the page says of it at its beginning; empty: nothing
-  /// Below the lines: {headings, rows of cells as figure.js has them, what it is called while it is closed}; null: none.
+  /// Below the lines: {headings, rows of cells as figure.js has them, what it is called while
+  /// it is closed}; null: none.
   Json table = nullptr;
   Json cubes = Json::array(), figures = Json::array();
 };
@@ -94,7 +95,8 @@ void require_room(const JsonField& field, std::initializer_list<int64_t> sizes);
 /// The part of a document that has one. Throws TraceError if it has several.
 ReadPart only_part(const Document& document);
 
-/// A table of all numbers that a cube has, closed until it is opened: also of figures that the page draws nowhere.
+/// A table of all numbers that a cube has, closed until it is opened: also of figures
+/// that the page draws nowhere.
 Json figures_table(const Cube& cube, const std::string& summary);
 
 /// Facts of a trace or a model: path, hash, name and source.
