@@ -12,7 +12,7 @@ namespace kvbound::sim {
 /// The document's part.
 ///
 ///     operations   [operation]              predicted times, and what operations ask of the device
-///     launches     [launch]                 every launch of a kernel: counts, and what the model makes of them
+///     launches     [launch]                 launches of kernels: counts, and what the model makes of them
 ///     instructions [launch, instruction]    counted instructions of warps
 ///     accesses     [launch, access, width]  counted accesses to memory
 ///     resources    [launch, resource]       the time that each resource would take alone

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import unicodedata
-from pathlib import Path
 
 from support import kvbound_cli
 from support.flashinfer_dumps import Batch, Dumps, record_decode

@@ -107,6 +107,18 @@ class Numbers(ReportTest):
         found = column(page.cubes[page.data["answer"][0]["layers"]], "layer_relative")[0, 0]
         self.assertEqual(found, six_digits([expected[1:].mean()])[0])
 
+    def test_of_every_figure_of_the_runs(self):
+        def add_a_figure(document):
+            runs = document["parts"][0]["cubes"]["runs"]["columns"]
+            runs["new_figure"] = [0.125 + place for place in range(len(runs["perturbation"]))]
+        table = self.report(self.changed("replay", add_a_figure)).data["sections"][0]["table"]
+        columns = dict(zip(table["headings"], zip(*([cell["text"] for cell in row] for row in table["rows"]))))
+        runs = self.trace("replay")["runs"]
+        self.assertEqual(columns["new_figure"], tuple(f"{0.125 + place:#.4g}" for place in range(len(runs))))
+        for name in ("policy", "budget", "entries", "perturbation", "violations"):
+            self.assertEqual(columns[name], tuple(run[name] if isinstance(run[name], str) else "-" if run[name] is None else
+                                                  f"{run[name]:#.4g}" if run[name] % 1 else str(int(run[name])) for run in runs), name)
+
     def test_of_a_recall(self):
         page, (part,) = self.page("recall"), parts(self.document("recall"))
         for name in ("first_step", "first_step_recent", "mean_step", "mean_step_recent"):
