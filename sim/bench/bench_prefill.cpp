@@ -59,20 +59,21 @@ double weights_of(const traces::Checkpoint& checkpoint) {
 }
 
 BenchPiece single_cubes_piece(const BenchOptions& options) {
-  struct Cube {
+  struct SquareProduct {
     std::vector<float> a, b, out;
   };
   constexpr int64_t kSide = 2048;
   constexpr int kTimes = 4;  // long enough to see the fluctuations of the machine that a prompt sees
   const Matrix source = random_matrix(kSide, kSide, BenchLayer::random(options, 12));
   const std::vector<float> numbers(source.data(), source.data() + kSide * kSide);
-  const auto cubes = std::make_shared<std::vector<Cube>>(options.threads, Cube{numbers, numbers, numbers});
+  const auto cubes =
+      std::make_shared<std::vector<SquareProduct>>(options.threads, SquareProduct{numbers, numbers, numbers});
   const std::string core = options.fastest_core.empty() ? reference::blas_info().core : options.fastest_core;
   return {fmt::format("{} SGEMM, {} {}-cubes", core, options.threads, kSide),
           2 * std::pow(static_cast<double>(kSide), 3) * kTimes * options.threads, "FLOP", [cubes, core] {
             const reference::ProductsOf fastest(core);
             reference::parallel_for(std::ssize(*cubes), [&](int64_t i) {
-              Cube& cube = (*cubes)[i];
+              SquareProduct& cube = (*cubes)[i];
               for (int time = 0; time < kTimes; ++time) {
                 reference::multiply(SingleMatrixView(cube.a.data(), kSide, kSide),
                                     SingleMatrixView(cube.b.data(), kSide, kSide),

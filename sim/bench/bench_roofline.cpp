@@ -21,13 +21,13 @@ std::string no_roofline(int threads) {
 }
 
 BenchPiece cube_piece(const BenchOptions& options, int threads, int times) {
-  struct Cube {
+  struct SquareProduct {
     Matrix a, b, out;
   };
   const int64_t side = options.shape.cube;
-  const auto cube = std::make_shared<Cube>(Cube{random_matrix(side, side, BenchLayer::random(options, 5)),
-                                                random_matrix(side, side, BenchLayer::random(options, 6)),
-                                                Matrix(side, side)});
+  const auto cube = std::make_shared<SquareProduct>(
+      SquareProduct{random_matrix(side, side, BenchLayer::random(options, 5)),
+                    random_matrix(side, side, BenchLayer::random(options, 6)), Matrix(side, side)});
   const std::string core = options.fastest_core.empty() ? reference::blas_info().core : options.fastest_core;
   return {fmt::format("{} DGEMM, {}-cube, {}", core, side, thread_count(blas_threads(threads))),
           2 * std::pow(static_cast<double>(side), 3) * times, "FLOP", [cube, threads, times, core] {

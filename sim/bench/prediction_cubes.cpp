@@ -211,14 +211,13 @@ Cube cube_of(const char* name, std::vector<SharedAxis> axes, const Figure& figur
 }
 
 void add_launches(std::vector<Cube>& cubes, const std::vector<LaunchRow>& rows) {
-  using Numbers = std::vector<double>;
   cubes.push_back(list_cube("launches", "launch", launch_keys(), launch_figures(), rows));
   const SharedAxis launch = cubes.back().axes.front();
   cubes.push_back(cube_of("instructions",
                           {launch, named_axis("instruction", "its kind; not FP32 and integer arithmetic",
                                               {std::begin(kInstructionNames), std::end(kInstructionNames)})},
                           number_figure("instructions", "counted, of warps"), rows,
-                          [](const LaunchRow& row, Numbers& numbers) {
+                          [](const LaunchRow& row, std::vector<double>& numbers) {
                             numbers.insert(numbers.end(), row.launch->counts.instructions.begin(),
                                            row.launch->counts.instructions.end());
                           }));
@@ -230,7 +229,7 @@ void add_launches(std::vector<Cube>& cubes, const std::vector<LaunchRow>& rows) 
                                       {"device_loads", "device_stores", "shared_loads", "shared_stores"}),
                            width},
                           number_figure("accesses", "counted, instructions of warps"), rows,
-                          [](const LaunchRow& row, Numbers& numbers) {
+                          [](const LaunchRow& row, std::vector<double>& numbers) {
                             const KernelCounts& counts = row.launch->counts;
                             for (const auto* widths : {&counts.device_loads, &counts.device_stores,
                                                        &counts.shared_loads, &counts.shared_stores})
@@ -240,7 +239,7 @@ void add_launches(std::vector<Cube>& cubes, const std::vector<LaunchRow>& rows) 
   for (size_t i = 0; i < kResourceCount; ++i) resources.emplace_back(name(static_cast<Resource>(i)));
   cubes.push_back(cube_of("resources", {launch, named_axis("resource", "of the GPU", std::move(resources))},
                           seconds_figure("seconds", "time", "if nothing else took time, seconds"), rows,
-                          [](const LaunchRow& row, Numbers& numbers) {
+                          [](const LaunchRow& row, std::vector<double>& numbers) {
                             numbers.insert(numbers.end(), row.time->of.begin(), row.time->of.end());
                           }));
 }
