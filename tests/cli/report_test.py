@@ -494,7 +494,7 @@ class Refusals(ReportTest):
                 (r"cubes: have an axis run without a key budget", "evaluate", lambda d: d["parts"][0]["axes"]["run"].pop("budget")),
                 (r"parts: expected one part", "evaluate", lambda d: d["parts"].append(d["parts"][0])),
                 (r"parts\[0\]\.facts\.verdict: is missing", "diff", lambda d: facts(d).pop("verdict")),
-                (r"cubes: have no texts claim of properties", "prove", lambda d: d["parts"][0]["cubes"]["properties"]["columns"].pop("claim")),
+                (r"cubes\.properties: has no texts claim", "prove", lambda d: d["parts"][0]["cubes"]["properties"]["columns"].pop("claim")),
                 (r"cubes: have a verdict 'x' of 'ckv-3.3'; expected one of kvbound prove", "prove",
                  lambda d: d["parts"][0]["cubes"]["properties"]["columns"]["verdict"].__setitem__(0, "x")),
                 (r"cubes: have no regimes", "prove", lambda d: d["parts"][0]["cubes"].pop("regimes")),

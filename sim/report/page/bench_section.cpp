@@ -30,13 +30,6 @@ Json operation_names(const ReadPart& part, const Axis& axis) {
   return names;
 }
 
-const std::vector<std::string>& column_texts(const ReadPart& part, const Cube& cube, const char* column) {
-  const Column* const found = cube.find(column);
-  if (!found || !found->is_text())
-    part.cubes_field.member(cube.name).refuse(fmt::format("has no texts {}", column));
-  return found->texts();
-}
-
 // Columns of a cube of operations or of their launches.
 PageCube page_cube(const Cube& cube, Json keys, std::initializer_list<const char*> columns) {
   PageCube page;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 29;
 // bench-model: bench --model
-const std::initializer_list<std::string_view> kCommands{"replay",   "diff",  "recall",     "predict",
+const std::initializer_list<std::string_view> kCommands{"replay",   "diff",  "recall",      "predict",
                                                         "evaluate", "bench", "bench-model", "prove"};
 
 // Which document it is: of a command, or of a schema that stands for one.

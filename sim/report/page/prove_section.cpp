@@ -20,13 +20,6 @@ struct Tried {
   double cases = kUndefined, tightest = kUndefined;
 };
 
-const std::vector<std::string>& column_texts(const ReadPart& part, const Cube& cube, const char* name) {
-  const Column* const column = cube.find(name);
-  if (!column || !column->is_text())
-    part.cubes_field.refuse(fmt::format("have no texts {} of {}", name, cube.name));
-  return column->texts();
-}
-
 // None of a run of stored instances alone.
 std::vector<Tried> properties(const ReadPart& part) {
   if (!part.find("properties")) return {};

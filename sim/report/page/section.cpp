@@ -111,6 +111,13 @@ Json figures_table(const Cube& cube, const std::string& summary) {
   return {{"summary", summary}, {"headings", headings}, {"rows", rows}};
 }
 
+const std::vector<std::string>& column_texts(const ReadPart& part, const Cube& cube, const char* column) {
+  const Column* const found = cube.find(column);
+  if (!found || !found->is_text())
+    part.cubes_field.member(cube.name).refuse(fmt::format("has no texts {}", column));
+  return found->texts();
+}
+
 std::vector<Fact> origin_facts(const JsonField& origin) {
   std::vector<Fact> facts{{"file", origin.member("path").text()},
                           {"SHA-256 of the file", origin.member("sha256").text()}};

@@ -99,6 +99,9 @@ ReadPart only_part(const Document& document);
 /// that the page draws nowhere.
 Json figures_table(const Cube& cube, const std::string& summary);
 
+/// A column's texts. Throws TraceError if the cube has no such texts.
+const std::vector<std::string>& column_texts(const ReadPart& part, const Cube& cube, const char* column);
+
 /// Facts of a trace or a model: path, hash, name and source.
 std::vector<Fact> origin_facts(const JsonField& origin);
 
