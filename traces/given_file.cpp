@@ -63,7 +63,7 @@ GivenFile::GivenFile(const std::string& path, const GivenSubject& subject)
   if (!keeps_) return;
   int64_t whole = 0;
   for (const int64_t layer : subject.wanted) whole += offsets_of(layer).back() / subject.shape.kv_heads;
-  layer_entries_.assign(subject.layers, std::max<int64_t>(1, whole / std::ssize(subject.wanted)));
+  layer_entries_.assign(subject.layers, whole / std::ssize(subject.wanted));
   for (const int64_t layer : subject.wanted)
     layer_entries_[layer] = offsets_of(layer).back() / subject.shape.kv_heads;
 }

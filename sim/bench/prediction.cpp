@@ -5,7 +5,7 @@
 namespace kvbound::sim {
 
 Prediction predict(const Gpu& gpu, CountedWork work, const std::optional<DeviceWork>& floor) {
-  Prediction prediction{gpu.name(), std::move(work), {}, std::nullopt, std::nullopt};
+  Prediction prediction{std::move(work), {}, std::nullopt, std::nullopt};
   prediction.time = operation_time(prediction.work, gpu);
   if (floor) {
     prediction.floor_seconds =

@@ -13,7 +13,6 @@ namespace kvbound::sim {
 
 /// An operation's predicted time on a GPU that was not at hand.
 struct Prediction {
-  std::string gpu;
   CountedWork work;
   OperationTime time;
   /// The least that its arguments and results require at the GPU's copy bandwidth and matrix rate;

@@ -34,7 +34,7 @@ const char* const kFiguresDetails = R"(
 Every command that writes results has the same document: "parts", one for each trace or other subject, with facts of the
 whole, axes, and cubes, which have a column of values for each figure over the product of their axes, the last of which
 varies fastest; and "provenance". Columns and cubes that say nothing are left out, and a number that is not finite is null.
-CSV has the rows of a cube. Tables have the figures that are shown by default; --columns takes others by name or heading.
+CSV has the rows of some cubes, one below the other. Tables have the figures that are shown by default; --columns takes others by name or heading.
 )";
 
 const std::vector<Example> kFiguresExamples{{"kvbound figures"},

@@ -35,7 +35,7 @@ struct BlasFacts {
   friend bool operator==(const BlasFacts&, const BlasFacts&) = default;
 };
 
-/// The fields with which every report begins.
+/// What computed a document.
 struct Environment {
   std::string version, revision, compiler;
   BlasFacts blas;

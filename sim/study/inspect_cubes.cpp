@@ -25,14 +25,19 @@ Figure share_figure(std::string name, std::string heading, std::string meaning,
   return figure;
 }
 
+Figure verdict_figure() {
+  Figure figure = text_figure("verdict", "agrees, or DIFFERS: an error exceeds its bound");
+  figure.alarming = [](std::string_view cell) { return cell == "DIFFERS"; };
+  return figure;
+}
+
 Cube verified_cube(const Inspection& inspection) {
   using V = const VerifiedLayer&;
   return list_cube<VerifiedLayer>(
       "verified", "verified",
       {{count_figure("layer", "the model's number of the layer"),
         [](V one) { return static_cast<double>(one.layer); }}},
-      {{text_figure("verdict", "agrees, or DIFFERS: an error exceeds its bound"),
-        [](V one) { return std::string(one.agreement.agrees() ? "agrees" : "DIFFERS"); }},
+      {{verdict_figure(), [](V one) { return std::string(one.agreement.agrees() ? "agrees" : "DIFFERS"); }},
        {number_figure("error", "error", "of the recorded attention output's worst element"),
         [](V one) { return one.agreement.worst_error; }},
        {number_figure("bound", "bound", "of that error, for a model that computes in single precision"),

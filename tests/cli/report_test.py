@@ -345,6 +345,23 @@ class Pages(ReportTest):
                          [("kkv-8", "fails", True), ("ckv-3.3", "inconclusive: an instance could not be evaluated", False)])
         self.assertEqual(bad["table"]["rows"][0][4]["text"], next(one["claim"] for one in properties if one["property"] == "kkv-8"))
 
+    def test_say_first_which_searches_and_stored_instances_fail(self):
+        def search_fails(document):
+            part = document["parts"][0]
+            part["axes"]["search"] = {"property": ["ckv-3.3"]}
+            part["cubes"]["searches"] = {"axes": ["search"], "columns": {"ratio": [1.5], "failure": ["L <= theta: 3 > 2"]}}
+        self.assertRegex(self.report(self.changed("prove", search_fails)).data["sections"][0]["headline"], r"\Ackv-3.3 fails\. .* To 1 theorems")
+        self.passes("prove", "--replay", self.path("prove"), "--json", "again.json")
+        section = self.report("again.json").data["sections"][0]
+        count = len(self.document("prove")["parts"][0]["facts"]["instances"])
+        self.assertEqual((section["headline"], section["table"]), (f"nothing fails. {count} stored instances were run again.", None))
+        document = json.loads((self.folder / "again.json").read_text("utf-8"))
+        outcomes = document["parts"][0]["cubes"]["replayed"]["columns"]["outcome"]
+        outcomes[:2] = "wrong", "undecided"
+        (self.folder / "again.json").write_text(json.dumps(document), "utf-8")
+        ids = document["parts"][0]["axes"]["instance"]["property"]
+        self.assertTrue(self.report("again.json").data["sections"][0]["headline"].startswith(f"{ids[0]} fails. Inconclusive: {ids[1]}. "))
+
     def test_say_first_whether_tensors_are_within_their_bounds(self):
         def spoil(document):
             tensors_of(document)["columns"]["outside"][0] = 3

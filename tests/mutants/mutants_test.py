@@ -117,7 +117,7 @@ def chosen(mutants):
     """The part of the mutants that the environment asks for, and those that have changed lately."""
     part = part_of(mutants, "KVBOUND_MUTANTS")
     lately = lately_changed(mutants) if "KVBOUND_MUTANTS" in os.environ else []
-    lately = lately[::1 + len(lately) // MOST_LATELY]
+    lately = lately[::max(1, -(-len(lately) // MOST_LATELY))]
     return [mutant for mutant in mutants if mutant in part or mutant in lately]
 
 

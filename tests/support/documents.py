@@ -47,7 +47,7 @@ def read(path):
 
 
 def provenance(document):
-    return document.get("provenance", document)  # documents of version 1 have these fields at the top
+    return document["provenance"]
 
 
 def parts(document):
@@ -157,7 +157,7 @@ def proved(document):
     for one in part.rows("properties"):
         one["regimes"] = {row["regime"]: row["share"] for row in regimes if row["property"] == one["property"] and row["share"] is not None}
         next(theorem for theorem in theorems if theorem["theorem"] == one["theorem"])["properties"].append(one)
-    return part.facts | {"theorems": theorems, "searches": part.rows("searches"), "replayed": part.rows("replayed"),
+    return part.facts | {"seed": document["provenance"]["seed"], "theorems": theorems, "searches": part.rows("searches"), "replayed": part.rows("replayed"),
                          "properties": [one for theorem in theorems for one in theorem["properties"]]}
 
 

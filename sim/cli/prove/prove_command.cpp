@@ -173,8 +173,9 @@ int prove_command(const Arguments& arguments) {
   CommandLine line = prove_command_line();
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
-  refuse_together(line, "list", {"cases", "seed", "search", "replay", "json", "csv"});
-  refuse_together(line, "replay", {"cases", "seed", "search"});
+  refuse_together(line, "list",
+                  {"cases", "seed", "search", "replay", "json", "csv", "columns", "markdown", "plot"});
+  refuse_together(line, "replay", {"cases", "seed", "search", "columns", "plot"});
   constexpr int64_t kMostCases = 100'000'000;
   ProveReport report;
   report.cases = line.integer("cases", 1, kMostCases, 2000);
@@ -210,7 +211,7 @@ int prove_command(const Arguments& arguments) {
   }
   const Part part = prove_part(report);
   std::cout << text_report(report, part, text_style(line), columns);
-  outputs.write(part, provenance());
+  outputs.write(part, provenance(environment(), report.properties.empty() ? Json() : Json(report.seed)));
   return exit_code(report);
 }
 

@@ -170,8 +170,7 @@ Part prove_part(const ProveReport& report) {
         [](R result) { return result.property->id; }}},
       property_figures(), report.properties);
   Cube regimes = regimes_cube(report.properties, properties.axes[0]);
-  return {{{"seed", drawn ? Json(report.seed) : Json()},
-           {"cases", drawn ? Json(report.cases) : Json()},
+  return {{{"cases", drawn ? Json(report.cases) : Json()},
            {"search_seconds", report.searches.empty() ? Json() : Json(report.search_seconds)},
            {"instances", instances_of(report)}},
           {theorems_cube(report), std::move(properties), std::move(regimes), searches_cube(report),

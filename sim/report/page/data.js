@@ -15,7 +15,8 @@ const cubes = new Map(sections.flatMap(section => section.cubes.map(cube => [cub
 const view = {filters: new Map(), picks: new Map(), series: ''};
 
 // Budgets in their order: shares, then counts.
-const byBudget = (a, b) => String(b).endsWith('%') - String(a).endsWith('%') || parseFloat(a) - parseFloat(b);
+const amountOf = budget => Number.isNaN(parseFloat(budget)) ? Infinity : parseFloat(budget);  // `given` comes last
+const byBudget = (a, b) => String(b).endsWith('%') - String(a).endsWith('%') || d3.ascending(amountOf(a), amountOf(b));
 const axisOf = (cube, key) => cube.axes.findIndex(axis => key in axis.keys);
 // x / y; 0 / 0 is 0, and what is no number remains none.
 const ratio = (x, y) => x === null || y === null || (y === 0 && x !== 0) ? null : x === 0 ? 0 : x / y;
@@ -90,6 +91,7 @@ const student = n => 1.96 + 2.7 / (n - 1);  // Student's t of 95 % for n >= FEWE
 function ratioOfMeans(pairs) {
   const base = d3.mean(pairs, pair => pair[1]), mean = ratio(d3.mean(pairs, pair => pair[0]), base);
   const count = pairs.length;
+  if (base === 0 && mean === 0) return {mean: 1, low: 1, high: 1, count, has_interval: false};  // both lose nothing
   if (count < FEWEST_PAIRS || !base) return {mean, low: mean, high: mean, count, has_interval: false};
   const reach = student(count) * d3.deviation(pairs, ([x, y]) => (x - mean * y) / base) / Math.sqrt(count);
   return {mean, low: mean - reach, high: mean + reach, count, has_interval: true};

@@ -15,7 +15,7 @@ constexpr int64_t kMostBytes = int64_t{1} << 29;
 const std::initializer_list<std::string_view> kCommands{"replay",   "diff",  "recall",      "predict",
                                                         "evaluate", "bench", "bench-model", "prove"};
 
-// Which document it is: of a command, or of a schema that stands for one.
+// The command that wrote it.
 std::string document_kind(const JsonField& root) {
   const JsonField schema = root.member("schema");
   if (schema.any_text() == kDocumentSchema) return root.member("command").one_of(kCommands);

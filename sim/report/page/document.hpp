@@ -13,7 +13,7 @@ using traces::JsonField;
 /// A JSON document that a page is made of.
 struct Document {
   std::string path;
-  std::string kind;    ///< the command that wrote it, or of version 1 its schema
+  std::string kind;    ///< the command that wrote it
   std::string sha256;  ///< of the file's bytes
   traces::Json json;
 

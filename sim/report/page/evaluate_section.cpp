@@ -23,10 +23,10 @@ std::vector<std::string> kinds_of(const ReadPart& part, const Axis& axis) {
 // Keys of the runs; the first one is the full cache.
 Json run_keys(const ReadPart& part, const Axis& runs, size_t first) {
   const std::vector<std::string>&policies = texts_of(part, runs, "policy"),
-        &budgets = texts_of(part, runs, "budget");
+        &labels = texts_of(part, runs, "label"), &budgets = texts_of(part, runs, "budget");
   Json keys{{"policy", Json::array()}, {"canonical", Json::array()}, {"budget", Json::array()}};
   for (size_t r = first; r < policies.size(); ++r) {
-    keys["policy"].push_back(r == 0 ? "full cache" : brief(policies[r]));
+    keys["policy"].push_back(r == 0 ? "full cache" : policy_name(policies[r], labels[r]));
     keys["canonical"].push_back(r == 0 ? "full cache" : policies[r]);
     keys["budget"].push_back(budgets[r]);
   }
@@ -177,7 +177,8 @@ void add_retrieval(Section& section, const ReadPart& part) {
   if (!cube.says_something("exact")) return;
   const Axis& runs = axis_of(part.cube("runs"), 1);
   const size_t first = runs.size() > 1 ? 1 : 0;  // 0: the full cache
-  const std::string policy = brief(texts_of(part, runs, "policy")[first]),
+  const std::string policy = policy_name(texts_of(part, runs, "policy")[first],
+                                         texts_of(part, runs, "label")[first]),
                     budget = texts_of(part, runs, "budget")[first];
   section.add(
       section.add(cube),

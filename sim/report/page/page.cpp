@@ -50,9 +50,7 @@ std::vector<Fact> machine_facts(const JsonField& root) {
 
 Json provenance_of(const Document& document, const std::vector<Fact>& facts) {
   Json list = Json::array({{"document", document.kind}, {"SHA-256", document.sha256}});
-  const JsonField root = document.root();
-  const auto provenance = root.find("provenance");
-  for (const auto& [name, value] : machine_facts(provenance ? *provenance : root))
+  for (const auto& [name, value] : machine_facts(document.root().member("provenance")))
     list.push_back({name, value});
   for (const auto& [name, value] : facts) list.push_back({name, value});
   return {{"path", document.path}, {"facts", list}};

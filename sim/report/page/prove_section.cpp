@@ -70,22 +70,58 @@ std::vector<Tried> of_kind(const std::vector<Tried>& properties, Finding::Kind k
   return some;
 }
 
-std::string ids(const std::vector<Tried>& properties) {
-  std::vector<std::string> all;
-  for (const Tried& property : properties) all.push_back(property.id);
-  return fmt::format("{}", fmt::join(all, ", "));
+// What was found of searches for tight instances and of stored instances.
+struct Rerun {
+  std::vector<std::string> failed, undecided;  // ids
+  int64_t stored = 0;                          // instances
+};
+
+Rerun rerun_of(const ReadPart& part) {
+  Rerun rerun;
+  if (part.find("searches")) {
+    const Cube& searches = part.cube("searches", {"search"});
+    const std::vector<std::string>& ids = texts_of(part, *searches.axes[0], "property");
+    for (size_t i = 0; searches.find("failure") && i < ids.size(); ++i) {
+      if (!column_texts(part, searches, "failure")[i].empty()) rerun.failed.push_back(ids[i]);
+    }
+  }
+  if (!part.find("replayed")) return rerun;
+  const Cube& replayed = part.cube("replayed", {"instance"});
+  const std::vector<std::string>&ids = texts_of(part, *replayed.axes[0], "property"),
+        &outcomes = column_texts(part, replayed, "outcome");
+  rerun.stored = std::ssize(ids);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (outcomes[i] == "undecided") rerun.undecided.push_back(ids[i]);
+    if (outcomes[i] == "wrong") rerun.failed.push_back(ids[i]);
+  }
+  return rerun;
 }
 
-// What fails, by name; what is inconclusive, by name; how many theorems and claims are as they must be.
-std::string verdict_line(const std::vector<Tried>& all) {
-  const auto failed = of_kind(all, Finding::failed), inconclusive = of_kind(all, Finding::inconclusive);
-  std::string line = failed.empty() ? "nothing fails. " : fmt::format("{} fails. ", ids(failed));
-  if (!inconclusive.empty()) line += fmt::format("Inconclusive: {}. ", ids(inconclusive));
-  return line +
-         fmt::format(
-             "To {} theorems no counterexample was found; {} claims without one of their hypotheses are "
-             "refuted, as they must be.",
-             of_kind(all, Finding::holds).size(), of_kind(all, Finding::refuted).size());
+// The ids of some kind, and more.
+std::vector<std::string> ids(const std::vector<Tried>& properties, Finding::Kind kind,
+                             const std::vector<std::string>& more) {
+  std::vector<std::string> all;
+  for (const Tried& property : of_kind(properties, kind)) all.push_back(property.id);
+  std::ranges::copy_if(more, std::back_inserter(all),
+                       [&](const std::string& id) { return std::ranges::find(all, id) == all.end(); });
+  return all;
+}
+
+// What fails, by name; what is inconclusive, by name; how many theorems, claims and
+// instances are as they must be.
+std::string verdict_line(const std::vector<Tried>& all, const Rerun& rerun) {
+  const std::vector<std::string> failed = ids(all, Finding::failed, rerun.failed),
+                                 inconclusive = ids(all, Finding::inconclusive, rerun.undecided);
+  std::string line = failed.empty() ? "nothing fails." : fmt::format("{} fails.", fmt::join(failed, ", "));
+  if (!inconclusive.empty()) line += fmt::format(" Inconclusive: {}.", fmt::join(inconclusive, ", "));
+  if (!all.empty()) {
+    line += fmt::format(
+        " To {} theorems no counterexample was found; {} claims without one of their hypotheses are "
+        "refuted, as they must be.",
+        of_kind(all, Finding::holds).size(), of_kind(all, Finding::refuted).size());
+  }
+  if (rerun.stored > 0) line += fmt::format(" {} stored instances were run again.", rerun.stored);
+  return line;
 }
 
 // Every property with its verdict, those that fail first.
@@ -174,10 +210,10 @@ Contribution prove_contribution(const Document& document, const std::string& id)
   const std::vector<Tried> all = properties(part);
   require_verdicts(part, all);
   Section section(id, "Theorems");
-  section.headline = verdict_line(all);
-  section.table = verdict_table(all);
+  section.headline = verdict_line(all, rerun_of(part));
+  if (!all.empty()) section.table = verdict_table(all);
   std::vector<Fact> facts;
-  if (const auto seed = part.facts.optional_member("seed"))
+  if (const auto seed = document.root().member("provenance").optional_member("seed"))
     facts.emplace_back("seed", std::to_string(seed->integer()));
   if (all.empty()) return {{std::move(section)}, {}, std::move(facts)};
   add_figures(section, part, all);

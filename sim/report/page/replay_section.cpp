@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <initializer_list>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -65,7 +66,7 @@ class ReplayedTrace {
 
   ReadPart part_;
   const Cube &runs_, &heads_, &kv_heads_;
-  std::vector<std::string> policies_, budgets_, backends_;
+  std::vector<std::string> policies_, names_, budgets_, backends_;
   std::vector<int64_t> entries_, layers_;
   std::vector<double> kept_;
   std::optional<std::vector<double>> shares_;  // of the prompt in %, if all budgets are such
@@ -100,12 +101,20 @@ std::optional<std::vector<double>> shares_of(const std::vector<std::string>& bud
   return shares;
 }
 
+std::vector<std::string> names_of(const std::vector<std::string>& policies,
+                                  const std::vector<std::string>& labels) {
+  std::vector<std::string> names;
+  std::ranges::transform(policies, labels, std::back_inserter(names), policy_name);
+  return names;
+}
+
 ReplayedTrace::ReplayedTrace(const JsonField& part)
     : part_(read_part(part)),
       runs_(of_runs(part_, "runs", 1)),
       heads_(of_runs(part_, "heads", 3)),
       kv_heads_(of_runs(part_, "kv_heads", 3)),
       policies_(texts_of(part_, *runs_.axes[0], "policy")),
+      names_(names_of(policies_, texts_of(part_, *runs_.axes[0], "label"))),
       budgets_(texts_of(part_, *runs_.axes[0], "budget")),
       backends_(texts_of(part_, *runs_.axes[0], "backend")),
       entries_(integers_of(part_, *runs_.axes[0], "entries")),
@@ -128,8 +137,7 @@ std::optional<size_t> ReplayedTrace::other() const {
 }
 
 std::string ReplayedTrace::label(size_t run) const {
-  return many_backends_ ? fmt::format("{}, {}", brief(policies_[run]), backends_[run])
-                        : brief(policies_[run]);
+  return many_backends_ ? fmt::format("{}, {}", names_[run], backends_[run]) : names_[run];
 }
 
 double ReplayedTrace::bytes(size_t run) const {
@@ -156,7 +164,7 @@ Json ReplayedTrace::run_keys() const {
       part_.cubes_field.member("runs").refuse("has a base_run that is none of its runs");
     keys["place"].push_back(r);
     keys["run"].push_back(label(r));
-    keys["policy"].push_back(brief(policies_[r]));
+    keys["policy"].push_back(names_[r]);
     keys["canonical"].push_back(policies_[r]);
     keys["backend"].push_back(backends_[r]);
     keys["budget"].push_back(budgets_[r]);

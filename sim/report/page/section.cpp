@@ -82,6 +82,10 @@ std::string brief(const std::string& canonical_policy) {
   return text;
 }
 
+std::string policy_name(const std::string& canonical_policy, const std::string& label) {
+  return canonical_policy.starts_with("given:") ? label : brief(canonical_policy);
+}
+
 std::string model_name(const JsonField& model) {
   const std::string text = model.any_text();
   return text.empty() ? "a model without a name" : text.substr(0, text.find(": "));

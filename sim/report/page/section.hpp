@@ -84,6 +84,11 @@ struct Contribution {
 /// A policy's text without the options that have their defaults: what it is called in figures.
 std::string brief(const std::string& canonical_policy);
 
+/// What a policy is called: as its file names it where its host is `given`, else briefly.
+///
+/// label  the document's
+std::string policy_name(const std::string& canonical_policy, const std::string& label);
+
 /// What a model is called: what a document says of it, up to the first colon with a space behind it.
 std::string model_name(const JsonField& model);
 

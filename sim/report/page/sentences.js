@@ -16,6 +16,7 @@ function leadOf(budget, {best, partner}) {
   if (!partner) return `${at} ${name} moves the output by ${twoDigits(best.relative)} %.`;
   const other = nameOf(partner.line), {mean, low, high, count, has_interval} = partner.estimate;
   const change = share => `${twoDigits(1 - share)} % ${share > 1 ? 'more' : 'less'}`, heads = `${count} heads of one prompt`;
+  if (mean === 1) return `${at} ${name} and ${other} move the output equally far.`;
   const moves = `${at} ${name} moves the output ${change(mean)} than ${other}`;
   if (!has_interval) return `${moves}; of ${count} heads there is no interval.`;
   if (high < 1) return `${moves}, ${twoDigits(1 - high)} to ${twoDigits(1 - low)} % over ${heads}.`;
@@ -47,7 +48,9 @@ function layersOf({best, partner}) {
   const groups = pairsOf(best.cube, best.place, partner.line.place, ['layer'], 'relative')
                      .filter(({values}) => values.length > 0);
   const higher = groups.filter(({values}) => d3.mean(values, pair => pair[0]) > d3.mean(values, pair => pair[1]));
-  if (groups.length < 2) return '';
+  const equal = groups.filter(({values}) => d3.mean(values, pair => pair[0]) === d3.mean(values, pair => pair[1]));
+  if (groups.length < 2 || equal.length === groups.length) return '';
+  if (higher.length === 0 && equal.length > 0) return `In none of ${groups.length} layers its mean is higher than that of ${nameOf(partner.line)}.`;
   if (higher.length === 0) return `In each of ${groups.length} layers its mean is lower than that of ${nameOf(partner.line)}.`;
   const where = rangesOf(higher.map(({names}) => names[0]));
   return `In ${higher.length} of ${groups.length} layers (${where}) the mean of ${nameOf(best)} is higher.`;

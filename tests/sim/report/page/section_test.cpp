@@ -25,6 +25,12 @@ TEST(BriefPolicies, OfTextsThatAreNoneAreTheseTexts) {
   EXPECT_EQ(brief(""), "");
 }
 
+TEST(PolicyNames, AreThoseOfGivenFilesAndBriefPolicies) {
+  EXPECT_EQ(policy_name("given:file=a.safetensors:window=32+critical", "KnormPress+critical"),
+            "KnormPress+critical");
+  EXPECT_EQ(policy_name(canonical(parse_policy("snapkv")), "another"), "snapkv");
+}
+
 TEST(Sections, NumberTheirCubesAndFigures) {
   Section section("part-3", "title");
   PageCube cube;
