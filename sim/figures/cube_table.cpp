@@ -55,9 +55,9 @@ std::vector<std::string> fit(int64_t width, std::vector<TableColumn>& shown, std
   return gone;
 }
 
-}  // namespace
-
-std::string cube_table(const Cube& cube, const TextStyle& style, const std::vector<std::string>& columns) {
+// more  where the columns can be seen that do not fit
+std::string table_of(const Cube& cube, const TextStyle& style, const std::vector<std::string>& columns,
+                     std::string_view more) {
   std::vector<TableColumn> shown = shown_columns(cube, columns);
   std::vector<TableRow> rows = rows_of(cube, shown);
   std::vector<std::string> gone;
@@ -69,7 +69,17 @@ std::string cube_table(const Cube& cube, const TextStyle& style, const std::vect
   };
   const std::string text = table(rows, {.text = style, .alarming = alarming});
   if (gone.empty()) return text;
-  return text + fmt::format("(more by --columns: {})\n", fmt::join(gone, ", "));
+  return text + fmt::format("(more {}: {})\n", more, fmt::join(gone, ", "));
+}
+
+}  // namespace
+
+std::string cube_table(const Cube& cube, const TextStyle& style) {
+  return table_of(cube, style, {}, "on a wider terminal");
+}
+
+std::string cube_table(const Cube& cube, const TextStyle& style, const std::vector<std::string>& columns) {
+  return table_of(cube, style, columns, "by --columns");
 }
 
 }  // namespace kvbound::sim

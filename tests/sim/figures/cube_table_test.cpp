@@ -39,7 +39,9 @@ TEST(CubeTables, FitTheWidthAndNameTheColumnsThatDoNot) {
             "c            20     0     inf\n"
             "c            20     1   0.000\n"
             "c            20     2  0.1250\n"
-            "(more by --columns: count)\n");
+            "(more on a wider terminal: count)\n");
+  EXPECT_TRUE(cube_table(test::small_cube(), {.width = 30}, std::vector<std::string>())
+                  .ends_with("(more by --columns: count)\n"));
   const std::string narrow = cube_table(test::small_cube(), {.width = 5});
   EXPECT_EQ(narrow.substr(0, narrow.find('\n')), "policy  entries  head") << "keys stay";
   EXPECT_EQ(cube_table(test::small_cube(), {.width = 30}, {"L", "count"}),
