@@ -107,10 +107,10 @@ def begin(command, inputs, folder, old):
 
 
 def comparable(value, measures):
-    """A document without times and hosts; if it measures, without numbers."""
+    """A document without times and hosts; if it measures, without numbers and without whether goals are met."""
     if isinstance(value, dict):
         return {name: comparable(member, measures) for name, member in value.items()
-                if name not in TIMES_AND_HOSTS}
+                if name not in TIMES_AND_HOSTS and not (measures and name == "verdict")}
     if isinstance(value, list):
         return [comparable(member, measures) for member in value]
     return type(value).__name__ if measures and isinstance(value, (int, float)) else value
