@@ -1,4 +1,5 @@
-// Scales, axes and the marks that all kinds of figures share. Colours are CSS variables, so that figures follow the theme.
+// Scales, axes and the marks that all kinds of figures share. Colours are CSS variables, so that figures
+// follow the theme.
 
 const kinds = {};  // by name: {numbers(figure, cube, picked), draw(frame, figure, rows)}
 const MOST_SERIES = 24, MOST_POINTS = 2000, MOST_DOTS = 60, MOST_TABLE_ROWS = 1000;
@@ -43,8 +44,8 @@ function point(plot, x, y, style, frame, row) {
   titled(add(plot, 'path', {d: style.symbol, transform: `translate(${x},${y})`, fill: style.colour}), frame, row);
 }
 
-// A straight line that does not fall, with its name beside the point `at` of the way along it: left above, or right below where
-// there is no room; that of an upright line stands above the drawing.
+// A straight line that does not fall, with its name beside the point `at` of the way along it: left above,
+// or right below where there is no room; that of an upright line stands above the drawing.
 function rule(plot, [x0, y0], [x1, y1], name, at) {
   add(plot, 'line', {x1: x0, y1: y0, x2: x1, y2: y1, stroke: 'var(--ink)', 'stroke-dasharray': '4 3'});
   const x = x0 + at * (x1 - x0), y = y0 + at * (y1 - y0), isLeft = x > 120;
@@ -81,7 +82,8 @@ function drawAxes(figure, plot, bottomAxis, leftAxis) {
 
 const tickText = number => d3.format(number !== 0 && number < 1e-3 || number >= 1e5 ? '~e' : '.12~g')(number);
 
-// About so many ticks of an axis: of a logarithmic one of less than a decade at round numbers, of less than two at 1, 2 and 5.
+// About so many ticks of an axis: of a logarithmic one of less than a decade at round numbers, of less than
+// two at 1, 2 and 5.
 function ticks(axis, count) {
   const [least, most] = axis.scale().domain();
   const enough = from => d3.range(from, from + 9).find(many => d3.ticks(least, most, many).length > 1);  // for two ticks

@@ -1,5 +1,5 @@
-// Dots in rows: a statistic of a column for each value of some keys. {x, labels, series, statistic, band, limit}: `limit` is
-// a line that dots are held against; `series` tells them apart.
+// Dots in rows: a statistic of a column for each value of some keys. {x, labels, series, statistic, band,
+// limit}: `limit` is a line that dots are held against; `series` tells them apart.
 
 kinds.dots = {
   numbers(figure, cube, picked) {

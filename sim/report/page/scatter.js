@@ -1,5 +1,6 @@
-// Points: one column against another, a series by symbol and colour. {x, y, series, labels, diagonal, ceilings}: `diagonal`
-// names y = x; ceilings are {name, slope} or {name, level}, lines y = slope x and y = level.
+// Points: one column against another, a series by symbol and colour. {x, y, series, labels, diagonal,
+// ceilings}: `diagonal` names y = x; ceilings are {name, slope} or {name, level}, lines y = slope x and y =
+// level.
 
 kinds.scatter = {
   numbers(figure, cube, picked) {
