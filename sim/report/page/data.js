@@ -1,8 +1,11 @@
-// The page's data, and what figures make of them.  A cube has axes and columns. An axis has `size` places,
-// each named by its keys ({policy: [...], budget: [...]}); a column has a number or null for every
-// combination of places, the last axis varying fastest.  A value is the name of a key or of a column; or
-// {column, log_ratio}: log2 of its ratio to the row at the place of `base` on the axis that has this key; or
-// {column, beside}: both numbers, [own, the base's], or [own, that of the place `beside`].
+// The page's data, and what figures make of them.
+//
+// A cube has axes and columns. An axis has `size` places, each named by its keys ({policy: [...], budget:
+// [...]}); a column has a number or null for every combination of places, the last axis varying fastest.
+//
+// A value is the name of a key or of a column; or {column, log_ratio}: log2 of its ratio to the row at the
+// place of `base` on the axis that has this key; or {column, beside}: both numbers, [own, the base's], or
+// [own, that of the place `beside`].
 
 const page = JSON.parse(document.getElementById('data').textContent);
 const sections = page.sections;
