@@ -69,8 +69,8 @@ class GivenFiles {
 /// or that it has kept sets.
 Policy with_facts(Policy policy, const GivenFacts& facts);
 
-/// The runs, whose policies are called as their files say, unless two would have one name, or that
-/// is another policy's text.
+/// The runs, whose policies are called as their files say, unless two of them would share a name, or the name
+/// reads as a policy.
 std::vector<Run> with_names(std::vector<Run> runs, const GivenFacts& facts);
 
 /// The entries per KV head that a run keeps.

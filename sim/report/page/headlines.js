@@ -11,11 +11,11 @@ function correlated({of, mean, low, high}) {
 
 // The rank correlations of L and KL in a cube, by kind of task.
 function correlationsOf(cube) {
-  const [kinds, of] = ['kind', 'of'].map(key => reader(cube, key)), all = [];
+  const [kindOf, of] = ['kind', 'of'].map(key => reader(cube, key)), all = [];
   const columns = ['correlation', 'correlation from', 'correlation to'];
   eachRow(cube, {}, (row, places) => {
     const [mean, low, high] = columns.map(column => cube.columns[column][row]), what = of(row, places);
-    if (mean !== null && what.startsWith('KL, ')) all.push({kind: kinds(row, places), of: what.slice(4), mean, low, high});
+    if (mean !== null && what.startsWith('KL, ')) all.push({kind: kindOf(row, places), of: what.slice(4), mean, low, high});
   });
   return d3.nest().key(({kind}) => kind).entries(all).map(({key, values}) =>
       `does L predict KL? Of ${key}, by the rank correlation over tasks: ${values.map(correlated).join('; ')}.`);
