@@ -270,9 +270,9 @@ void add_requests(std::vector<FigureOf<BenchRow>>& figures) {
         Request{"moves", "copies within the device", &Counters::moves},
         Request{"synchronisations", "waits of the host for the device", &Counters::synchronisations},
         Request{"uploads", "copies to the device", &Counters::uploads},
-        Request{"upload_bytes", "bytes of them", &Counters::upload_bytes},
+        Request{"upload_bytes", "bytes of uploads", &Counters::upload_bytes},
         Request{"downloads", "copies to the host", &Counters::downloads},
-        Request{"download_bytes", "bytes of them", &Counters::download_bytes},
+        Request{"download_bytes", "bytes of downloads", &Counters::download_bytes},
         Request{"allocations", "of device memory and of page-locked memory", &Counters::allocations}}) {
     figures.emplace_back(count_figure(request.name, request.meaning, Shown::if_asked),
                          [count = request.count](const BenchRow& row) {
