@@ -299,10 +299,6 @@ Part bench_part(const BenchReport& report) {
           {"operations", "against"}};
 }
 
-std::vector<Figure> bench_columns() {
-  std::vector<Figure> figures;
-  for (const Column& column : operations_cube({}).columns) figures.push_back(column.figure);
-  return figures;
-}
+std::vector<Figure> bench_columns() { return figures_of(operations_cube({}).columns); }
 
 }  // namespace kvbound::sim

@@ -58,15 +58,6 @@ Figure hidden(Figure figure) {
   return figure;
 }
 
-Figure number_figure(const char* name, const char* heading, const char* meaning,
-                     Format format = Format::number) {
-  return {.name = name, .heading = heading, .meaning = meaning, .format = format};
-}
-
-Figure number_figure(const char* name, const char* meaning, Format format = Format::number) {
-  return number_figure(name, name, meaning, format);
-}
-
 Figure seconds_figure(const char* name, const char* heading, const char* meaning) {
   Figure figure = number_figure(name, heading, meaning, Format::duration);
   figure.better = Better::lower;
@@ -330,10 +321,6 @@ Cube kernels_cube(const std::vector<BenchResult>& results) {
   return list_cube("kernels", "kernel", launch_keys(), figures, rows);
 }
 
-std::vector<Figure> prediction_columns() {
-  std::vector<Figure> figures;
-  for (const Column& column : predictions_cube({}).columns) figures.push_back(column.figure);
-  return figures;
-}
+std::vector<Figure> prediction_columns() { return figures_of(predictions_cube({}).columns); }
 
 }  // namespace kvbound::sim

@@ -308,11 +308,7 @@ std::vector<Cube> AgreementCubes::cubes() const {
           list_cube("chances", "chance", of_chances, chance_figures(), chances_)};
 }
 
-std::vector<Figure> agreement_columns() {
-  std::vector<Figure> columns;
-  for (const FigureOf<JudgedRow>& one : tensor_figures()) columns.push_back(one.figure);
-  return columns;
-}
+std::vector<Figure> agreement_columns() { return figures_of(tensor_figures()); }
 
 Json chance_facts(const ChanceVerdict& verdict) {
   return {{"tests", verdict.tests},

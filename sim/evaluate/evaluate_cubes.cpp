@@ -469,11 +469,6 @@ Part evaluate_part(const EvaluateReport& report) {
   return part;
 }
 
-std::vector<Figure> evaluate_columns() {
-  std::vector<Figure> figures;
-  const Part part = evaluate_part({});
-  for (const Column& column : part.find("runs")->columns) figures.push_back(column.figure);
-  return figures;
-}
+std::vector<Figure> evaluate_columns() { return figures_of(evaluate_part({}).find("runs")->columns); }
 
 }  // namespace kvbound::sim

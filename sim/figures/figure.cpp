@@ -27,24 +27,26 @@ std::string plain(std::string_view text) {
 
 }  // namespace
 
-Figure count_figure(std::string name, std::string heading, std::string meaning, Shown shown) {
+Figure number_figure(std::string name, std::string heading, std::string meaning, Format format, Shown shown) {
   return {.name = std::move(name),
           .heading = std::move(heading),
           .meaning = std::move(meaning),
-          .format = Format::count,
+          .format = format,
           .shown = shown};
 }
-
+Figure number_figure(std::string name, std::string meaning, Format format, Shown shown) {
+  return number_figure(name, name, std::move(meaning), format, shown);
+}
+Figure count_figure(std::string name, std::string heading, std::string meaning, Shown shown) {
+  return number_figure(std::move(name), std::move(heading), std::move(meaning), Format::count, shown);
+}
 Figure count_figure(std::string name, std::string meaning, Shown shown) {
   return count_figure(name, name, std::move(meaning), shown);
 }
 
 Figure text_figure(std::string name, std::string heading, std::string meaning, Shown shown) {
-  Figure figure = count_figure(std::move(name), std::move(heading), std::move(meaning), shown);
-  figure.format = Format::text;
-  return figure;
+  return number_figure(std::move(name), std::move(heading), std::move(meaning), Format::text, shown);
 }
-
 Figure text_figure(std::string name, std::string meaning, Shown shown) {
   return text_figure(name, name, std::move(meaning), shown);
 }

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace kvbound::sim {
 
@@ -36,13 +37,25 @@ struct Figure {
   bool (*alarming)(std::string_view cell) = nullptr;  ///< whether a table shows a cell in red; null: never
 };
 
-/// Counts, and texts. Without a heading: the name is the heading.
+/// Numbers, counts, and texts. Without a heading: the name is the heading.
+Figure number_figure(std::string name, std::string heading, std::string meaning,
+                     Format format = Format::number, Shown shown = Shown::by_default);
+Figure number_figure(std::string name, std::string meaning, Format format = Format::number,
+                     Shown shown = Shown::by_default);
 Figure count_figure(std::string name, std::string heading, std::string meaning,
                     Shown shown = Shown::by_default);
 Figure count_figure(std::string name, std::string meaning, Shown shown = Shown::by_default);
 Figure text_figure(std::string name, std::string heading, std::string meaning,
                    Shown shown = Shown::by_default);
 Figure text_figure(std::string name, std::string meaning, Shown shown = Shown::by_default);
+
+/// The figures of rows, such as the columns of a cube.
+template <class Row>
+std::vector<Figure> figures_of(const std::vector<Row>& rows) {
+  std::vector<Figure> figures;
+  for (const Row& row : rows) figures.push_back(row.figure);
+  return figures;
+}
 
 /// For counts of what must not be: whether it is there.
 bool is_not_zero(std::string_view cell);

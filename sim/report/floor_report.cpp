@@ -94,11 +94,7 @@ Part floor_part(const FloorReport& report) {
           {"floors"}};
 }
 
-std::vector<Figure> floor_columns() {
-  std::vector<Figure> columns;
-  for (const FigureOf<DetectionFloor>& one : floor_figures()) columns.push_back(one.figure);
-  return columns;
-}
+std::vector<Figure> floor_columns() { return figures_of(floor_figures()); }
 
 std::string text_report(const FloorReport& report, const Part& part, const TextStyle& style,
                         const std::vector<std::string>& columns) {

@@ -283,11 +283,7 @@ std::vector<Cube> rows_cubes(const ComparedRows& compared) {
           differing_cube(compared), apart_cube(compared)};
 }
 
-std::vector<Figure> rows_columns() {
-  std::vector<Figure> columns;
-  for (const FigureOf<TensorTotal>& one : total_figures()) columns.push_back(one.figure);
-  return columns;
-}
+std::vector<Figure> rows_columns() { return figures_of(total_figures()); }
 
 std::string rows_table(const Part& part, const TextStyle& style, const std::vector<std::string>& columns) {
   const Cube* const compared = part.find("compared");

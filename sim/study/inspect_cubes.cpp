@@ -12,19 +12,6 @@
 namespace kvbound::sim {
 namespace {
 
-Figure number_figure(std::string name, std::string heading, std::string meaning,
-                     Shown shown = Shown::by_default) {
-  return {
-      .name = std::move(name), .heading = std::move(heading), .meaning = std::move(meaning), .shown = shown};
-}
-
-Figure share_figure(std::string name, std::string heading, std::string meaning,
-                    Shown shown = Shown::by_default) {
-  Figure figure = number_figure(std::move(name), std::move(heading), std::move(meaning), shown);
-  figure.format = Format::share;
-  return figure;
-}
-
 Figure verdict_figure() {
   Figure figure = text_figure("verdict", "agrees, or DIFFERS: an error exceeds its bound");
   figure.alarming = [](std::string_view cell) { return cell == "DIFFERS"; };
@@ -69,7 +56,7 @@ const std::vector<FigureOf<AttentionProfile>>& query_head_figures() {
       {number_figure("effective_entries", "eff. entries", "exp(entropy)"),
        [](P head) { return head.effective_entries; }},
       {number_figure("relative_entropy", "rel. entropy",
-                     "mean of a query's entropy / ln(entries that it sees); 0 if it sees one",
+                     "mean of a query's entropy / ln(entries that it sees); 0 if it sees one", Format::number,
                      Shown::if_asked),
        [](P head) { return head.relative_entropy; }}};
   return kFigures;
@@ -90,14 +77,15 @@ const std::vector<FigureOf<KvHeadProfile>>& kv_head_figures() {
 const std::vector<FigureOf<StoredTies>>& tie_figures() {
   using T = const StoredTies&;
   static const std::vector<FigureOf<StoredTies>> kFigures{
-      {share_figure("share", "ties", "of the candidates, those whose score another one has as well"),
+      {number_figure("share", "ties", "of the candidates, those whose score another one has as well",
+                     Format::share),
        [](T one) { return one.ties.share; }},
       {count_figure("cut_tied", "tied at the cut", "candidates whose score is that of the last selected one"),
        [](T one) { return one.ties.cut ? static_cast<double>(one.ties.cut->tied) : kUndefined; }},
       {count_figure("cut_selected", "selected of these", "how many of them are selected"),
        [](T one) { return one.ties.cut ? static_cast<double>(one.ties.cut->selected) : kUndefined; }},
-      {share_figure("tie_break", "tie-break",
-                    "of the selected ones, those that an evicted one equals in score"),
+      {number_figure("tie_break", "tie-break",
+                     "of the selected ones, those that an evicted one equals in score", Format::share),
        [](T one) { return one.ties.tie_break; }}};
   return kFigures;
 }
@@ -159,12 +147,14 @@ void add_ties(std::vector<FigureOf<Heads>>& figures, bool pooled) {
     return mean(numbers);
   };
   const std::string before = pooled ? "pooled_" : "", heading = pooled ? "pooled " : "";
-  figures.emplace_back(share_figure(before + "ties", heading + "ties", "share of tied scores in bfloat16"),
-                       [of_heads](const Heads& heads) {
-                         return of_heads(heads, [](const ScoreTies& ties) { return ties.share; });
-                       });
   figures.emplace_back(
-      share_figure(before + "tie_break", heading + "tie-break", "share of the selection that a tie decides"),
+      number_figure(before + "ties", heading + "ties", "share of tied scores in bfloat16", Format::share),
+      [of_heads](const Heads& heads) {
+        return of_heads(heads, [](const ScoreTies& ties) { return ties.share; });
+      });
+  figures.emplace_back(
+      number_figure(before + "tie_break", heading + "tie-break", "share of the selection that a tie decides",
+                    Format::share),
       [of_heads](const Heads& heads) {
         return of_heads(heads, [](const ScoreTies& ties) { return ties.cut ? ties.tie_break : kUndefined; });
       });
@@ -265,10 +255,6 @@ Part inspect_part(const Inspection& inspection) {
   return part;
 }
 
-std::vector<Figure> inspect_columns() {
-  std::vector<Figure> figures;
-  for (const FigureOf<Heads>& one : summary_figures()) figures.push_back(one.figure);
-  return figures;
-}
+std::vector<Figure> inspect_columns() { return figures_of(summary_figures()); }
 
 }  // namespace kvbound::sim

@@ -243,10 +243,6 @@ Part predict_part(const PredictReport& report) {
   return part;
 }
 
-std::vector<Figure> predict_columns() {
-  std::vector<Figure> figures;
-  for (const RowFigure& figure : predictor_figures()) figures.push_back(figure.figure);
-  return figures;
-}
+std::vector<Figure> predict_columns() { return figures_of(predictor_figures()); }
 
 }  // namespace kvbound::sim

@@ -106,10 +106,6 @@ Part recall_part(const RecallReport& report) {
   return part;
 }
 
-std::vector<Figure> recall_columns() {
-  std::vector<Figure> figures;
-  for (const Row& row : rows()) figures.push_back(row.figure);
-  return figures;
-}
+std::vector<Figure> recall_columns() { return figures_of(rows()); }
 
 }  // namespace kvbound::sim

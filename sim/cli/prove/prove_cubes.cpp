@@ -16,17 +16,6 @@ using Json = nlohmann::ordered_json;
 
 double or_undefined(const std::optional<double>& number) { return number.value_or(kUndefined); }
 
-Figure share_figure(std::string name, std::string heading, std::string meaning) {
-  return {.name = std::move(name),
-          .heading = std::move(heading),
-          .meaning = std::move(meaning),
-          .format = Format::share};
-}
-
-Figure ratio_figure(std::string name, std::string heading, std::string meaning) {
-  return {.name = std::move(name), .heading = std::move(heading), .meaning = std::move(meaning)};
-}
-
 Figure verdict_figure() {
   Figure figure =
       text_figure("verdict",
@@ -62,11 +51,12 @@ const std::vector<FigureOf<PropertyResult>>& property_figures() {
       {verdict_figure(), [](R result) { return std::string(proofs::name(result.verdict)); }},
       {count_figure("cases", "instances tried, up to the first counterexample"),
        [](R result) { return static_cast<double>(result.cases); }},
-      {share_figure(
+      {number_figure(
            "reference_held", "reference held",
-           "share of the cases in which the double-precision reference was held to the exact values"),
+           "share of the cases in which the double-precision reference was held to the exact values",
+           Format::share),
        [](R result) { return result.share(result.reference_cases); }},
-      {ratio_figure("tightest", "tightest", "the largest ratio of the claim's two sides"),
+      {number_figure("tightest", "tightest", "the largest ratio of the claim's two sides"),
        [](R result) { return or_undefined(result.tightest); }},
       {text_figure("theorem", "whose claim it is", Shown::if_asked),
        [](R result) { return result.theorem->id; }},
@@ -100,7 +90,7 @@ Cube regimes_cube(const std::vector<PropertyResult>& properties, const SharedAxi
   const std::vector<proofs::Regime> regimes = regimes_of(properties);
   Column names = text_column(text_figure("regime", "what an instance is an example of"));
   for (const proofs::Regime regime : regimes) names.texts().emplace_back(proofs::name(regime));
-  Column shares = number_column(share_figure("share", "share", "of the cases"));
+  Column shares = number_column(number_figure("share", "share", "of the cases", Format::share));
   for (const PropertyResult& result : properties) {
     for (const proofs::Regime regime : regimes) {
       const auto found = std::ranges::find(result.regimes(), regime);
@@ -119,7 +109,7 @@ Cube searches_cube(const ProveReport& report) {
       {{text_figure("property", "the theorem's id"), [](S one) { return one.theorem->id; }}},
       {{count_figure("evaluations", "instances tried"),
         [](S one) { return static_cast<double>(one.tightest.evaluations); }},
-       {ratio_figure("ratio", "largest ratio", "the largest found"),
+       {number_figure("ratio", "largest ratio", "the largest found"),
         [](S one) { return one.tightest.ratio; }},
        {text_figure("failure", "of the theorem, if the search met one"),
         [](S one) { return one.tightest.failure.value_or(""); }}},
@@ -137,7 +127,7 @@ Cube replayed_cube(const ProveReport& report) {
         }},
        {text_figure("failure", "which claim fails on it, or why it could not be evaluated"),
         [](R one) { return one.failure.value_or(""); }},
-       {ratio_figure("ratio", "ratio", "of the claim's two sides"),
+       {number_figure("ratio", "ratio", "of the claim's two sides"),
         [](R one) { return or_undefined(one.ratio); }}},
       report.replayed);
 }
@@ -188,10 +178,6 @@ Cube property_table(const Part& part, const std::vector<int64_t>& places) {
   return table;
 }
 
-std::vector<Figure> prove_columns() {
-  std::vector<Figure> figures;
-  for (const FigureOf<PropertyResult>& one : property_figures()) figures.push_back(one.figure);
-  return figures;
-}
+std::vector<Figure> prove_columns() { return figures_of(property_figures()); }
 
 }  // namespace kvbound::sim
