@@ -4,7 +4,6 @@
 #include <set>
 #include <utility>
 
-#include <kvbound/sim/figures/cube_slice.hpp>
 #include <kvbound/sim/figures/list_cube.hpp>
 
 namespace kvbound::sim {
@@ -166,16 +165,6 @@ Part prove_part(const ProveReport& report) {
           {theorems_cube(report), std::move(properties), std::move(regimes), searches_cube(report),
            replayed_cube(report)},
           {"properties", "regimes", "searches", "replayed"}};
-}
-
-Cube property_table(const Part& part, const std::vector<int64_t>& places) {
-  Cube table = restricted(*part.find("properties"), "property", places);
-  const Cube regimes =
-      side_by_side(restricted(*part.find("regimes"), "property", places), "regime", "regime");
-  const auto after = std::ranges::find(
-      table.columns, "cases", [](const Column& column) { return std::string_view(column.figure.name); });
-  table.columns.insert(after + 1, regimes.columns.begin(), regimes.columns.end());
-  return table;
 }
 
 std::vector<Figure> prove_columns() { return figures_of(property_figures()); }

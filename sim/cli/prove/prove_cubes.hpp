@@ -53,10 +53,7 @@ bool as_it_must(proofs::Verdict verdict);
 ///     replayed   [instance]          stored instances, run again
 Part prove_part(const ProveReport& report);
 
-/// The properties at some places, with a column for each regime that they have.
-Cube property_table(const Part& part, const std::vector<int64_t>& places);
-
-/// The figures of that table, for --columns.
+/// The figures of the properties, for --columns.
 std::vector<Figure> prove_columns();
 
 }  // namespace kvbound::sim

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/sim/figures/cube_slice.hpp>
 #include <kvbound/sim/figures/cube_table.hpp>
 #include <kvbound/sim/figures/plot.hpp>
 
@@ -12,16 +13,16 @@ namespace {
 
 using proofs::PropertyResult;
 
-// A table of theorems about eviction, and one of those about merging, which have other regimes.
-std::string property_tables(const ProveReport& report, const Part& part, const TextStyle& style,
-                            const std::vector<std::string>& columns) {
+// The regimes of theorems about eviction, and of those about merging, which have
+// other regimes.
+std::string regime_tables(const ProveReport& report, const Part& part, const TextStyle& style) {
   std::array<std::vector<int64_t>, 2> places;
   for (size_t i = 0; i < report.properties.size(); ++i)
     places[report.properties[i].theorem->sizes.merging ? 1 : 0].push_back(static_cast<int64_t>(i));
   std::string text;
   for (const std::vector<int64_t>& some : places) {
-    if (!some.empty())
-      text += (text.empty() ? "" : "\n") + cube_table(property_table(part, some), style, columns);
+    const Cube regimes = restricted(*part.find("regimes"), "property", some);
+    if (!some.empty()) text += "\n" + cube_table(side_by_side(regimes, "regime", "regime"), style);
   }
   return text;
 }
@@ -75,7 +76,8 @@ std::string text_report(const ProveReport& report, const Part& part, const TextS
   std::string text;
   if (!report.properties.empty()) {
     text += fmt::format("{} cases per theorem, seed {}\n\n", report.cases, report.seed) +
-            property_tables(report, part, style, columns);
+            cube_table(*part.find("properties"), style, columns) + "\nshare of the cases in each regime\n" +
+            regime_tables(report, part, style);
     if (style.plot)
       text +=
           "\n" + bar_chart("tightest", bars_of(*part.find("properties"), "", "property", "tightest"), style);

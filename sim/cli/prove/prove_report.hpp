@@ -13,10 +13,9 @@ namespace kvbound::sim {
 /// A theorem's entry in the catalogue as text: statement, hypotheses, claims.
 std::string describe(const proofs::Theorem& theorem);
 
-/// Tables of what was tried, theorems about eviction before those about merging, then each counterexample
-/// with its instance on one line.
+/// Tables of what was tried and of its regimes, then each counterexample with its instance on one line.
 ///
-/// columns  of the tables; empty: those shown by default
+/// columns  of the first table; empty: those shown by default
 std::string text_report(const ProveReport& report, const Part& part, const TextStyle& style,
                         const std::vector<std::string>& columns);
 
