@@ -89,6 +89,13 @@ class Numbers(ReportTest):
             self.assertEqual(trace["runs"][base]["policy"], BASE + ":pool=7")
             self.assertEqual(trace["runs"][base]["budget"], run["budget"])
 
+    def test_of_kept_sets_have_their_sizes_as_budgets(self):
+        def give(document):
+            document["parts"][0]["axes"]["run"]["budget"][0] = "given"
+        cube = self.report(self.changed("replay", give)).cube_of("Perturbation against budget")
+        runs = self.trace("replay")["runs"]
+        self.assertEqual(keys(cube, "budget"), [f"{runs[0]['entries']} (given)", *(run["budget"] for run in runs[1:])])
+
     def test_of_the_layers_of_a_replay(self):
         page, part = self.page("replay"), parts(self.document("replay"))[0]
         cube = page.cubes[page.data["answer"][0]["layers"]]

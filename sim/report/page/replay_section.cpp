@@ -108,6 +108,15 @@ std::vector<std::string> names_of(const std::vector<std::string>& policies,
   return names;
 }
 
+// What budgets are called: kept sets that were given have the budget `given` whatever their sizes, and those of
+// different sizes are not to be compared.
+std::vector<std::string> budget_names(std::vector<std::string> budgets, const std::vector<int64_t>& entries) {
+  for (size_t r = 0; r < budgets.size(); ++r) {
+    if (budgets[r] == "given") budgets[r] = fmt::format("{} (given)", entries[r]);
+  }
+  return budgets;
+}
+
 ReplayedTrace::ReplayedTrace(const JsonField& part)
     : part_(read_part(part)),
       runs_(of_runs(part_, "runs", 1)),
@@ -115,7 +124,8 @@ ReplayedTrace::ReplayedTrace(const JsonField& part)
       kv_heads_(of_runs(part_, "kv_heads", 3)),
       policies_(texts_of(part_, *runs_.axes[0], "policy")),
       names_(names_of(policies_, texts_of(part_, *runs_.axes[0], "label"))),
-      budgets_(texts_of(part_, *runs_.axes[0], "budget")),
+      budgets_(budget_names(texts_of(part_, *runs_.axes[0], "budget"),
+                            integers_of(part_, *runs_.axes[0], "entries"))),
       backends_(texts_of(part_, *runs_.axes[0], "backend")),
       entries_(integers_of(part_, *runs_.axes[0], "entries")),
       layers_(integers_of(part_, *heads_.axes[1], "layer")),
