@@ -9,6 +9,7 @@
 #include <omp.h>
 
 #include <kvbound/reference/numerics/instruction_set.hpp>
+#include <kvbound/sim/figures/cube_table.hpp>
 
 namespace kvbound::sim {
 namespace {
@@ -299,6 +300,6 @@ Part bench_part(const BenchReport& report) {
           {"operations", "against"}};
 }
 
-std::vector<Figure> bench_columns() { return figures_of(operations_cube({}).columns); }
+std::vector<Figure> bench_columns() { return choosable_figures(operations_cube({})); }
 
 }  // namespace kvbound::sim

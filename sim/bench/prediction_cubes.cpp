@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/sim/figures/cube_table.hpp>
 #include <kvbound/sim/figures/list_cube.hpp>
 
 #include "bench_cubes.hpp"
@@ -321,6 +322,6 @@ Cube kernels_cube(const std::vector<BenchResult>& results) {
   return list_cube("kernels", "kernel", launch_keys(), figures, rows);
 }
 
-std::vector<Figure> prediction_columns() { return figures_of(predictions_cube({}).columns); }
+std::vector<Figure> prediction_columns() { return choosable_figures(predictions_cube({})); }
 
 }  // namespace kvbound::sim

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <kvbound/reference/core/dtype.hpp>
+#include <kvbound/sim/figures/cube_table.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
 #include "correlations.hpp"
@@ -469,6 +470,6 @@ Part evaluate_part(const EvaluateReport& report) {
   return part;
 }
 
-std::vector<Figure> evaluate_columns() { return figures_of(evaluate_part({}).find("runs")->columns); }
+std::vector<Figure> evaluate_columns() { return choosable_figures(*evaluate_part({}).find("runs")); }
 
 }  // namespace kvbound::sim

@@ -74,6 +74,17 @@ std::string table_of(const Cube& cube, const TextStyle& style, const std::vector
 
 }  // namespace
 
+std::vector<Figure> choosable_figures(const Cube& cube) {
+  std::vector<Figure> figures;
+  for (const SharedAxis& axis : cube.axes) {
+    for (const Column& key : axis->keys) {
+      if (key.figure.shown != Shown::always) figures.push_back(key.figure);
+    }
+  }
+  for (const Column& column : cube.columns) figures.push_back(column.figure);
+  return figures;
+}
+
 std::string cube_table(const Cube& cube, const TextStyle& style) {
   return table_of(cube, style, {}, "on a wider terminal");
 }

@@ -100,6 +100,7 @@ class Peer(CommandLineTest):
         self.assertEqual(found, [(row["operation"], row["timed"], row["seconds"], str(row["ratio"] or "")) for row in rows])
         self.assertEqual(len(found), 4)
         self.assertIn("| selection |", self.passes(*SMALL, "selection", "--markdown"))
+        self.assertRegex(self.passes(*SMALL, "compress", "--columns", "policy,seconds"), r"\noperation +policy +[a-z ]+\ncompress +snapkv")
         self.refuses(USAGE, "--columns: no column 'limiter'", *SMALL, "selection", "--columns", "limiter")
 
     def test_a_peer_is_no_output(self):
