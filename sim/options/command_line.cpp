@@ -126,7 +126,7 @@ std::vector<std::string> CommandLine::positionals(const char* what, size_t least
   if (values.size() > most)
     throw UsageError(fmt::format("unexpected argument {}", traces::quoted(values[most])));
   for (const std::string& value : values) {
-    if (value.empty()) throw UsageError(fmt::format("an empty {}", what));
+    if (value.empty()) throw UsageError(fmt::format("an empty argument; expected {}", what));
   }
   return values;
 }
