@@ -18,8 +18,8 @@ std::string cube_table(const Cube& cube, const TextStyle& style, const std::vect
 /// The same of a table that --columns does not choose from.
 std::string cube_table(const Cube& cube, const TextStyle& style);
 
-/// The figures that --columns can choose from in the cube's table: its columns, and the keys that are not always
-/// shown.
+/// The figures that --columns can choose from in the cube's table: its columns, and the keys that are not
+/// always shown.
 std::vector<Figure> choosable_figures(const Cube& cube);
 
 }  // namespace kvbound::sim

@@ -193,7 +193,7 @@ class BadOptions(CommandLineTest):
         self.refuses_options("--budget is missing", "replay", TRACE, *POLICY)
         self.refuses_options("TRACE is missing", "replay", *POLICY, *BUDGET)
         self.refuses_options("TRACE is missing", "inspect")
-        self.refuses_options("empty TRACE", "inspect", "")
+        self.refuses_options("an empty argument; expected TRACE", "inspect", "")
         self.refuses_options("--kind is missing", "generate", "out")
 
     def test_stray_words_are_refused(self):
@@ -211,7 +211,7 @@ class BadOptions(CommandLineTest):
                              "window-scores-joint, window-scores-exact, selection, nearest-key, compress, step-attention, "
                              "step-value, step-key, step-joint, step-exact, step-keepkv, replay, prefill, lockstep", "bench", *small, "none")
         self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
-        self.refuses_options("empty OPERATION", "bench", *small, "")
+        self.refuses_options("an empty argument; expected OPERATION", "bench", *small, "")
         for shape in ("", ":", "pocket:", "pocket:255", "pocket:131073", "pocket:-512", "pocket:512:1",
                       "pocket: 512", "Pocket:512", "gpt-2:512", f"pocket:{HUGE}", "pocket:1e3"):
             self.refuses_options("--shape '.*': known shapes: llama-3.1-8b:32768, mistral-7b:32768, "
@@ -272,7 +272,7 @@ class BadOptions(CommandLineTest):
         self.refuses_options("query|kv", *kind, "--query-heads", "6", "--kv-heads", "4", "out")
         self.refuses_options("window", *kind, "--tokens", "16", "--window-queries", "17", "out")
         self.refuses_options("OUT is missing", *kind)
-        self.refuses_options("empty OUT", *kind, "")
+        self.refuses_options("an empty argument; expected OUT", *kind, "")
 
 
 class OutputsThatClash(CommandLineTest):

@@ -211,7 +211,8 @@ class BadArguments(CommandLineTest):
                 ("--seed", "--seed", "x"), ("--search", "--search", "0"), ("--search", "--search", "nan"),
                 ("--search", "--search", "-1"), ("--search", "--search", "1e9"),
                 ("exclude each other", "--list", "--cases", "3"), ("exclude each other", "--replay", "x", "--seed", "3"),
-                ("unexpected argument", "--replay", "x", "ckv-3.2"), ("an empty argument; expected ID", "ckv-3.2", "--plot", ""), ("--json", "--json", ""),
+                ("unexpected argument", "--replay", "x", "ckv-3.2"), ("--json", "--json", ""),
+                ("an empty argument; expected ID", "ckv-3.2", "--plot", ""),
                 ("unrecognised|unrecognized", "--case", "3")):
             with self.subTest(arguments):
                 self.refuses(USAGE, pattern, "prove", *arguments)

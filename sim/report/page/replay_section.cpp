@@ -108,8 +108,8 @@ std::vector<std::string> names_of(const std::vector<std::string>& policies,
   return names;
 }
 
-// What budgets are called: kept sets that were given have the budget `given` whatever their sizes, and those of
-// different sizes are not to be compared.
+// What budgets are called: kept sets that were given have the budget `given` whatever their sizes, and
+// those of different sizes are not to be compared.
 std::vector<std::string> budget_names(std::vector<std::string> budgets, const std::vector<int64_t>& entries) {
   for (size_t r = 0; r < budgets.size(); ++r) {
     if (budgets[r] == "given") budgets[r] = fmt::format("{} (given)", entries[r]);
