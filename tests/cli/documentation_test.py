@@ -123,7 +123,7 @@ class Documentation(CommandLineTest):
         for command in ("inspect", "replay", "recall", "predict", "diff", "check", "record", "import", "generate", "prove", "bench", "evaluate",
                         "sweep", "gather", "policies", "help"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
-        for script in ("traces/scripts/record_hf", "traces/scripts/tokenize", "traces/scripts/make_tasks",
+        for script in ("traces/scripts/record_hf", "traces/scripts/tokenize", "traces/scripts/make_tasks", "traces/scripts/knorm_press",
                        "sim/bench/peers/bench_torch"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
                 [sys.executable, ROOT / f"{script}.py", "--help"], check=True, capture_output=True, text=True).stdout))

@@ -4,6 +4,10 @@
     knorm_press.py TRACE GIVEN
     kvbound replay TRACE --policy snapkv,snapkv+critical,given:file=GIVEN --budget 20%
 
+For `kvbound evaluate`, a file for each task, in one folder: TRACE is of the task's tokens before compression.
+
+    knorm_press.py --task ID TRACE FOLDER/ID.safetensors
+
 Replace score() by your method.
 """
 import numpy as np
@@ -17,11 +21,12 @@ def score(keys):
     return -np.linalg.norm(keys.astype("f8"), axis=2)
 
 
-def main(path, given):
+def main(path, given, task):
     trace = Trace(path)
     n = trace.count("prompt_tokens")
     scores = {f"layers.{layer}.score": score(trace.tensor(f"layers.{layer}.key")[:, :n]) for layer in range(trace.count("layers"))}
-    metadata = {"format": "kvbound-given", "version": "1", "trace_sha256": trace.sha256, "name": "KnormPress"}
+    subject = {"task_id": task} if task else {"trace_sha256": trace.sha256}
+    metadata = {"format": "kvbound-given", "version": "1", **subject, "name": "KnormPress"}
     with Files(given, metadata, [{name: ("F64", array.shape) for name, array in scores.items()}]) as file:
         for name, array in scores.items():
             file.write(name, array)
@@ -32,5 +37,6 @@ if __name__ == "__main__":
     parser = Parser(__doc__)
     parser.add_argument("trace", metavar="TRACE")
     parser.add_argument("given", metavar="GIVEN")
+    parser.add_argument("--task", metavar="ID", help="of a file of tasks for kvbound evaluate")
     arguments = parser.parse_args()
-    run("knorm_press", lambda: main(arguments.trace, arguments.given))
+    run("knorm_press", lambda: main(arguments.trace, arguments.given, arguments.task))
