@@ -52,34 +52,22 @@ BenchFigures time_keys() {
 
 BenchFigures time_figures() {
   BenchFigures figures{
-      {{.name = "work",
-        .heading = "work",
-        .meaning = "how much of the unit it does",
-        .shown = Shown::if_asked},
+      {number_figure("work", "how much of the unit it does", Shown::if_asked),
        [](const BenchRow& row) { return row.times->work; }},
-      {{.name = "bytes",
-        .heading = "bytes",
-        .meaning = "that it reads and writes at least, where they are counted and not its work",
-        .format = Format::memory,
-        .shown = Shown::if_asked},
+      {number_figure("bytes", "that it reads and writes at least, where they are counted and not its work",
+                     Format::memory, Shown::if_asked),
        [](const BenchRow& row) { return row.times->bytes.value_or(kUndefined); }}};
-  add_spread<BenchRow>(figures,
-                       {.name = "seconds",
-                        .heading = "time",
-                        .meaning = "median over the rounds, seconds",
-                        .format = Format::duration,
-                        .better = Better::lower},
-                       [](const BenchRow& row) { return spread_of(row.times->seconds); });
+  add_spread<BenchRow>(
+      figures,
+      number_figure("seconds", "time", "median over the rounds, seconds", Format::duration, Better::lower),
+      [](const BenchRow& row) { return spread_of(row.times->seconds); });
   figures.insert(
       figures.end(),
-      {{{.name = "rate", .heading = "rate", .meaning = "work / median time", .better = Better::higher},
+      {{number_figure("rate", "work / median time", Better::higher),
         [](const BenchRow& row) { return row.times->work / spread(row.times->seconds).median; }},
        {text_figure("unit", "of work: FLOP, bytes, exponentials, norms, scores, layers or steps"),
         [](const BenchRow& row) { return row.times->unit; }},
-       {{.name = "intensity",
-         .heading = "FLOP/byte",
-         .meaning = "FLOP / bytes, where both are counted",
-         .shown = Shown::if_asked},
+       {number_figure("intensity", "FLOP/byte", "FLOP / bytes, where both are counted", Shown::if_asked),
         [](const BenchRow& row) {
           const BenchTimes& times = *row.times;
           return times.unit == "FLOP" && times.bytes ? times.work / *times.bytes : kUndefined;
@@ -100,25 +88,21 @@ double goal_of(const BenchRow& row, bool is_least) {
 }
 
 void add_ratios(BenchFigures& figures) {
-  add_spread<BenchRow>(
-      figures, {.name = "ratio", .heading = "ratio", .meaning = "taken per round; median over the rounds"},
-      [](const BenchRow& row) { return spread_of(row.result->ratios); });
+  add_spread<BenchRow>(figures, number_figure("ratio", "taken per round; median over the rounds"),
+                       [](const BenchRow& row) { return spread_of(row.result->ratios); });
   Figure verdict = text_figure(
       "verdict", "whether the median ratio meets the goal; by the median: other rounds say otherwise");
   verdict.alarming = [](std::string_view cell) { return cell.starts_with("missed"); };
-  figures.insert(
-      figures.end(),
-      {{{.name = "at_least", .heading = "at least", .meaning = "the goal, a lower bound on the median ratio"},
-        [](const BenchRow& row) { return goal_of(row, true); }},
-       {{.name = "at_most", .heading = "at most", .meaning = "the goal, an upper bound on the median ratio"},
-        [](const BenchRow& row) { return goal_of(row, false); }},
-       {verdict, [](const BenchRow& row) { return row.result->verdict(); }},
-       {{.name = "of_goal",
-         .heading = "of the goal",
-         .meaning = "how far the median ratio reaches the goal; from 1 on it is met",
-         .better = Better::higher,
-         .shown = Shown::if_asked},
-        [](const BenchRow& row) { return share_of_goal(*row.result); }}});
+  figures.insert(figures.end(),
+                 {{number_figure("at_least", "at least", "the goal, a lower bound on the median ratio"),
+                   [](const BenchRow& row) { return goal_of(row, true); }},
+                  {number_figure("at_most", "at most", "the goal, an upper bound on the median ratio"),
+                   [](const BenchRow& row) { return goal_of(row, false); }},
+                  {verdict, [](const BenchRow& row) { return row.result->verdict(); }},
+                  {number_figure("of_goal", "of the goal",
+                                 "how far the median ratio reaches the goal; from 1 on it is met",
+                                 Better::higher, Shown::if_asked),
+                   [](const BenchRow& row) { return share_of_goal(*row.result); }}});
 }
 
 void add_shares(BenchFigures& figures) {
@@ -127,8 +111,7 @@ void add_shares(BenchFigures& figures) {
                    "its bytes per second over those of the copy of the same round"),
         std::tuple(&BenchShares::matrix_rate, "matrix_rate", "matrix rate",
                    "its FLOP per second over those of the matrix product of the same round")}) {
-    add_spread<BenchRow>(figures,
-                         {.name = name, .heading = heading, .meaning = meaning, .better = Better::higher},
+    add_spread<BenchRow>(figures, number_figure(name, heading, meaning, Better::higher),
                          [shares](const BenchRow& row) {
                            const auto& all = row.result->shares;
                            return all ? spread_of((*all).*shares) : std::nullopt;
@@ -141,20 +124,18 @@ void add_peer(BenchFigures& figures, const std::optional<Peer>& peer) {
     return peer ? peer_times(*peer, *row.result) : std::nullopt;
   };
   add_spread<BenchRow>(figures,
-                       {.name = "peer_seconds",
-                        .heading = "peer's time",
-                        .meaning = "what the other program took for the same work, median over its rounds",
-                        .format = Format::duration},
+                       number_figure("peer_seconds", "peer's time",
+                                     "what the other program took for the same work, median over its rounds",
+                                     Format::duration),
                        [times](const BenchRow& row) {
                          const auto found = times(row);
                          return found ? spread_of(found->times.seconds) : std::nullopt;
                        });
   add_spread<BenchRow>(
       figures,
-      {.name = "peer_ratio",
-       .heading = "peer / here",
-       .meaning =
-           "how many times as long it took; the least: its least time over this run's most; the most: the reverse"},
+      number_figure(
+          "peer_ratio", "peer / here",
+          "how many times as long it took; the least: its least time over this run's most; the most: the reverse"),
       [times](const BenchRow& row) {
         const auto found = times(row);
         return found ? std::optional(found->ratio) : std::nullopt;
@@ -207,12 +188,12 @@ Cube ceilings_cube(const BenchReport& report) {
   }
   std::vector<FigureOf<Ceiling>> figures{{text_figure("unit", "bytes, read and written ones, or FLOP"),
                                           [](const Ceiling& one) { return one.unit; }}};
-  add_spread<Ceiling>(figures,
-                      {.name = "per_second",
-                       .heading = "per second",
-                       .meaning = "of the unit, over all rounds of all operations that are compared with it",
-                       .better = Better::higher},
-                      [](const Ceiling& one) { return spread_of(one.rates); });
+  add_spread<Ceiling>(
+      figures,
+      number_figure("per_second", "per second",
+                    "of the unit, over all rounds of all operations that are compared with it",
+                    Better::higher),
+      [](const Ceiling& one) { return spread_of(one.rates); });
   return list_cube<Ceiling>("ceilings", "ceiling",
                             {{text_figure("ceiling", "a copy, or a product of BF16 matrices"),
                               [](const Ceiling& one) { return one.name; }}},

@@ -27,30 +27,6 @@ std::string plain(std::string_view text) {
 
 }  // namespace
 
-Figure number_figure(std::string name, std::string heading, std::string meaning, Format format, Shown shown) {
-  return {.name = std::move(name),
-          .heading = std::move(heading),
-          .meaning = std::move(meaning),
-          .format = format,
-          .shown = shown};
-}
-Figure number_figure(std::string name, std::string meaning, Format format, Shown shown) {
-  return number_figure(name, name, std::move(meaning), format, shown);
-}
-Figure count_figure(std::string name, std::string heading, std::string meaning, Shown shown) {
-  return number_figure(std::move(name), std::move(heading), std::move(meaning), Format::count, shown);
-}
-Figure count_figure(std::string name, std::string meaning, Shown shown) {
-  return count_figure(name, name, std::move(meaning), shown);
-}
-
-Figure text_figure(std::string name, std::string heading, std::string meaning, Shown shown) {
-  return number_figure(std::move(name), std::move(heading), std::move(meaning), Format::text, shown);
-}
-Figure text_figure(std::string name, std::string meaning, Shown shown) {
-  return text_figure(name, name, std::move(meaning), shown);
-}
-
 bool is_not_zero(std::string_view cell) { return cell != "0" && cell != "-"; }
 
 std::string cell_text(const Figure& figure, double number) {

@@ -2,9 +2,11 @@
 // page and the documentation.
 #pragma once
 
+#include <concepts>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace kvbound::sim {
@@ -27,6 +29,9 @@ enum class Better { neither, lower, higher };
 /// asked for; only if it is.
 enum class Shown { always, by_default, if_asked };
 
+/// Whether a table shows a cell in red.
+using Alarming = bool (*)(std::string_view cell);
+
 struct Figure {
   std::string name;     ///< the column in JSON and CSV: "kept_mass"
   std::string heading;  ///< in tables: "kept mass"
@@ -34,20 +39,32 @@ struct Figure {
   Format format = Format::number;
   Better better = Better::neither;
   Shown shown = Shown::by_default;
-  bool (*alarming)(std::string_view cell) = nullptr;  ///< whether a table shows a cell in red; null: never
+  Alarming alarming = nullptr;  ///< null: never
 };
 
+/// What a figure is beside its names: in any order.
+template <class T>
+concept FigureTrait = std::same_as<T, Format> || std::same_as<T, Better> || std::same_as<T, Shown> ||
+    std::convertible_to<T, Alarming>;
+
+inline void set(Figure& figure, Format format) { figure.format = format; }
+inline void set(Figure& figure, Better better) { figure.better = better; }
+inline void set(Figure& figure, Shown shown) { figure.shown = shown; }
+inline void set(Figure& figure, Alarming alarming) { figure.alarming = alarming; }
+
 /// Numbers, counts, and texts. Without a heading: the name is the heading.
-Figure number_figure(std::string name, std::string heading, std::string meaning,
-                     Format format = Format::number, Shown shown = Shown::by_default);
-Figure number_figure(std::string name, std::string meaning, Format format = Format::number,
-                     Shown shown = Shown::by_default);
-Figure count_figure(std::string name, std::string heading, std::string meaning,
-                    Shown shown = Shown::by_default);
-Figure count_figure(std::string name, std::string meaning, Shown shown = Shown::by_default);
-Figure text_figure(std::string name, std::string heading, std::string meaning,
-                   Shown shown = Shown::by_default);
-Figure text_figure(std::string name, std::string meaning, Shown shown = Shown::by_default);
+template <FigureTrait... Traits>
+Figure number_figure(std::string name, std::string heading, std::string meaning, Traits... traits) {
+  Figure figure{std::move(name), std::move(heading), std::move(meaning)};
+  (set(figure, traits), ...);
+  return figure;
+}
+template <FigureTrait... Traits>
+Figure number_figure(const std::string& name, std::string meaning, Traits... traits) {
+  return number_figure(name, name, std::move(meaning), traits...);
+}
+Figure count_figure(const auto&... of) { return number_figure(of..., Format::count); }
+Figure text_figure(const auto&... of) { return number_figure(of..., Format::text); }
 
 /// The figures of rows, such as the columns of a cube.
 template <class Row>

@@ -16,7 +16,7 @@ using traces::JsonField;
 constexpr double kLargestInteger = 1e15;
 
 Column read_column(const std::string& name, const JsonField& values) {
-  Figure figure{.name = name, .heading = name, .meaning = ""};
+  Figure figure = number_figure(name, "");
   if (!values.has_texts()) return number_column(std::move(figure), values.numbers_or_nan());
   return text_column(std::move(figure), values.texts_or_empty());
 }

@@ -112,19 +112,14 @@ Cube ReplayCubes::runs() const {
     if (figure.figure.name == "recall")
       cube.columns.back().figure.heading = fmt::format("recall@{}", result_.scope.recall_of);
     if (!figure.may_be_undefined) continue;
-    cube.columns.push_back(
-        number_column({.name = figure.figure.name + "_undefined",
-                       .heading = "undefined " + figure.figure.heading,
-                       .meaning = "how many are undefined, as x/0 is, and left out of the mean",
-                       .format = Format::count,
-                       .shown = Shown::if_asked},
-                      std::move(undefined)));
+    cube.columns.push_back(number_column(
+        count_figure(figure.figure.name + "_undefined", "undefined " + figure.figure.heading,
+                     "how many are undefined, as x/0 is, and left out of the mean", Shown::if_asked),
+        std::move(undefined)));
   }
-  Column base = number_column({.name = "base_run",
-                               .heading = "base run",
-                               .meaning = "the run of the base policy at the same budget on the same backend",
-                               .format = Format::count,
-                               .shown = Shown::if_asked});
+  Column base = number_column(
+      count_figure("base_run", "base run",
+                   "the run of the base policy at the same budget on the same backend", Shown::if_asked));
   for (const RunResult* run : bases_)
     base.numbers().push_back(run ? static_cast<double>(run - result_.runs.data()) : kUndefined);
   cube.columns.push_back(std::move(base));
@@ -189,14 +184,11 @@ Cube ReplayCubes::merges() const {
                            number_column(count_figure("step", "decode step; -1: the prompt's end")),
                            number_column(count_figure("head", "query head, from 0"))};
   std::vector<Column> columns{
-      number_column({.name = "merge_perturbation",
-                     .heading = "merge change",
-                     .meaning = "|| o(q, cache before) - o(q, cache after) ||_2, attention output units",
-                     .better = Better::lower}),
-      number_column(
-          {.name = "rounding",
-           .heading = "rounding",
-           .meaning = "the most that rounding explains of a merge that is lossless in exact arithmetic"})};
+      number_column(number_figure("merge_perturbation", "merge change",
+                                  "|| o(q, cache before) - o(q, cache after) ||_2, attention output units",
+                                  Better::lower)),
+      number_column(number_figure(
+          "rounding", "the most that rounding explains of a merge that is lossless in exact arithmetic"))};
   for (size_t r = 0; r < result_.runs.size(); ++r) {
     for (size_t l = 0; l < result_.runs[r].layers.size(); ++l) {
       const std::optional<MergeMetrics>& merges = result_.runs[r].layers[l].merges;
@@ -218,11 +210,8 @@ Cube ReplayCubes::times() const {
   std::vector<Column> keys{text_column(kBackend),
                            text_column(text_figure("operation", "a step of the pipeline"))};
   std::vector<Column> columns{number_column(count_figure("calls", "calls of all layers and runs")),
-                              number_column({.name = "seconds",
-                                             .heading = "time",
-                                             .meaning = "their wall time, seconds",
-                                             .format = Format::duration,
-                                             .better = Better::lower})};
+                              number_column(number_figure("seconds", "time", "their wall time, seconds",
+                                                          Format::duration, Better::lower))};
   for (const BackendTimes& backend : result_.times) {
     for (const OperationTimes::Entry& entry : backend.operations.entries()) {
       keys[0].texts().push_back(backend.backend);
@@ -296,8 +285,7 @@ Part replay_part(const ReplayReport& report, const std::optional<Policy>& base, 
   }
   if (detail == ReplayDetail::rows) part.cubes.push_back(cubes.steps());
   for (Cube& cube : cubes.agreement()) part.cubes.push_back(std::move(cube));
-  part.subject = {
-      text_column({.name = "trace", .heading = "trace", .meaning = "the trace's path"}, {result.trace.path})};
+  part.subject = {text_column(number_figure("trace", "the trace's path"), {result.trace.path})};
   return part;
 }
 

@@ -24,10 +24,8 @@ std::vector<FigureOf<DetectionFloor>> entries_figures(const std::string& name, c
            [faulty](F floor) {
              return floor.*faulty ? static_cast<double>((floor.*faulty)->entries) : kUndefined;
            }},
-          {{.name = weight,
-            .heading = "their weight",
-            .meaning = "the mean over query heads of the attention that these entries have",
-            .format = Format::share},
+          {number_figure(weight, "their weight",
+                         "the mean over query heads of the attention that these entries have", Format::share),
            [faulty](F floor) { return floor.*faulty ? (floor.*faulty)->weight : kUndefined; }}};
 }
 
@@ -35,15 +33,10 @@ std::vector<FigureOf<DetectionFloor>> all_figures() {
   std::vector<FigureOf<DetectionFloor>> figures{
       {count_figure("judged", "outputs, or numbers", Shown::if_asked),
        [](F floor) { return static_cast<double>(floor.judged); }},
-      {{.name = "factor",
-        .heading = "factor",
-        .meaning = "the least x so that factors 1 - x and 1 + x of all numbers are always found",
-        .better = Better::lower},
+      {number_figure("factor", "the least x so that factors 1 - x and 1 + x of all numbers are always found",
+                     Better::lower),
        [](F floor) { return floor.factor.value_or(kUndefined); }},
-      {{.name = "logit_scale",
-        .heading = "logits",
-        .meaning = "the same of all logits",
-        .better = Better::lower},
+      {number_figure("logit_scale", "logits", "the same of all logits", Better::lower),
        [](F floor) { return floor.logit_scale.value_or(kUndefined); }}};
   for (const auto& entries :
        {entries_figures("missing", "the fewest last entries whose lack is always found",
@@ -54,10 +47,7 @@ std::vector<FigureOf<DetectionFloor>> all_figures() {
   const std::vector<FigureOf<DetectionFloor>> more{
       {count_figure("swaps", "interchanges of two successive query heads that are always found"),
        [](F floor) { return floor.swaps ? static_cast<double>(floor.swaps->found) : kUndefined; }},
-      {{.name = "possible_swaps",
-        .heading = "of",
-        .meaning = "so many such interchanges",
-        .format = Format::count},
+      {count_figure("possible_swaps", "of", "so many such interchanges"),
        [](F floor) { return floor.swaps ? static_cast<double>(floor.swaps->possible) : kUndefined; }},
       {text_figure("base_2", "base 2", "whether 2 instead of e as the base of exponentials is always found"),
        [](F floor) { return found_text(floor.base_2); }},

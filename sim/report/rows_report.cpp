@@ -102,14 +102,11 @@ double layer_number(int64_t layer) { return layer < 0 ? kUndefined : number(laye
 
 const Figure kLayer = count_figure("layer", "layer", "the layer's number in dumps, from 0");
 const Figure kTensor = text_figure("tensor", "tensor", "the compared tensor's name in dumps");
-const Figure kUlps{
-    .name = "ulps",
-    .heading = "ulps",
-    .meaning =
-        "the largest distance of two elements of reordered rows, in units in the last place of the "
-        "larger one"};
-const Figure kRowUlps{
-    .name = "row_ulps", .heading = "of row", .meaning = "the same, in those of the row's largest number"};
+const Figure kUlps =
+    number_figure("ulps",
+                  "the largest distance of two elements of reordered rows, in units in the last place of the "
+                  "larger one");
+const Figure kRowUlps = number_figure("row_ulps", "of row", "the same, in those of the row's largest number");
 
 const std::vector<FigureOf<TensorTotal>>& total_figures() {
   using T = const TensorTotal&;
@@ -132,9 +129,9 @@ const std::vector<FigureOf<TensorTotal>>& total_figures() {
            return total.distances ? place(total.layer, total.tensor, total.distances->farthest.index)
                                   : std::string();
          }},
-        {{.name = "value_a", .heading = "A", .meaning = "A's number there", .shown = Shown::if_asked},
+        {number_figure("value_a", "A", "A's number there", Shown::if_asked),
          [](T total) { return total.distances ? total.distances->farthest.a : kUndefined; }},
-        {{.name = "value_b", .heading = "B", .meaning = "B's number there", .shown = Shown::if_asked},
+        {number_figure("value_b", "B", "B's number there", Shown::if_asked),
          [](T total) { return total.distances ? total.distances->farthest.b : kUndefined; }}};
     figures.insert(figures.end(), distances.begin(), distances.end());
     return figures;

@@ -40,20 +40,14 @@ struct RowFigure {
 // The mean, the median and how many are undefined; kind: of the error.
 std::vector<RowFigure> error_figures(Matrix HeadPrediction::*errors, const std::string& kind,
                                      const std::string& meaning) {
-  return {{{.name = kind + "_error",
-            .heading = kind + " error",
-            .meaning = meaning + "; mean of the finite ones",
-            .better = Better::lower},
-           errors,
-           finite_mean},
-          {{.name = kind + "_error_median",
-            .heading = kind + " median",
-            .meaning = "its median; what overflows is the largest",
-            .better = Better::lower},
-           errors,
-           middle},
-          {count_figure(kind + "_error_undefined", kind + " undefined", "how many overflow double precision"),
-           errors, undefined}};
+  return {
+      {number_figure(kind + "_error", kind + " error", meaning + "; mean of the finite ones", Better::lower),
+       errors, finite_mean},
+      {number_figure(kind + "_error_median", kind + " median", "its median; what overflows is the largest",
+                     Better::lower),
+       errors, middle},
+      {count_figure(kind + "_error_undefined", kind + " undefined", "how many overflow double precision"),
+       errors, undefined}};
 }
 
 const std::vector<RowFigure>& predictor_figures() {
@@ -70,13 +64,10 @@ const std::vector<RowFigure>& predictor_figures() {
 
 const std::vector<RowFigure>& share_figures() {
   static const std::vector<RowFigure> kFigures{
-      {{.name = "mass",
-        .heading = "attention",
-        .meaning = "that a step's query pays to the entries that it pays most; mean"},
-       &HeadPrediction::mass,
-       mean},
-      {{.name = "mass_median", .heading = "median", .meaning = "its median"}, &HeadPrediction::mass, middle},
-      {{.name = "mass_least", .heading = "least", .meaning = "the least"}, &HeadPrediction::mass, least}};
+      {number_figure("mass", "attention", "that a step's query pays to the entries that it pays most; mean"),
+       &HeadPrediction::mass, mean},
+      {number_figure("mass_median", "median", "its median"), &HeadPrediction::mass, middle},
+      {number_figure("mass_least", "least", "the least"), &HeadPrediction::mass, least}};
   return kFigures;
 }
 
@@ -87,15 +78,11 @@ struct HeadFigure {
 
 const std::vector<HeadFigure>& reentering_figures() {
   static const std::vector<HeadFigure> kFigures{
-      {{.name = "reentered_ever",
-        .heading = "at some step",
-        .meaning = "share of the evicted prompt entries that are in the top at some step",
-        .better = Better::lower},
+      {number_figure("reentered_ever", "at some step",
+                     "share of the evicted prompt entries that are in the top at some step", Better::lower),
        [](const HeadPrediction& head) { return head.reentered_ever; }},
-      {{.name = "reentered_at_a_step",
-        .heading = "at a step",
-        .meaning = "share of them that is in the top at a step, mean over steps",
-        .better = Better::lower},
+      {number_figure("reentered_at_a_step", "at a step",
+                     "share of them that is in the top at a step, mean over steps", Better::lower),
        [](const HeadPrediction& head) { return mean(head.reentered); }}};
   return kFigures;
 }

@@ -13,7 +13,7 @@ struct Row {
 };
 
 Figure recall_figure(const char* name, const char* heading, const char* meaning) {
-  return {.name = name, .heading = heading, .meaning = meaning, .better = Better::higher};
+  return number_figure(name, heading, meaning, Better::higher);
 }
 
 const std::vector<Row>& rows() {
