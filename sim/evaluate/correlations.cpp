@@ -115,10 +115,6 @@ std::vector<size_t> runs_with(const EvaluateResult& result, const std::vector<si
   return runs;
 }
 
-std::optional<Estimate> estimate_of(const std::vector<double>& values, const Bootstrap& bootstrap) {
-  return values.empty() ? std::nullopt : std::optional(bootstrap.mean(values));
-}
-
 Correlation correlation_of(const EvaluateResult& result, const TaskKind& kind,
                            const std::optional<Budget>& budget, Indicator indicator, Outcome outcome,
                            const Bootstrap& bootstrap) {
@@ -127,8 +123,8 @@ Correlation correlation_of(const EvaluateResult& result, const TaskKind& kind,
   found.policies = std::ssize(runs);
   const Points points = points_of(result, kind.tasks, runs, indicator, outcome);
   if (runs.size() < 2 || points.x.empty()) return found;
-  found.of_tasks = estimate_of(points.of_tasks(rank_correlation), bootstrap);
-  found.pairs = estimate_of(points.of_tasks(share_ordered_alike), bootstrap);
+  found.of_tasks = bootstrap.mean(points.of_tasks(rank_correlation));
+  found.pairs = bootstrap.mean(points.of_tasks(share_ordered_alike));
   std::vector<int64_t> all(points.x.size());
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
   if (const double value = points.correlation_of_means(all); std::isfinite(value)) found.of_means = value;

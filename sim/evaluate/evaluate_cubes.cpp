@@ -2,15 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <iterator>
+#include <map>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 #include <kvbound/reference/core/dtype.hpp>
 #include <kvbound/sim/figures/cube_table.hpp>
+#include <kvbound/sim/figures/list_cube.hpp>
 #include <kvbound/sim/options/policy.hpp>
 
-#include "correlations.hpp"
+#include "correlations_cube.hpp"
 #include "estimate_columns.hpp"
 #include "task_figures.hpp"
 
@@ -22,40 +26,59 @@ using Json = nlohmann::ordered_json;
 const Figure kKind = text_figure("kind", "of the task: which table it belongs to", Shown::always);
 const Figure kForm =
     text_figure("form", "answer: what greedy decoding must give; or continuation", Shown::if_asked);
-const Figure kDepth{
-    .name = "depth", .heading = "depth", .meaning = "where in the context the needle is, from 0 to 1"};
+const Figure kDepth = number_figure("depth", "where in the context the needle is, from 0 to 1");
 const Figure kTask = text_figure("task", "its id");
 
 std::string form(bool is_answer) { return is_answer ? "answer" : "continuation"; }
 
-std::vector<double> finite(std::vector<double> numbers) {
-  std::erase_if(numbers, [](double number) { return !std::isfinite(number); });
-  return numbers;
-}
+// A task through a cache, and one of its tokens, steps or layers.
+struct TaskPlace {
+  TaskView view;
+  size_t at = 0;
+};
+using PlaceFigures = std::vector<FigureOf<TaskPlace>>;
 
-std::vector<double> differences(std::vector<double> numbers, const std::vector<double>& others) {
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] -= others[i];
-  return numbers;
-}
-
-// The keys of a task, for each of its places on an axis.
-struct TaskKeys {
-  Column task = text_column(kTask), kind = text_column(kKind), form = text_column(kForm),
-         depth = number_column(kDepth);
-
-  void add(const Task& of) {
-    task.texts().push_back(of.id);
-    kind.texts().push_back(of.kind);
-    form.texts().push_back(sim::form(of.is_answer));
-    depth.numbers().push_back(of.depth.value_or(kUndefined));
-  }
-  std::vector<Column> with(std::vector<Column> more) const {
-    more.insert(more.begin(), {task, kind, form, depth});
-    return more;
-  }
+// Tasks through a cache; place 0 of the runs is the full cache.
+struct Group {
+  const std::vector<size_t>& tasks;
+  size_t run = 0;
 };
 
-// The axes of an evaluation, and what is to be seen along them. Place 0 of the runs is the full cache.
+const PlaceFigures& task_keys() {
+  static const PlaceFigures kKeys{
+      {kTask, [](const TaskPlace& of) { return of.view.task.id; }},
+      {kKind, [](const TaskPlace& of) { return of.view.task.kind; }},
+      {kForm, [](const TaskPlace& of) { return form(of.view.task.is_answer); }},
+      {kDepth, [](const TaskPlace& of) { return of.view.task.depth.value_or(kUndefined); }}};
+  return kKeys;
+}
+
+PlaceFigures keys_of_tasks_and(const PlaceFigures& more) {
+  PlaceFigures keys = task_keys();
+  keys.insert(keys.end(), more.begin(), more.end());
+  return keys;
+}
+
+PlaceFigures as_place_figures(const std::vector<TaskFigure>& figures) {
+  PlaceFigures all;
+  for (const TaskFigure& figure : figures)
+    all.push_back({figure.figure, [of = figure.of](const TaskPlace& place) { return of(place.view); }});
+  return all;
+}
+
+std::vector<TaskFigure> figures_named(std::initializer_list<std::string_view> names) {
+  std::vector<TaskFigure> found;
+  std::ranges::copy_if(task_figures(), std::back_inserter(found), [&](const TaskFigure& one) {
+    return std::ranges::find(names, one.figure.name) != names.end();
+  });
+  return found;
+}
+
+void append(std::vector<Column>& columns, std::vector<Column> more) {
+  std::ranges::move(more, std::back_inserter(columns));
+}
+
+// The axes of an evaluation, and what is to be seen along them.
 class EvaluateCubes {
  public:
   explicit EvaluateCubes(const EvaluateReport& report)
@@ -66,36 +89,62 @@ class EvaluateCubes {
         kind_axis_(kind_axis()),
         runs_(run_axis()),
         layers_(counted_axis("layer", count_figure("layer", "of the model, from 0"), result_.model.layers)),
-        tasks_(task_axis()) {}
+        tasks_(axis("task", columns_of(task_keys(), places(1)))) {}
 
   Cube runs() const;
   Cube layers() const;
   Cube depths() const;
-  Cube correlations() const;
   Cube tasks() const;
-  Cube task_runs() const;
+  Cube task_runs() const {
+    return {"task_runs", {tasks_, runs_}, columns_of(as_place_figures(task_figures()), places(run_count()))};
+  }
   Cube task_layers() const;
   Cube tokens() const;
   Cube steps() const;
+  Cube correlations() const { return correlations_cube(result_, bootstrap_, kind_axis_); }
 
  private:
   SharedAxis kind_axis() const;
   SharedAxis run_axis() const;
-  SharedAxis task_axis() const;
   size_t run_count() const { return static_cast<size_t>(runs_->size()); }
   TaskView view(size_t task, size_t run) const {
     const TaskResult& found = result_.results[task];
     return {result_.tasks[task], found, run > 0 ? &found.runs[run - 1] : nullptr};
   }
+  // The tasks through the first `runs` of the caches, at `count` places of each: [task, place, run].
+  template <class Count>
+  std::vector<TaskPlace> places(size_t runs, const Count& count) const {
+    std::vector<TaskPlace> all;
+    for (size_t task = 0; task < result_.tasks.size(); ++task) {
+      for (size_t at = 0; at < count(task); ++at) {
+        for (size_t run = 0; run < runs; ++run) all.push_back({view(task, run), at});
+      }
+    }
+    return all;
+  }
+  std::vector<TaskPlace> places(size_t runs) const {
+    return places(runs, [](size_t) { return size_t{1}; });
+  }
+  template <class Count>
+  Cube of_places(const char* name, const char* place, const PlaceFigures& keys, const PlaceFigures& figures,
+                 const Count& count) const {
+    return {name,
+            {axis(place, columns_of(keys, places(1, count))), runs_},
+            columns_of(figures, places(run_count(), count))};
+  }
+  // [kind, run]
+  std::vector<Group> groups() const;
   // The base policy's place at the same budget; none for itself.
   std::optional<size_t> base_of(size_t run) const;
-  std::vector<double> of_tasks(const TaskFigure& figure, const std::vector<size_t>& tasks, size_t run) const;
-  // The mean, or sum, over those tasks that have the figure; NaN if none has.
-  static double over_tasks(const TaskFigure& figure, const std::vector<double>& numbers);
-  void add_mean(const TaskFigure& figure, std::vector<Column>& columns) const;
-  void add_less_base(const TaskFigure& figure, std::vector<Column>& columns) const;
+  // The figure of those tasks that have it; less the base policy's of the same task.
+  std::vector<double> numbers(const TaskFigure& figure, const Group& group) const;
+  std::vector<double> less_base(const TaskFigure& figure, const Group& group) const;
+  using Numbers = std::vector<double> (EvaluateCubes::*)(const TaskFigure&, const Group&) const;
+  // Of every group.
+  std::vector<std::optional<Estimate>> means(const TaskFigure& figure, Numbers of) const;
+  // Their mean, or sum; NaN if there is none.
+  double of_group(const TaskFigure& figure, const Group& group) const;
   Column bytes(const Column& stored_entries) const;
-  // Hidden errors behind a layer, of each task and run.
   double hidden_error(size_t task, size_t run, size_t layer) const {
     return run > 0 ? view(task, run).run->hidden_error[layer] : kUndefined;
   }
@@ -108,14 +157,12 @@ class EvaluateCubes {
 };
 
 SharedAxis EvaluateCubes::kind_axis() const {
-  Column names = text_column(kKind), forms = text_column(kForm);
-  Column tasks = number_column(count_figure("tasks", "of this kind", Shown::if_asked));
-  for (const TaskKind& kind : kinds_) {
-    names.texts().push_back(kind.name);
-    forms.texts().push_back(form(kind.answers));
-    tasks.numbers().push_back(static_cast<double>(kind.tasks.size()));
-  }
-  return axis("kind", {names, forms, tasks});
+  const std::vector<FigureOf<TaskKind>> keys{
+      {kKind, &TaskKind::name},
+      {kForm, [](const TaskKind& kind) { return form(kind.answers); }},
+      {count_figure("tasks", "of this kind", Shown::if_asked),
+       [](const TaskKind& kind) { return static_cast<double>(kind.tasks.size()); }}};
+  return axis("kind", columns_of(keys, kinds_));
 }
 
 SharedAxis EvaluateCubes::run_axis() const {
@@ -137,10 +184,12 @@ SharedAxis EvaluateCubes::run_axis() const {
   return axis("run", {label, policy, budget});
 }
 
-SharedAxis EvaluateCubes::task_axis() const {
-  TaskKeys keys;
-  for (const Task& task : result_.tasks) keys.add(task);
-  return axis("task", keys.with({}));
+std::vector<Group> EvaluateCubes::groups() const {
+  std::vector<Group> all;
+  for (const TaskKind& kind : kinds_) {
+    for (size_t run = 0; run < run_count(); ++run) all.push_back({kind.tasks, run});
+  }
+  return all;
 }
 
 std::optional<size_t> EvaluateCubes::base_of(size_t run) const {
@@ -152,66 +201,42 @@ std::optional<size_t> EvaluateCubes::base_of(size_t run) const {
   return std::nullopt;
 }
 
-std::vector<double> EvaluateCubes::of_tasks(const TaskFigure& figure, const std::vector<size_t>& tasks,
-                                            size_t run) const {
-  std::vector<double> numbers;
-  for (const size_t task : tasks) numbers.push_back(figure.of(view(task, run)));
-  return numbers;
+std::vector<double> EvaluateCubes::numbers(const TaskFigure& figure, const Group& group) const {
+  std::vector<double> found;
+  for (const size_t task : group.tasks) {
+    if (const double number = figure.of(view(task, group.run)); std::isfinite(number))
+      found.push_back(number);
+  }
+  return found;
 }
 
-double EvaluateCubes::over_tasks(const TaskFigure& figure, const std::vector<double>& numbers) {
-  const std::vector<double> all = finite(numbers);
+std::vector<double> EvaluateCubes::less_base(const TaskFigure& figure, const Group& group) const {
+  std::vector<double> found;
+  const std::optional<size_t> base = base_of(group.run);
+  if (!base) return found;
+  for (const size_t task : group.tasks) {
+    const double difference = figure.of(view(task, group.run)) - figure.of(view(task, *base));
+    if (std::isfinite(difference)) found.push_back(difference);
+  }
+  return found;
+}
+
+double EvaluateCubes::of_group(const TaskFigure& figure, const Group& group) const {
+  const std::vector<double> all = numbers(figure, group);
   if (all.empty()) return kUndefined;
   return figure.is_sum ? std::accumulate(all.begin(), all.end(), 0.0) : mean_of(all);
 }
 
-void EvaluateCubes::add_mean(const TaskFigure& figure, std::vector<Column>& columns) const {
-  if (!figure.error) {
-    Column& column = columns.emplace_back(number_column(figure.figure));
-    for (const TaskKind& kind : kinds_) {
-      for (size_t run = 0; run < run_count(); ++run)
-        column.numbers().push_back(over_tasks(figure, of_tasks(figure, kind.tasks, run)));
-    }
-    return;
-  }
-  EstimateColumns estimates(figure.figure, *figure.error, Shown::if_asked);
-  for (const TaskKind& kind : kinds_) {
-    for (size_t run = 0; run < run_count(); ++run) {
-      const std::vector<double> numbers = finite(of_tasks(figure, kind.tasks, run));
-      estimates.add(numbers.empty() ? std::nullopt : std::optional(bootstrap_.mean(numbers)));
-    }
-  }
-  std::move(estimates).append_to(columns);
-}
-
-void EvaluateCubes::add_less_base(const TaskFigure& figure, std::vector<Column>& columns) const {
-  if (!figure.less_base) return;
-  EstimateColumns estimates(
-      {.name = figure.figure.name + "_less_base",
-       .heading = figure.figure.heading + " - base",
-       .meaning = "the mean less that of the base policy at the same budget, paired by task",
-       .better = figure.figure.better,
-       .shown = *figure.less_base},
-      Shown::if_asked, *figure.less_base);
-  for (const TaskKind& kind : kinds_) {
-    for (size_t run = 0; run < run_count(); ++run) {
-      const auto base = base_of(run);
-      const std::vector<double> numbers =
-          base ? finite(differences(of_tasks(figure, kind.tasks, run), of_tasks(figure, kind.tasks, *base)))
-               : std::vector<double>();
-      estimates.add(numbers.empty() ? std::nullopt : std::optional(bootstrap_.mean(numbers)));
-    }
-  }
-  std::move(estimates).append_to(columns);
+std::vector<std::optional<Estimate>> EvaluateCubes::means(const TaskFigure& figure, Numbers of) const {
+  std::vector<std::optional<Estimate>> all;
+  for (const Group& group : groups()) all.push_back(bootstrap_.mean((this->*of)(figure, group)));
+  return all;
 }
 
 Column EvaluateCubes::bytes(const Column& stored_entries) const {
   const traces::ModelConfig& model = result_.model;
-  Column bytes = number_column({.name = "bytes",
-                                .heading = "stored",
-                                .meaning = "of all stored keys and values, mean over steps",
-                                .format = Format::memory,
-                                .better = Better::lower});
+  Column bytes = number_column(number_figure(
+      "bytes", "stored", "of all stored keys and values, mean over steps", Format::memory, Better::lower));
   for (const double entries : stored_entries.numbers()) {
     bytes.numbers().push_back(entries * static_cast<double>(model.layers * model.kv_heads * 2 *
                                                             model.head_dim * size_of(result_.options.dtype)));
@@ -222,29 +247,39 @@ Column EvaluateCubes::bytes(const Column& stored_entries) const {
 Cube EvaluateCubes::runs() const {
   Cube cube{"runs", {kind_axis_, runs_}, {}};
   for (const TaskFigure& figure : task_figures()) {
-    add_mean(figure, cube.columns);
-    add_less_base(figure, cube.columns);
+    if (figure.error) {
+      append(cube.columns, estimate_columns(figure.figure, *figure.error, Shown::if_asked,
+                                            means(figure, &EvaluateCubes::numbers)));
+    } else {
+      Column& column = cube.columns.emplace_back(number_column(figure.figure));
+      for (const Group& group : groups()) column.numbers().push_back(of_group(figure, group));
+    }
+    if (figure.less_base) {
+      const Figure less_base =
+          number_figure(figure.figure.name + "_less_base", figure.figure.heading + " - base",
+                        "the mean less that of the base policy at the same budget, paired by task",
+                        figure.figure.better, *figure.less_base);
+      append(cube.columns, estimate_columns(less_base, Shown::if_asked, *figure.less_base,
+                                            means(figure, &EvaluateCubes::less_base)));
+    }
     if (figure.figure.name == "stored_entries") cube.columns.push_back(bytes(cube.columns.back()));
   }
   return cube;
 }
 
 Column hidden_column() {
-  return number_column({.name = "hidden_error",
-                        .heading = "hidden",
-                        .meaning = "|| h - h_full ||_2 / || h_full ||_2 of the hidden state behind the layer",
-                        .better = Better::lower});
+  return number_column(number_figure(
+      "hidden_error", "hidden", "|| h - h_full ||_2 / || h_full ||_2 of the hidden state behind the layer",
+      Better::lower));
 }
 
 Cube EvaluateCubes::layers() const {
   Column errors = hidden_column();
-  for (const TaskKind& kind : kinds_) {
-    for (size_t run = 0; run < run_count(); ++run) {
-      for (size_t layer = 0; layer < static_cast<size_t>(layers_->size()); ++layer) {
-        std::vector<double> numbers;
-        for (const size_t task : kind.tasks) numbers.push_back(hidden_error(task, run, layer));
-        errors.numbers().push_back(mean_of(numbers));
-      }
+  for (const Group& group : groups()) {
+    for (size_t layer = 0; layer < static_cast<size_t>(layers_->size()); ++layer) {
+      std::vector<double> found;
+      for (const size_t task : group.tasks) found.push_back(hidden_error(task, group.run, layer));
+      errors.numbers().push_back(mean_of(found));
     }
   }
   return {"layers", {kind_axis_, runs_, layers_}, {std::move(errors)}};
@@ -253,30 +288,22 @@ Cube EvaluateCubes::layers() const {
 Cube EvaluateCubes::depths() const {
   Column kinds = text_column(kKind), depths = number_column(kDepth);
   Column tasks = number_column(count_figure("tasks", "answers of this kind and depth", Shown::if_asked));
+  const std::vector<TaskFigure> figures = figures_named({"exact", "hits"});
   Cube cube{"depths", {}, {}};
-  std::vector<TaskFigure> figures;
-  for (const TaskFigure& figure : task_figures()) {
-    if (figure.figure.name != "exact" && figure.figure.name != "hits") continue;
-    cube.columns.push_back(number_column(figures.emplace_back(figure).figure));
-  }
+  for (const TaskFigure& figure : figures) cube.columns.push_back(number_column(figure.figure));
   cube.columns.back().figure.shown = Shown::if_asked;
   for (const TaskKind& kind : kinds_) {
-    std::vector<double> known;
+    std::map<double, std::vector<size_t>> by_depth;
     for (const size_t task : kind.tasks) {
-      if (kind.answers && result_.tasks[task].depth) known.push_back(*result_.tasks[task].depth);
+      if (kind.answers && result_.tasks[task].depth) by_depth[*result_.tasks[task].depth].push_back(task);
     }
-    std::ranges::sort(known);
-    known.erase(std::unique(known.begin(), known.end()), known.end());
-    for (const double depth : known) {
-      std::vector<size_t> there;
-      std::ranges::copy_if(kind.tasks, std::back_inserter(there),
-                           [&](size_t task) { return result_.tasks[task].depth == depth; });
+    for (const auto& [depth, there] : by_depth) {
       kinds.texts().push_back(kind.name);
       depths.numbers().push_back(depth);
       tasks.numbers().push_back(static_cast<double>(there.size()));
       for (size_t run = 0; run < run_count(); ++run) {
         for (size_t f = 0; f < figures.size(); ++f)
-          cube.columns[f].numbers().push_back(over_tasks(figures[f], of_tasks(figures[f], there, run)));
+          cube.columns[f].numbers().push_back(of_group(figures[f], {there, run}));
       }
     }
   }
@@ -284,101 +311,21 @@ Cube EvaluateCubes::depths() const {
   return cube;
 }
 
-Cube EvaluateCubes::correlations() const {
-  std::vector<std::string> outcomes, indicators, budgets;
-  for (const Outcome outcome : kOutcomes) outcomes.emplace_back(name(outcome));
-  for (const Indicator indicator : kIndicators) indicators.emplace_back(name(indicator));
-  const std::vector<Correlation> all = sim::correlations(result_, bootstrap_);
-  const size_t each = outcomes.size() * indicators.size() * std::max<size_t>(kinds_.size(), 1);
-  for (size_t i = 0; i < all.size() / each; ++i)
-    budgets.push_back(all[i].budget ? to_string(*all[i].budget) : "all");
-  Column policies = number_column(count_figure("policies", "that have the indicator", Shown::if_asked));
-  EstimateColumns of_tasks({.name = "of_tasks",
-                            .heading = "of a task",
-                            .meaning = "Spearman's rank correlation over the runs of a task, mean over tasks",
-                            .better = Better::higher},
-                           Shown::if_asked, Shown::if_asked);
-  Column of_tasks_count =
-      number_column(count_figure("of_tasks_count", "tasks that have one", Shown::if_asked));
-  EstimateColumns pairs(
-      {.name = "pairs",
-       .heading = "pairs",
-       .meaning = "share of the pairs of runs of a task that both order alike, mean over tasks",
-       .format = Format::share,
-       .better = Better::higher},
-      Shown::if_asked, Shown::if_asked);
-  Column pairs_count = number_column(count_figure("pairs_count", "tasks that have one", Shown::if_asked));
-  Column of_means = number_column({.name = "of_means",
-                                   .heading = "of means",
-                                   .meaning = "Spearman's rank correlation of the runs' means over tasks",
-                                   .better = Better::higher});
-  std::vector<Column> ends = interval_columns(of_means.figure, Shown::if_asked);
-  const auto count_of = [](const std::optional<Estimate>& estimate) {
-    return estimate ? static_cast<double>(estimate->count) : kUndefined;
-  };
-  for (const Correlation& one : all) {
-    policies.numbers().push_back(static_cast<double>(one.policies));
-    of_tasks.add(one.of_tasks);
-    of_tasks_count.numbers().push_back(count_of(one.of_tasks));
-    pairs.add(one.pairs);
-    pairs_count.numbers().push_back(count_of(one.pairs));
-    of_means.numbers().push_back(one.of_means.value_or(kUndefined));
-    add_interval(ends[0], ends[1], one.of_means_interval);
-  }
-  Cube cube{
-      "correlations",
-      {kind_axis_,
-       axis("outcome", {text_column(text_figure("outcome", "what is to be predicted"), outcomes)}),
-       axis("indicator",
-            {text_column(text_figure("indicator",
-                                     "what predicts it; other_half: the outcome on the other half of the "
-                                     "tokens, a ceiling",
-                                     Shown::always),
-                         indicators)}),
-       axis("budget", {text_column(text_figure("budget", "of the runs; or all together"), budgets)})},
-      {std::move(policies)}};
-  std::move(of_tasks).append_to(cube.columns);
-  cube.columns.push_back(std::move(of_tasks_count));
-  std::move(pairs).append_to(cube.columns);
-  for (Column* column : {&pairs_count, &of_means, &ends[0], &ends[1]})
-    cube.columns.push_back(std::move(*column));
-  return cube;
-}
-
 Cube EvaluateCubes::tasks() const {
-  Cube cube{
-      "tasks",
-      {tasks_},
-      {number_column(count_figure("prompt_tokens", "tokens of the prompt")),
-       number_column(count_figure("compress_at", "tokens that are read before the cache is compressed")),
-       number_column(count_figure("steps", "decode steps")),
-       number_column({.name = "prefill_seconds",
-                      .heading = "prefill",
-                      .meaning = "wall time of reading the prompt, seconds",
-                      .format = Format::duration}),
-       number_column({.name = "decode_seconds",
-                      .heading = "decoding",
-                      .meaning = "wall time of decoding by all runs together, seconds",
-                      .format = Format::duration})}};
-  for (size_t t = 0; t < result_.tasks.size(); ++t) {
-    const Task& task = result_.tasks[t];
-    const TaskResult& found = result_.results[t];
-    const double numbers[] = {static_cast<double>(task.prompt.size()), static_cast<double>(task.compress_at),
-                              static_cast<double>(found.steps), found.prefill_seconds, found.decode_seconds};
-    for (size_t c = 0; c < cube.columns.size(); ++c) cube.columns[c].numbers().push_back(numbers[c]);
-  }
-  return cube;
-}
-
-Cube EvaluateCubes::task_runs() const {
-  Cube cube{"task_runs", {tasks_, runs_}, {}};
-  for (const TaskFigure& figure : task_figures()) {
-    Column& column = cube.columns.emplace_back(number_column(figure.figure));
-    for (size_t task = 0; task < result_.tasks.size(); ++task) {
-      for (size_t run = 0; run < run_count(); ++run) column.numbers().push_back(figure.of(view(task, run)));
-    }
-  }
-  return cube;
+  const PlaceFigures figures{
+      {count_figure("prompt_tokens", "tokens of the prompt"),
+       [](const TaskPlace& of) { return static_cast<double>(of.view.task.prompt.size()); }},
+      {count_figure("compress_at", "tokens that are read before the cache is compressed"),
+       [](const TaskPlace& of) { return static_cast<double>(of.view.task.compress_at); }},
+      {count_figure("steps", "decode steps"),
+       [](const TaskPlace& of) { return static_cast<double>(of.view.result.steps); }},
+      {number_figure("prefill_seconds", "prefill", "wall time of reading the prompt, seconds",
+                     Format::duration),
+       [](const TaskPlace& of) { return of.view.result.prefill_seconds; }},
+      {number_figure("decode_seconds", "decoding", "wall time of decoding by all runs together, seconds",
+                     Format::duration),
+       [](const TaskPlace& of) { return of.view.result.decode_seconds; }}};
+  return {"tasks", {tasks_}, columns_of(figures, places(1))};
 }
 
 Cube EvaluateCubes::task_layers() const {
@@ -393,54 +340,36 @@ Cube EvaluateCubes::task_layers() const {
 }
 
 Cube EvaluateCubes::tokens() const {
-  TaskKeys keys;
-  Column tokens = number_column(count_figure("token", "of the target, from 0"));
-  Column targets = number_column(count_figure("target", "the token that is given"));
-  Cube cube{
-      "tokens",
-      {},
-      {number_column(
-           {.name = "kl", .heading = "KL", .meaning = "of the distribution that predicts the token, nats"}),
-       number_column({.name = "nll", .heading = "NLL", .meaning = "-ln p of the token, nats"}),
-       number_column(count_figure("top1", "the most likely token; of equal ones the smaller"))}};
-  for (size_t t = 0; t < result_.tasks.size(); ++t) {
-    const Task& task = result_.tasks[t];
-    for (size_t i = 0; i < task.target.size(); ++i) {
-      keys.add(task);
-      tokens.numbers().push_back(static_cast<double>(i));
-      targets.numbers().push_back(static_cast<double>(task.target[i]));
-      for (size_t run = 0; run < run_count(); ++run) {
-        const TaskView one = view(t, run);
-        const double numbers[] = {one.run ? one.run->kl[i] : kUndefined, one.nll()[i],
-                                  static_cast<double>(one.top1()[i])};
-        for (size_t c = 0; c < cube.columns.size(); ++c) cube.columns[c].numbers().push_back(numbers[c]);
-      }
-    }
-  }
-  cube.axes = {axis("token", keys.with({tokens, targets})), runs_};
-  return cube;
+  const PlaceFigures keys =
+      keys_of_tasks_and({{count_figure("token", "of the target, from 0"),
+                          [](const TaskPlace& of) { return static_cast<double>(of.at); }},
+                         {count_figure("target", "the token that is given"), [](const TaskPlace& of) {
+                            return static_cast<double>(of.view.task.target[of.at]);
+                          }}});
+  const PlaceFigures figures{
+      {number_figure("kl", "KL", "of the distribution that predicts the token, nats"),
+       [](const TaskPlace& of) { return of.view.run ? of.view.run->kl[of.at] : kUndefined; }},
+      {number_figure("nll", "NLL", "-ln p of the token, nats"),
+       [](const TaskPlace& of) { return of.view.nll()[of.at]; }},
+      {count_figure("top1", "the most likely token; of equal ones the smaller"),
+       [](const TaskPlace& of) { return static_cast<double>(of.view.top1()[of.at]); }}};
+  return of_places("tokens", "token", keys, figures,
+                   [&](size_t task) { return result_.tasks[task].target.size(); });
 }
 
 Cube EvaluateCubes::steps() const {
-  Column tasks = text_column(kTask), steps = number_column(count_figure("step", "decode step, from 0"));
-  Cube cube{"steps", {}, {}};
-  for (const TaskFigure& figure : task_figures()) {
-    if (figure.figure.name == "entries" || figure.figure.name == "stored_entries")
-      cube.columns.push_back(number_column(figure.figure));
-  }
-  for (size_t t = 0; t < result_.tasks.size(); ++t) {
-    for (size_t i = 0; i < static_cast<size_t>(result_.results[t].steps); ++i) {
-      tasks.texts().push_back(result_.tasks[t].id);
-      steps.numbers().push_back(static_cast<double>(i));
-      for (size_t run = 0; run < run_count(); ++run) {
-        const RunFigures* const found = view(t, run).run;
-        cube.columns[0].numbers().push_back(found ? found->entries[i] : kUndefined);
-        cube.columns[1].numbers().push_back(found ? found->stored_entries[i] : kUndefined);
-      }
-    }
-  }
-  cube.axes = {axis("step", {tasks, steps}), runs_};
-  return cube;
+  const PlaceFigures keys{{kTask, [](const TaskPlace& of) { return of.view.task.id; }},
+                          {count_figure("step", "decode step, from 0"),
+                           [](const TaskPlace& of) { return static_cast<double>(of.at); }}};
+  PlaceFigures figures = as_place_figures(figures_named({"entries", "stored_entries"}));
+  figures[0].number = [](const TaskPlace& of) {
+    return of.view.run ? of.view.run->entries[of.at] : kUndefined;
+  };
+  figures[1].number = [](const TaskPlace& of) {
+    return of.view.run ? of.view.run->stored_entries[of.at] : kUndefined;
+  };
+  return of_places("steps", "step", keys, figures,
+                   [&](size_t task) { return static_cast<size_t>(result_.results[task].steps); });
 }
 
 Json model_facts(const EvaluateReport& report) {

@@ -69,8 +69,8 @@ std::optional<Interval> Bootstrap::interval(
   return Interval{quantile(values, 0.025), quantile(values, 0.975)};
 }
 
-Estimate Bootstrap::mean(std::span<const double> values) const {
-  require_within("values", std::ssize(values), 1, INT64_MAX);
+std::optional<Estimate> Bootstrap::mean(std::span<const double> values) const {
+  if (values.empty()) return std::nullopt;
   Estimate estimate{mean_of(values), {}, {}, std::ssize(values)};
   if (values.size() < 2) return estimate;
   double squares = 0;

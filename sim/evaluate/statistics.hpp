@@ -39,8 +39,8 @@ class Bootstrap {
   std::optional<Interval> interval(int64_t items,
                                    const std::function<double(std::span<const int64_t>)>& statistic) const;
 
-  /// The mean of at least one value.
-  Estimate mean(std::span<const double> values) const;
+  /// The mean of the values; none if there is none.
+  std::optional<Estimate> mean(std::span<const double> values) const;
 
  private:
   int64_t resamples_, seed_;

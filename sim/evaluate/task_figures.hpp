@@ -1,6 +1,7 @@
 // The figures of a task through a cache: each is one row of a table, from which an evaluation's cubes follow.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -24,7 +25,7 @@ struct TaskView {
 /// A figure of a task. On a kind of tasks a run has its mean over the tasks that have the figure, or its sum.
 struct TaskFigure {
   Figure figure;
-  double (*of)(const TaskView&);  ///< NaN: none
+  std::function<double(const TaskView&)> of;  ///< NaN: none
   bool is_sum = false;
   std::optional<Shown> error = {};      ///< whether the mean has a standard error and an interval
   std::optional<Shown> less_base = {};  ///< whether there is its difference from the base policy's

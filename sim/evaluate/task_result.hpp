@@ -30,10 +30,10 @@ struct OpenLoopFigure {
 inline constexpr std::array kOpenLoopFigures{
     OpenLoopFigure{"perturbation", &OpenLoop::perturbation},
     OpenLoopFigure{"relative", &OpenLoop::relative},
-    OpenLoopFigure{"bound", &OpenLoop::bound},
-    OpenLoopFigure{"kept_mass", &OpenLoop::kept_mass},
     OpenLoopFigure{"layer_perturbation", &OpenLoop::layer_perturbation},
     OpenLoopFigure{"layer_relative", &OpenLoop::layer_relative},
+    OpenLoopFigure{"bound", &OpenLoop::bound},
+    OpenLoopFigure{"kept_mass", &OpenLoop::kept_mass},
     OpenLoopFigure{"recall", &OpenLoop::recall}};
 
 /// One run (a policy at a budget) on one task. Figures are in nats where they are logarithms.

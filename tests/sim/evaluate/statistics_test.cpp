@@ -19,7 +19,7 @@ using Numbers = std::vector<double>;
 const Bootstrap kBootstrap(2000, 0);
 
 TEST(Estimate, HasMeanAndStandardErrorOfTheTextbook) {
-  const Estimate estimate = kBootstrap.mean(Numbers{1, 2, 4, 5});
+  const Estimate estimate = *kBootstrap.mean(Numbers{1, 2, 4, 5});
   EXPECT_EQ(estimate.mean, 3);
   EXPECT_EQ(estimate.count, 4);
   EXPECT_DOUBLE_EQ(*estimate.standard_error, std::sqrt(10.0 / 3 / 4));
@@ -31,15 +31,15 @@ TEST(Estimate, HasMeanAndStandardErrorOfTheTextbook) {
 }
 
 TEST(Estimate, OfOneTaskHasNoUncertainty) {
-  const Estimate estimate = kBootstrap.mean(Numbers{7});
+  const Estimate estimate = *kBootstrap.mean(Numbers{7});
   EXPECT_EQ(estimate.mean, 7);
   EXPECT_FALSE(estimate.standard_error);
   EXPECT_FALSE(estimate.interval);
-  EXPECT_THROW(kBootstrap.mean(Numbers{}), ShapeMismatch);
+  EXPECT_FALSE(kBootstrap.mean(Numbers{}));
 }
 
 TEST(Estimate, OfEqualValuesIsCertain) {
-  const Estimate estimate = kBootstrap.mean(Numbers{2, 2, 2});
+  const Estimate estimate = *kBootstrap.mean(Numbers{2, 2, 2});
   EXPECT_EQ(*estimate.standard_error, 0);
   EXPECT_EQ(estimate.interval->low, 2);
   EXPECT_EQ(estimate.interval->high, 2);
@@ -47,8 +47,8 @@ TEST(Estimate, OfEqualValuesIsCertain) {
 
 TEST(Bootstrap, DependsOnItsSeedAlone) {
   const Numbers values{0.31, 1.73, 2.29, 9.11, 4.47, 3.37, 7.01, 0.07, 5.59, 6.61, 8.83, 2.03};
-  const Estimate one = Bootstrap(500, 3).mean(values), again = Bootstrap(500, 3).mean(values),
-                 other = Bootstrap(500, 4).mean(values);
+  const Estimate one = *Bootstrap(500, 3).mean(values), again = *Bootstrap(500, 3).mean(values),
+                 other = *Bootstrap(500, 4).mean(values);
   EXPECT_EQ(one.interval->low, again.interval->low);
   EXPECT_EQ(one.interval->high, again.interval->high);
   EXPECT_NE(one.interval->low, other.interval->low);
@@ -62,7 +62,7 @@ TEST(Bootstrap, CoversTheTrueMeanAboutAsOftenAsItSays) {
   for (uint64_t sample = 0; sample < 400; ++sample) {
     Numbers values;
     for (uint64_t i = 0; i < 20; ++i) values.push_back(5 + traces::Stream(sample).normal(i));
-    const Interval interval = *Bootstrap(400, static_cast<int64_t>(sample)).mean(values).interval;
+    const Interval interval = *Bootstrap(400, static_cast<int64_t>(sample)).mean(values)->interval;
     covered += interval.low <= 5 && 5 <= interval.high ? 1 : 0;
   }
   EXPECT_GT(covered, 0.86 * 400);
