@@ -306,6 +306,18 @@ class CommandsOfDocuments(CommandLineTest):
             (folder / name).write_text(json.dumps(task) + "\n", "utf-8")
         (self.folder / "tasks.jsonl").symlink_to(folder / "pocket.jsonl")
 
+    def write_given(self, sample):
+        """What documented calls with the host `given` read, written as traces/README.md says."""
+        knorm_press = ROOT / "traces" / "scripts" / "knorm_press.py"
+        subprocess.run([sys.executable, knorm_press, sample, self.folder / "given.safetensors"], check=True)
+        task = json.loads((self.folder / "tasks.jsonl").read_text("utf-8"))
+        (self.folder / "task.ids").write_text(" ".join(map(str, task["prompt"])), "utf-8")
+        self.passes("record", "MODEL", "--tokens", "task.ids", "--steps", "1", "--quiet", "task.safetensors")
+        (self.folder / "given").mkdir()
+        subprocess.run([sys.executable, knorm_press, "--task", task["id"], self.folder / "task.safetensors",
+                        self.folder / "given" / "task.safetensors"], check=True)
+        (self.folder / "TASKS").symlink_to(self.folder / "tasks.jsonl")
+
     def write_plan(self):
         """What documented calls of `sweep` read: the plan of the README, and an sbatch that takes all jobs."""
         plan, = (block for block in code_blocks(ROOT / "sim" / "sweep" / "README.md") if "kvbound-sweep-plan" in block)
@@ -351,6 +363,7 @@ class CommandsOfDocuments(CommandLineTest):
             write_peer(self.folder / name)  # what documented calls of `bench` read
         sample = SAMPLES / "pocket-gqa.safetensors"
         self.write_dumps(sample)
+        self.write_given(sample)
         ran = 0
         for document in documents():
             for words in filter(wanted, commands(document)):
