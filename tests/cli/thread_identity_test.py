@@ -24,10 +24,10 @@ MERGING = ",".join((
 
 
 def without_what_may_differ(document):
-    """Removes the thread count and the times from a report; a missing one raises KeyError. Returns (thread count,
-    report)."""
+    """Removes the thread count, and of a replay the times, from a report; a missing one raises KeyError. Returns
+    (thread count, report)."""
     threads = provenance(document).pop("threads")
-    for part in document.get("parts", []):
+    for part in document["parts"] if document["command"] == "replay" else ():
         del part["cubes"]["times"]["columns"]["seconds"]
         for name in ("compress_seconds", "step_seconds"):
             del part["cubes"]["runs"]["columns"][name]
