@@ -90,9 +90,9 @@ double goal_of(const BenchRow& row, bool is_least) {
 void add_ratios(BenchFigures& figures) {
   add_spread<BenchRow>(figures, number_figure("ratio", "taken per round; median over the rounds"),
                        [](const BenchRow& row) { return spread_of(row.result->ratios); });
-  Figure verdict = text_figure(
-      "verdict", "whether the median ratio meets the goal; by the median: other rounds say otherwise");
-  verdict.alarming = [](std::string_view cell) { return cell.starts_with("missed"); };
+  const Figure verdict = text_figure(
+      "verdict", "whether the median ratio meets the goal; by the median: other rounds say otherwise",
+      [](std::string_view cell) { return cell.starts_with("missed"); });
   figures.insert(figures.end(),
                  {{number_figure("at_least", "at least", "the goal, a lower bound on the median ratio"),
                    [](const BenchRow& row) { return goal_of(row, true); }},

@@ -60,9 +60,7 @@ Figure hidden(Figure figure) {
 }
 
 Figure seconds_figure(const char* name, const char* heading, const char* meaning) {
-  Figure figure = number_figure(name, heading, meaning, Format::duration);
-  figure.better = Better::lower;
-  return figure;
+  return number_figure(name, heading, meaning, Format::duration, Better::lower);
 }
 
 LaunchFigures launch_keys() {

@@ -13,9 +13,8 @@ namespace kvbound::sim {
 namespace {
 
 Figure verdict_figure() {
-  Figure figure = text_figure("verdict", "agrees, or DIFFERS: an error exceeds its bound");
-  figure.alarming = [](std::string_view cell) { return cell == "DIFFERS"; };
-  return figure;
+  return text_figure("verdict", "agrees, or DIFFERS: an error exceeds its bound",
+                     [](std::string_view cell) { return cell == "DIFFERS"; });
 }
 
 Cube verified_cube(const Inspection& inspection) {

@@ -16,15 +16,13 @@ using Json = nlohmann::ordered_json;
 double or_undefined(const std::optional<double>& number) { return number.value_or(kUndefined); }
 
 Figure verdict_figure() {
-  Figure figure =
-      text_figure("verdict",
-                  "no-counterexample and counterexample-found pass; regimes-too-rare: cases are not "
-                  "representative; undecided: an instance could not be evaluated");
-  figure.alarming = [](std::string_view cell) {
-    return cell != proofs::name(proofs::Verdict::no_counterexample) &&
-           cell != proofs::name(proofs::Verdict::counterexample);
-  };
-  return figure;
+  return text_figure("verdict",
+                     "no-counterexample and counterexample-found pass; regimes-too-rare: cases are not "
+                     "representative; undecided: an instance could not be evaluated",
+                     [](std::string_view cell) {
+                       return cell != proofs::name(proofs::Verdict::no_counterexample) &&
+                              cell != proofs::name(proofs::Verdict::counterexample);
+                     });
 }
 
 Cube theorems_cube(const ProveReport& report) {
