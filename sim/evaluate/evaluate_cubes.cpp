@@ -136,13 +136,12 @@ class EvaluateCubes {
   std::vector<Group> groups() const;
   // The base policy's place at the same budget; none for itself.
   std::optional<size_t> base_of(size_t run) const;
-  // The figure of those tasks that have it; less the base policy's of the same task.
-  std::vector<double> numbers(const TaskFigure& figure, const Group& group) const;
-  std::vector<double> less_base(const TaskFigure& figure, const Group& group) const;
-  using Numbers = std::vector<double> (EvaluateCubes::*)(const TaskFigure&, const Group&) const;
-  // Of every group.
-  std::vector<std::optional<Estimate>> means(const TaskFigure& figure, Numbers of) const;
-  // Their mean, or sum; NaN if there is none.
+  // The figure of those tasks that have it; less that of the run `base` on the same task, if there is one.
+  std::vector<double> numbers(const TaskFigure& figure, const Group& group,
+                              std::optional<size_t> base = {}) const;
+  // Of every group the mean of such numbers; less_base: less the base policy's, none where it did not run.
+  std::vector<std::optional<Estimate>> means(const TaskFigure& figure, bool less_base) const;
+  // The figure's mean, or sum; NaN if there is none.
   double of_group(const TaskFigure& figure, const Group& group) const;
   Column bytes(const Column& stored_entries) const;
   double hidden_error(size_t task, size_t run, size_t layer) const {
@@ -201,22 +200,12 @@ std::optional<size_t> EvaluateCubes::base_of(size_t run) const {
   return std::nullopt;
 }
 
-std::vector<double> EvaluateCubes::numbers(const TaskFigure& figure, const Group& group) const {
+std::vector<double> EvaluateCubes::numbers(const TaskFigure& figure, const Group& group,
+                                           std::optional<size_t> base) const {
   std::vector<double> found;
   for (const size_t task : group.tasks) {
-    if (const double number = figure.of(view(task, group.run)); std::isfinite(number))
-      found.push_back(number);
-  }
-  return found;
-}
-
-std::vector<double> EvaluateCubes::less_base(const TaskFigure& figure, const Group& group) const {
-  std::vector<double> found;
-  const std::optional<size_t> base = base_of(group.run);
-  if (!base) return found;
-  for (const size_t task : group.tasks) {
-    const double difference = figure.of(view(task, group.run)) - figure.of(view(task, *base));
-    if (std::isfinite(difference)) found.push_back(difference);
+    const double number = figure.of(view(task, group.run)) - (base ? figure.of(view(task, *base)) : 0);
+    if (std::isfinite(number)) found.push_back(number);
   }
   return found;
 }
@@ -227,9 +216,12 @@ double EvaluateCubes::of_group(const TaskFigure& figure, const Group& group) con
   return figure.is_sum ? std::accumulate(all.begin(), all.end(), 0.0) : mean_of(all);
 }
 
-std::vector<std::optional<Estimate>> EvaluateCubes::means(const TaskFigure& figure, Numbers of) const {
+std::vector<std::optional<Estimate>> EvaluateCubes::means(const TaskFigure& figure, bool less_base) const {
   std::vector<std::optional<Estimate>> all;
-  for (const Group& group : groups()) all.push_back(bootstrap_.mean((this->*of)(figure, group)));
+  for (const Group& group : groups()) {
+    const std::optional<size_t> base = less_base ? base_of(group.run) : std::nullopt;
+    all.push_back(less_base && !base ? std::nullopt : bootstrap_.mean(numbers(figure, group, base)));
+  }
   return all;
 }
 
@@ -248,8 +240,8 @@ Cube EvaluateCubes::runs() const {
   Cube cube{"runs", {kind_axis_, runs_}, {}};
   for (const TaskFigure& figure : task_figures()) {
     if (figure.error) {
-      append(cube.columns, estimate_columns(figure.figure, *figure.error, Shown::if_asked,
-                                            means(figure, &EvaluateCubes::numbers)));
+      append(cube.columns,
+             estimate_columns(figure.figure, *figure.error, Shown::if_asked, means(figure, false)));
     } else {
       Column& column = cube.columns.emplace_back(number_column(figure.figure));
       for (const Group& group : groups()) column.numbers().push_back(of_group(figure, group));
@@ -259,8 +251,8 @@ Cube EvaluateCubes::runs() const {
           number_figure(figure.figure.name + "_less_base", figure.figure.heading + " - base",
                         "the mean less that of the base policy at the same budget, paired by task",
                         figure.figure.better, *figure.less_base);
-      append(cube.columns, estimate_columns(less_base, Shown::if_asked, *figure.less_base,
-                                            means(figure, &EvaluateCubes::less_base)));
+      append(cube.columns,
+             estimate_columns(less_base, Shown::if_asked, *figure.less_base, means(figure, true)));
     }
     if (figure.figure.name == "stored_entries") cube.columns.push_back(bytes(cube.columns.back()));
   }
