@@ -73,8 +73,12 @@ std::string listed(const std::vector<std::string>& names) {
 
 CheckFile::CheckFile(const std::string& path, int64_t header_limit,
                      const std::map<std::string, std::string>& options)
-    : tensors_(traces::open_tensors(path, header_limit)), options_(tensors_->metadata()) {
-  options_.path = path;
+    : CheckFile(traces::open_tensors(path, header_limit), options) {}
+
+CheckFile::CheckFile(std::unique_ptr<traces::TensorFile> tensors,
+                     const std::map<std::string, std::string>& options)
+    : tensors_(std::move(tensors)), options_(tensors_->metadata()) {
+  options_.path = tensors_->path();
   for (const auto& [name, text] : options) options_.strings.insert_or_assign(name, text);
 }
 

@@ -31,6 +31,8 @@ class CheckFile {
   /// options  of the command line, which go before the file's metadata
   /// throws   TraceError if this is neither a safetensors file nor an .npz; IoError
   CheckFile(const std::string& path, int64_t header_limit, const std::map<std::string, std::string>& options);
+  /// Of tensors wherever they are.
+  CheckFile(std::unique_ptr<traces::TensorFile> tensors, const std::map<std::string, std::string>& options);
 
   const std::string& path() const { return tensors_->path(); }
   const traces::TensorFile& tensors() const { return *tensors_; }

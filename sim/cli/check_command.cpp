@@ -1,20 +1,12 @@
-#include <algorithm>
-#include <array>
 #include <iostream>
 #include <map>
-#include <optional>
-#include <set>
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/check/against.hpp>
-#include <kvbound/sim/check/attention.hpp>
-#include <kvbound/sim/check/compact.hpp>
-#include <kvbound/sim/check/compression.hpp>
-#include <kvbound/sim/check/topk.hpp>
+#include <kvbound/sim/check/operations.hpp>
 #include <kvbound/sim/diff/agreement_figures.hpp>
 #include <kvbound/sim/figures/chosen_columns.hpp>
 #include <kvbound/sim/figures/outputs.hpp>
@@ -68,72 +60,11 @@ const std::vector<Example> kCheckExamples{
     {"kvbound check attention traces/samples/calls/batch.npz --against traces/samples/calls/alone.npz --identical"},
 };
 
-// An option that may also stand in the file.
-struct CheckOption {
-  const char* name;  // on the command line; in the file _ stands for -
-  const char* value;
-  const char* meaning;
-  const char* operations;
-};
-
-constexpr const char *kArithmetic = "attention norms scores merge", *kOfWeights = "attention scores merge",
-                     *kOfSums = "attention merge";
-constexpr std::array kOptions{
-    CheckOption{"sm-scale", "X", "logits are X q . k; 1/sqrt(head_dim) by default", "attention scores merge"},
-    CheckOption{"causal", "BOOL", "queries are the last of their sequence, and do not see later tokens",
-                "attention"},
-    CheckOption{"window-left", "N", "queries see N tokens before their own; -1: all", "attention"},
-    CheckOption{"kv-layout", "NHD|HND", "whether tokens or KV heads come first; NHD by default",
-                "attention compact norms scores merge"},
-    CheckOption{"lse-base", "e|2", "logarithm of lse; e by default", "attention"},
-    CheckOption{"storage", "TYPE", "type that the kernel rounds inputs to, if theirs is wider", kArithmetic},
-    CheckOption{"accumulate", "F64|F32", "type of products and sums; F32 by default, F64 if all inputs are",
-                kArithmetic},
-    CheckOption{
-        "weights", "TYPE",
-        "type that attention weights are rounded to before they multiply values, or are added to scores",
-        kOfWeights},
-    CheckOption{"partials", "TYPE",
-                "type that outputs of parts of the cache are rounded to before they are merged", kOfWeights},
-    CheckOption{"splits", "N", "most parts of the cache with an output each", kOfSums},
-    CheckOption{"tile", "N|any", "terms of a sum over tokens that are added before their sum is handed on",
-                kOfSums},
-    CheckOption{"products", "TF32", "factors are rounded or truncated to TF32 before they are multiplied",
-                kArithmetic},
-    CheckOption{"score-error", "X", "how far the scores that the kernel saw may be from those in the file",
-                "topk"},
-    CheckOption{"order", "ORDER", "topk: any or descending; compact: any, kept or ascending", "topk compact"},
-    CheckOption{"poison", "X", "what unused rows hold: a number, or its bits as 0x7fc0", "compact"},
-    CheckOption{"norm", "l1|l2", "l1 by default", "norms"},
-    CheckOption{"policy", "POLICY", "what computed it; snapkv by default (see kvbound policies)",
-                "scores merge"},
-    CheckOption{"budget", "B", "entries per KV head, or a share such as 20%; 100% by default",
-                "scores merge"}};
-
-// What a file may say of itself without any meaning for a check.
-constexpr std::array kNotes{"format", "version", "operation", "name",  "source", "backend",
-                            "device", "kernel",  "model",     "layer", "note"};
-
-using ReportProgress = std::function<void(int64_t, int64_t)>;
-
-struct Operation {
-  std::string_view name;
-  CheckResult (*run)(CheckFile&, const ReportProgress&);
-};
-
-constexpr std::array kOperations{
-    Operation{"attention", check_attention},
-    Operation{"topk", check_topk},
-    Operation{"compact", [](CheckFile& file, const ReportProgress&) { return check_compact(file); }},
-    Operation{"norms", [](CheckFile& file, const ReportProgress&) { return check_norms(file); }},
-    Operation{"scores", [](CheckFile& file, const ReportProgress&) { return check_scores(file); }},
-    Operation{"merge", [](CheckFile& file, const ReportProgress&) { return check_merge(file); }}};
-
 CommandLine check_command_line() {
   CommandLine line(
       "check OPERATION (FILE | A --against B) [options]: a kernel's inputs and results, without a trace, against the reference",
       kCheckDetails, kCheckExamples);
-  for (const CheckOption& option : kOptions) line.add(option.name, option.value, option.meaning);
+  for (const CheckOption& option : check_options()) line.add(option.name, option.value, option.meaning);
   line.add("against", "B", "compare A with another kernel's results of the same inputs");
   line.add_flag("identical", "with --against: every row of the same inputs must be the same to the last bit");
   std::vector<Figure> columns = agreement_columns();
@@ -147,50 +78,23 @@ CommandLine check_command_line() {
   return line;
 }
 
-const Operation& operation_named(const std::string& name) {
-  const auto found = std::ranges::find(kOperations, name, &Operation::name);
-  if (found != kOperations.end()) return *found;
-  std::vector<std::string_view> known;
-  for (const Operation& operation : kOperations) known.push_back(operation.name);
-  throw UsageError(
-      fmt::format("unknown operation {}; known: {}", traces::quoted(name), fmt::join(known, ", ")));
-}
-
-bool is_of(const CheckOption& option, std::string_view operation) {
-  return std::string_view(option.operations).find(operation) != std::string_view::npos;
-}
-
-std::string name_in_file(const CheckOption& option) {
-  std::string name = option.name;
-  std::ranges::replace(name, '-', '_');
-  return name;
-}
-
 // The options of the command line, by their names in files.
 std::map<std::string, std::string> given_options(const CommandLine& line, std::string_view operation) {
   std::map<std::string, std::string> given;
-  for (const CheckOption& option : kOptions) {
+  for (const CheckOption& option : check_options()) {
     const auto text = line.text(option.name);
     if (!text) continue;
-    if (!is_of(option, operation))
+    if (!option.is_of(operation))
       throw UsageError(fmt::format("--{} is of {}, not of {}", option.name, option.operations, operation));
-    given.emplace(name_in_file(option), *text);
+    given.emplace(option.name_in_file(), *text);
   }
   return given;
 }
 
-std::set<std::string> known_in_file(std::string_view operation) {
-  std::set<std::string> known(kNotes.begin(), kNotes.end());
-  for (const CheckOption& option : kOptions) {
-    if (is_of(option, operation)) known.insert(name_in_file(option));
-  }
-  return known;
-}
-
 // A fault of an option that was given on the command line.
 [[noreturn]] void refuse_option(const TraceError& error, const CommandLine& line) {
-  for (const CheckOption& option : kOptions) {
-    const std::string field = "__metadata__." + name_in_file(option);
+  for (const CheckOption& option : check_options()) {
+    const std::string field = "__metadata__." + option.name_in_file();
     if (error.field() != field || !line.has(option.name)) continue;
     const std::string text = error.what();
     throw UsageError(fmt::format("--{} {}", option.name, text.substr(text.find(field) + field.size() + 2)));
@@ -198,45 +102,32 @@ std::set<std::string> known_in_file(std::string_view operation) {
   throw error;
 }
 
-CheckResult result_of(const Operation& operation, CheckFile& file, const CommandLine& line) {
+CheckResult result_of(const CheckOperation& operation, CheckFile& file, const CommandLine& line) {
   Progress progress("checking " + file.path(), !line.has("quiet"));
   try {
-    return operation.run(file, [&](int64_t done, int64_t all) { progress.update(done, all); });
+    return operation.result(file, [&](int64_t done, int64_t all) { progress.update(done, all); });
   } catch (const TraceError& error) {
     refuse_option(error, line);
-  } catch (const NonFinite& error) {
-    throw TraceError(file.path(), -1, "",
-                     fmt::format("its numbers are too large for double precision: {}", error.what()));
   }
-}
-
-CheckReport report_of(const Operation& operation, const CheckFile& file, const CheckResult& result) {
-  CheckReport report{std::string(operation.name),
-                     file.path(),
-                     {},
-                     result.declared,
-                     result.figures,
-                     file.not_read(known_in_file(operation.name))};
-  for (const TensorAgreement& tensor : result.tensors) report.tensors.push_back({-1, tensor});
-  return report;
 }
 
 int exit_code(const CheckReport& report, const Ending& ending) {
   return exit_code(report.summaries(), ChanceVerdict(report.tensors), report.path, ending);
 }
 
-int check_alone(const Operation& operation, CheckFile& file, const CommandLine& line, const Ending& ending) {
+int check_alone(const CheckOperation& operation, CheckFile& file, const CommandLine& line,
+                const Ending& ending) {
   refuse_options(line, {"identical"}, "is for two files, with --against B");
   const std::vector<std::string> columns = chosen_columns(line, agreement_columns());
   Outputs outputs(line, std::vector{file.path()}, "check");
-  const CheckReport report = report_of(operation, file, result_of(operation, file, line));
+  const CheckReport report = check_report(operation, file, result_of(operation, file, line));
   const Part part = check_part(report);
   std::cout << text_report(report, part, text_style(line), columns);
   outputs.write(part, provenance());
   return exit_code(report, ending);
 }
 
-int check_against(const Operation& operation, CheckFile& file, const CommandLine& line,
+int check_against(const CheckOperation& operation, CheckFile& file, const CommandLine& line,
                   const Ending& ending) {
   CheckFile other(line.required("against"), header_options(line).header_limit,
                   given_options(line, operation.name));
@@ -247,8 +138,8 @@ int check_against(const Operation& operation, CheckFile& file, const CommandLine
     throw UsageError(fmt::format("--against is not of {}, whose results are exact", operation.name));
   const CheckResult b = result_of(operation, other, line);
   CheckComparison comparison = compare_results(a, b);
-  const CheckAgainstReport report{report_of(operation, file, a),
-                                  report_of(operation, other, b),
+  const CheckAgainstReport report{check_report(operation, file, a),
+                                  check_report(operation, other, b),
                                   a.cases->name,
                                   std::move(comparison.cases),
                                   {{{-1, std::move(comparison.rows)}}, line.has("identical")}};
@@ -266,7 +157,7 @@ int check_command(const Arguments& arguments) {
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
   const std::vector<std::string> given = line.positionals("OPERATION or FILE", 2, 2);
-  const Operation& operation = operation_named(given[0]);
+  const CheckOperation& operation = check_operation(given[0]);
   CheckFile file(given[1], header_options(line).header_limit, given_options(line, operation.name));
   const Ending ending{line.has("strict"), line.has("quiet")};
   return line.has("against") ? check_against(operation, file, line, ending)

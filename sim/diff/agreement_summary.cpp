@@ -116,6 +116,18 @@ std::string difference_text(const JudgedTensor& tensor) {
                      worst.share(), whole);
 }
 
+// Why results that do not differ are no evidence.
+std::string inconclusive(const std::vector<TensorSummary>& tensors) {
+  const auto is_empty = [](const TensorSummary& summary) { return summary.total.elements == 0; };
+  const auto says_zero = [&](const TensorSummary& summary) {
+    return is_empty(summary) || (summary.total.all_zero && summary.total.undecided == 0);
+  };
+  if (std::ranges::all_of(tensors, is_empty)) return "there is nothing to judge: no tensor has an element";
+  if (std::ranges::all_of(tensors, says_zero)) return "all numbers are 0, as they should be";
+  const std::string unjudged = text_of_unjudged(tensors);
+  return "no bound is small enough, or a choice is undecided" + (unjudged.empty() ? "" : ": " + unjudged);
+}
+
 }  // namespace
 
 Verdict verdict(const TensorAgreement& agreement) {
@@ -142,6 +154,24 @@ std::string place_of(const JudgedTensor& tensor) {
   const FunctionalAgreement* const functional = first_outside(agreement);
   const bool is_row = functional && agreement.outside == 0;
   return name_of(tensor) + traces::shape_text(is_row ? functional->worst_at : agreement.worst->index);
+}
+
+std::string text_of_verdict(const std::vector<TensorSummary>& all) {
+  const auto differs = [](const TensorSummary& summary) { return !summary.total.agrees(); };
+  switch (verdict(all)) {
+    case Verdict::agrees:
+      return "";
+    case Verdict::differs: {
+      const int64_t others = std::ranges::count_if(all, differs) - 1;
+      return text_of(*std::ranges::find_if(all, differs)->worst) +
+             (others == 0 ? ""
+                          : fmt::format("; {} more tensor{} differ{}", others, others == 1 ? "" : "s",
+                                        others == 1 ? "s" : ""));
+    }
+    case Verdict::no_evidence:
+      return "inconclusive: " + inconclusive(all);
+  }
+  return "";  // not reached
 }
 
 std::string name_of(const JudgedTensor& tensor) {

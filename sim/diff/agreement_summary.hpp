@@ -37,6 +37,9 @@ Verdict verdict(const std::vector<TensorSummary>& all);
 /// output: none of 512 judged"; empty if nothing does.
 std::string text_of_unjudged(const std::vector<TensorSummary>& all);
 
+/// One line: what differs, or why the tensors are no evidence; empty if they agree.
+std::string text_of_verdict(const std::vector<TensorSummary>& all);
+
 /// "layers.2.output"; of no layer "out".
 std::string name_of(const JudgedTensor& tensor);
 /// "layers.2.output[5, 3, 17]": where the tensor is farthest from the reference, an element, or if all are

@@ -19,6 +19,17 @@ std::vector<TensorSummary> CheckReport::summaries() const {
   return all;
 }
 
+CheckReport check_report(const CheckOperation& operation, const CheckFile& file, const CheckResult& result) {
+  CheckReport report{std::string(operation.name),
+                     file.path(),
+                     {},
+                     result.declared,
+                     result.figures,
+                     file.not_read(operation.known_in_file())};
+  for (const TensorAgreement& tensor : result.tensors) report.tensors.push_back({-1, tensor});
+  return report;
+}
+
 Part check_part(const CheckReport& report) {
   const ChanceVerdict chance(report.tensors);
   AgreementCubes cubes;

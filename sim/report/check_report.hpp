@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <kvbound/sim/check/check_result.hpp>
-
+#include <kvbound/sim/check/operations.hpp>
 #include <kvbound/sim/diff/agreement_summary.hpp>
 #include <kvbound/sim/figures/cube.hpp>
 #include <kvbound/sim/figures/table.hpp>
@@ -24,6 +23,8 @@ struct CheckReport {
   std::vector<TensorSummary> summaries() const;
   Verdict verdict() const { return sim::verdict(summaries()); }
 };
+
+CheckReport check_report(const CheckOperation& operation, const CheckFile& file, const CheckResult& result);
 
 /// Facts of the file; agreement, tensors, functionals and chances (AgreementCubes);
 /// unlikely. CSV has the tensors.
