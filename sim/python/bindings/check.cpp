@@ -1,0 +1,147 @@
+// Checks of kernels' results in memory: sim/check, on arrays.
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/check/against.hpp>
+#include <kvbound/sim/check/operations.hpp>
+#include <kvbound/sim/diff/unlikely.hpp>
+#include <kvbound/sim/figures/document.hpp>
+#include <kvbound/sim/report/check_against_report.hpp>
+#include <kvbound/sim/report/check_report.hpp>
+#include <kvbound/sim/report/environment.hpp>
+
+#include "arrays.hpp"
+#include "bindings.hpp"
+
+namespace nb = nanobind;
+
+namespace kvbound::python {
+namespace {
+
+using sim::CheckReport;
+using sim::CheckResult;
+using sim::TensorAgreement;
+
+// What a check found.
+class Checked {
+ public:
+  Checked(CheckResult result, CheckReport report) : result_(std::move(result)), report_(std::move(report)) {}
+  Checked(const Checked&) = delete;
+  Checked& operator=(const Checked&) = delete;
+
+  const CheckResult& result() const { return result_; }
+  const CheckReport& report() const { return report_; }
+  std::string verdict() const { return sim::word(report_.verdict()); }
+  sim::Part part() const { return sim::check_part(report_); }
+  std::string text(int64_t width) const { return sim::text_report(report_, part(), {.width = width}); }
+  // One line: what differs, what is unlikely, or why nothing can be said; empty if nothing is wrong.
+  std::string message() const { return sim::text_of_verdict(report_.summaries()); }
+  std::vector<std::string> unlikely() const {
+    std::vector<std::string> all;
+    const sim::ChanceVerdict chance(report_.tensors);
+    for (const sim::UnlikelyOutput& one : chance.found) all.push_back(sim::text_of(one));
+    return all;
+  }
+  const TensorAgreement& tensor(const std::string& name) const {
+    for (const TensorAgreement& one : result_.tensors) {
+      if (one.tensor == name) return one;
+    }
+    throw nb::key_error(name.c_str());
+  }
+
+ private:
+  CheckResult result_;
+  CheckReport report_;
+};
+
+// Lets Python handle what has happened, such as Ctrl-C.
+void let_python_in() {
+  const nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+std::shared_ptr<Checked> check(const std::string& operation_name, const nb::dict& arrays,
+                               const std::map<std::string, std::string>& options) {
+  const sim::CheckOperation& operation = sim::check_operation(operation_name);
+  sim::CheckFile file(std::make_unique<ArrayTensors>("check " + operation_name, arrays), options);
+  const nb::gil_scoped_release free;
+  CheckResult result = operation.result(file, [](int64_t, int64_t) { let_python_in(); });
+  CheckReport report = sim::check_report(operation, file, result);
+  return std::make_shared<Checked>(std::move(result), std::move(report));
+}
+
+nb::object worst(const TensorAgreement& tensor) {
+  if (!tensor.worst) return nb::none();
+  const sim::Offender& one = *tensor.worst;
+  nb::list index;
+  for (const int64_t i : one.index) index.append(i);
+  return nb::make_tuple(tensor.tensor, nb::tuple(index), one.claimed, one.expected, one.error, one.bound,
+                        one.ulps(), one.note);
+}
+
+// The functional "gain" and others: of all rows together, and of the worst.
+nb::dict functionals(const TensorAgreement& tensor) {
+  nb::dict all;
+  for (const sim::FunctionalAgreement& one : tensor.functionals) {
+    nb::list at;
+    for (const int64_t i : one.worst_at) at.append(i);
+    all[one.name.c_str()] = nb::make_tuple(one.all.value, one.all.band, one.worst.value, one.worst.band,
+                                           nb::tuple(at), one.rows, one.outside);
+  }
+  return all;
+}
+
+// Elements, in C order of the tensor: those outside their bounds, and the first ones of rows that are as wholes.
+std::vector<int64_t> outside(const TensorAgreement& tensor) {
+  std::vector<int64_t> all = tensor.outside_at;
+  for (const sim::FunctionalAgreement& one : tensor.functionals)
+    all.insert(all.end(), one.outside_at.begin(), one.outside_at.end());
+  return all;
+}
+
+std::string document(const std::vector<std::shared_ptr<Checked>>& results) {
+  std::string text;
+  sim::DocumentWriter writer("check", [&](std::string_view piece) { text += piece; });
+  for (const auto& one : results) writer.add(one->part());
+  writer.finish(sim::provenance());
+  return text;
+}
+
+}  // namespace
+
+void bind_checks(nb::module_& module) {
+  nb::class_<Checked>(module, "Checked")
+      .def_prop_ro("verdict", &Checked::verdict)
+      .def("text", &Checked::text)
+      .def_prop_ro("message", &Checked::message)
+      .def_prop_ro("unlikely", &Checked::unlikely)
+      .def_prop_ro("tensors",
+                   [](const Checked& all) {
+                     std::vector<std::string> names;
+                     for (const TensorAgreement& one : all.result().tensors) names.push_back(one.tensor);
+                     return names;
+                   })
+      .def("worst", [](const Checked& all, const std::string& name) { return worst(all.tensor(name)); })
+      .def("functionals",
+           [](const Checked& all, const std::string& name) { return functionals(all.tensor(name)); })
+      .def("outside", [](const Checked& all, const std::string& name) { return outside(all.tensor(name)); })
+      .def("diagnosis",
+           [](const Checked& all, const std::string& name) { return sim::diagnosis_text(all.tensor(name)); });
+  module.def("check", &check);
+  module.def("document", &document);
+  module.def("copies", &ArrayTensors::copies);
+}
+
+}  // namespace kvbound::python

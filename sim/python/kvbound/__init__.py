@@ -1,0 +1,9 @@
+"""kvbound: KV-cache compression for large language models with its guarantees checked."""
+from kvbound._native import revision as __revision__
+from kvbound._native import version as __version__
+from kvbound.checks import check_attention, check_compaction, check_merge, check_norms, check_scores, check_topk
+from kvbound.errors import InvalidInput, InvalidOption
+from kvbound.result import CheckResult, Factor, Worst
+
+__all__ = ["CheckResult", "Factor", "InvalidInput", "InvalidOption", "Worst", "__revision__", "__version__", "check_attention",
+           "check_compaction", "check_merge", "check_norms", "check_scores", "check_topk"]
