@@ -17,7 +17,7 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kReportDetails =
-    R"(FILE is what replay, recall, predict, evaluate, bench, diff or prove wrote with --json: any number of them, in any mixture.
+    R"(FILE is what replay, recall, predict, evaluate, bench, diff, check or prove wrote with --json: any number of them, in any mixture.
 The page is one file that needs no network. It begins with a table of all policies; figures follow, each with the numbers
 behind it, which can be saved as CSV, SVG and PNG. Filters by policy, backend, budget, layer and query head act on all
 figures that have these; the page's address keeps them.

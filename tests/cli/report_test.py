@@ -304,7 +304,7 @@ class Pages(ReportTest):
             columns.update({name: values[:1] * 25 for name, values in columns.items()} | {"outside": [3] * 25})
         lines = self.report(self.changed("diff", spoil)).lines()
         self.assertEqual(sum(line.startswith("Layer ") for line in lines), 20)
-        self.assertIn("Further tensors with elements outside their bounds, which the JSON names: 5.", lines)
+        self.assertIn("Further tensors that differ, which the JSON names: 5.", lines)
 
     def test_tell_documents_and_traces_of_one_model_apart(self):
         def titles(*documents):
@@ -374,7 +374,7 @@ class Pages(ReportTest):
             tensors_of(document)["columns"]["outside"][0] = 3
         count = len(judgement(self.document("diff"))["tensors"])
         for path, headline in ((self.path("diff"), f"all {count} judged tensors agree with the reference, within their bounds."),
-                               (self.changed("diff", spoil), f"1 of {count} judged tensors have elements outside their bounds.")):
+                               (self.changed("diff", spoil), f"1 of {count} judged tensors differ from the reference.")):
             self.assertEqual(self.report(path).data["sections"][0]["headline"], headline)
 
     def test_of_a_32_layer_model_have_less_than_3_mb(self):

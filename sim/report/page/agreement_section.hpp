@@ -1,4 +1,5 @@
-// How tensors agree with the reference: of a dump (`diff`), or of a backend that a replay ran beside it.
+// How tensors agree with the reference: of a dump (`diff`), of calls of kernels (`check`), or of a backend
+// that a replay ran beside it.
 #pragma once
 
 #include <optional>
@@ -15,7 +16,7 @@ struct JudgedRun {
   std::string policy, budget, backend;
 };
 
-/// Adds figures of errors beside their bounds, and sentences that name the tensors outside them, if the
+/// Adds figures of errors beside their bounds, and sentences that name the tensors that differ, if the
 /// part has judged tensors.
 ///
 /// run  nullopt: the tensors' keys say which run they are of
@@ -24,5 +25,7 @@ void add_agreement(Section& section, const ReadPart& part,
 
 /// The section of a document of `diff`.
 Contribution diff_contribution(const Document& document, const std::string& id);
+/// The section of a document of `check`: all its calls.
+Contribution check_contribution(const Document& document, const std::string& id);
 
 }  // namespace kvbound::sim

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 29;
 // bench-model: bench --model
-const std::initializer_list<std::string_view> kCommands{"replay",   "diff",  "recall",      "predict",
-                                                        "evaluate", "bench", "bench-model", "prove"};
+const std::initializer_list<std::string_view> kCommands{
+    "replay", "diff", "check", "recall", "predict", "evaluate", "bench", "bench-model", "prove"};
 
 // The command that wrote it.
 std::string document_kind(const JsonField& root) {

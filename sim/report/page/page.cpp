@@ -30,7 +30,8 @@ Contribution contribution(const Document& document, const std::string& id) {
       {"replay", replay_contribution},   {"recall", recall_contribution},
       {"predict", predict_contribution}, {"evaluate", evaluate_contribution},
       {"bench", bench_contribution},     {"bench-model", bench_model_contribution},
-      {"diff", diff_contribution},       {"prove", prove_contribution}};
+      {"diff", diff_contribution},       {"check", check_contribution},
+      {"prove", prove_contribution}};
   return kMakers.at(document.kind)(document, id);
 }
 
