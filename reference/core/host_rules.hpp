@@ -116,7 +116,8 @@ inline HostRules host_rules(const RandomHost& host, int64_t, int64_t) {
   return {.name = "random", .sinks = host.sinks, .recent = host.window, .seed = host.seed};
 }
 inline HostRules host_rules(const Given& host, int64_t prompt_tokens, int64_t) {
-  HostRules rules{.name = "given", .scores_given = true, .given = host.layer};
+  HostRules rules{
+      .name = "given", .evicts = host.layer && host.layer->evict, .scores_given = true, .given = host.layer};
   if (host.layer && host.layer->keeps()) return rules;
   rules.window = host.window;
   rules.scored = prompt_tokens - (host.layer ? std::ssize(host.layer->always_kept) : 0);

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
@@ -31,6 +33,7 @@ HeadEviction::HeadEviction(const LayerView& layer, const Policy& policy, int64_t
                            MatrixView head_scores, MatrixView norms, const HeadCache& cache)
     : rules_(rules_of(policy.host, layer.prompt_tokens(), budget)),
       score_(rules_of(policy.score)),
+      kv_head_(kv_head),
       budget_(budget),
       scale_(layer.scale),
       group_size_(layer.shape.group_size()),
@@ -111,6 +114,7 @@ void HeadEviction::update(MatrixView contributions) {
 
 std::optional<int64_t> HeadEviction::next_evicted(const HeadCache& cache, int64_t newest) const {
   if (entries_ <= budget_) return std::nullopt;
+  if (rules_.given) return chosen_by_method(cache);
   std::vector<int64_t> candidates;
   for (int64_t entry = 0; entry < entries_; ++entry) {
     if (!rules_.always_keeps(cache.positions[entry], newest)) candidates.push_back(entry);
@@ -125,6 +129,15 @@ std::optional<int64_t> HeadEviction::next_evicted(const HeadCache& cache, int64_
     return scores[i] != scores[j] ? scores[i] < scores[j] : cache.positions[i] > cache.positions[j];
   };
   return *std::ranges::min_element(candidates, evicted_before);
+}
+
+int64_t HeadEviction::chosen_by_method(const HeadCache& cache) const {
+  const int64_t position = rules_.given->evict(
+      {kv_head_, cache.positions, cache.keys.view(), cache.values.view(), weights_.view()});
+  const auto entry = std::ranges::find(cache.positions, position);
+  if (entry != cache.positions.end()) return entry - cache.positions.begin();
+  throw InvalidPolicy("the method evicts position " + std::to_string(position) + " of KV head " +
+                      std::to_string(kv_head_) + ", which is not in its cache");
 }
 
 // The candidates without those that stage one keeps, which are the ones of largest score

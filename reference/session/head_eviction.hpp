@@ -44,7 +44,8 @@ class HeadEviction {
   Matrix attend(MatrixView queries, const HeadCache& cache);
   /// The entry to evict; nullopt if the cache is within its budget. Of the entries that are
   /// not always kept, the one of smallest score; with `critical`, of those also outside
-  /// stage one, the one of smallest stage-two score. Ties: the larger position is evicted.
+  /// stage one, the one of smallest stage-two score. Ties: the larger position is evicted. Of a host that
+  /// has a method for it, what the method says: throws InvalidPolicy for what is not in the cache.
   std::optional<int64_t> next_evicted(const HeadCache& cache, int64_t newest) const;
   /// Removes the entry's columns. Call it before the entry is removed from the cache.
   void remove(int64_t entry);
@@ -52,7 +53,7 @@ class HeadEviction {
   void revalue(int64_t entry, const HeadCache& cache);
 
   /// Whether entries have scores.
-  bool is_scored() const { return rules_.ranks(); }
+  bool is_scored() const { return rules_.step_update != StepUpdate::none; }
   /// The running scores per query head, [group_size, entries]; not reduced over the group.
   MatrixView head_scores() const { return of_entries(scores_); }
   /// Projected value norms [group_size, entries] with `critical`, else empty.
@@ -61,6 +62,7 @@ class HeadEviction {
  private:
   MatrixView of_entries(const Matrix& matrix) const { return matrix.view().middle_cols(0, entries_); }
   void update(MatrixView contributions);
+  int64_t chosen_by_method(const HeadCache& cache) const;
   std::vector<double> reduced_scores() const;
   std::vector<int64_t> outside_stage_one(std::vector<int64_t> candidates, const HeadCache& cache,
                                          VectorView scores) const;
@@ -68,6 +70,7 @@ class HeadEviction {
 
   HostRules rules_;
   ScoreRules score_;
+  int64_t kv_head_;
   std::optional<TwoStage> stages_;  // for selections whose two stages also decide evictions during decoding
   int64_t budget_;
   double scale_;
@@ -79,7 +82,7 @@ class HeadEviction {
   Matrix scores_;         // [group_size, ...]
   Matrix squared_norms_;  // [group_size, ...], for scores that measure a change
   Matrix norms_;          // [group_size, ...], projected value norms, for `critical`
-  Matrix weights_;        // A of the last step [group_size, entries], for an adaptive stage one
+  Matrix weights_;        // A of the last step [group_size, entries]
 };
 
 }  // namespace kvbound::reference

@@ -96,6 +96,12 @@ class ReferenceSession final : public Session {
     parallel_for(shape_.kv_heads, work, where);
   }
 
+  // Whether code of the caller's chooses evicted entries: it is called by this thread alone, in one order.
+  bool has_method() const {
+    const auto given = kvbound::rules_of(policy_.host, 0, 0).given;
+    return given && given->evict;
+  }
+
   // What a host that ranks nothing keeps of the prompt.
   std::vector<std::vector<int64_t>> kept_unranked() const {
     const int64_t tokens = layer_.prompt_tokens();
@@ -173,7 +179,7 @@ class ReferenceSession final : public Session {
     for (StepRecord& record : records) begin_step(record);
     std::vector<DecodeTimes> spent(shape_.kv_heads);
     const auto start = Clock::now();
-    for_each_head([&](int64_t g) {
+    const auto decode_head = [&](int64_t g) {
       for (size_t t = 0; t < views.size(); ++t) {
         const auto step_start = Clock::now();
         attend(views[t], g, next_position_ + static_cast<int64_t>(t), records[t]);
@@ -182,7 +188,12 @@ class ReferenceSession final : public Session {
         spent[g].attention += attended - step_start;
         spent[g].eviction += Clock::now() - attended;
       }
-    });
+    };
+    if (has_method()) {
+      for (int64_t g = 0; g < shape_.kv_heads; ++g) decode_head(g);
+    } else {
+      for_each_head(decode_head);
+    }
     if (times_) add_times(spent, Clock::now() - start, std::ssize(views));
   }
 

@@ -32,7 +32,7 @@ class CheckOperation {
   using ReportProgress = std::function<void(int64_t, int64_t)>;
   using Run = CheckResult (*)(CheckFile&, const ReportProgress&);
 
-  constexpr CheckOperation(std::string_view name, Run run) : name(name), run_(run) {}
+  constexpr CheckOperation(std::string_view text, Run run) : name(text), run_(run) {}
 
   /// progress  called with what is done, and all
   /// throws    TraceError

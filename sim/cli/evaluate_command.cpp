@@ -27,8 +27,6 @@
 namespace kvbound::sim {
 namespace {
 
-constexpr int64_t kResamples = 2000;
-
 std::string evaluate_details() {
   return policy_help() + std::string(R"(
 MODEL is a checkpoint as of kvbound record. TASKS has a JSON object a line:
@@ -89,15 +87,6 @@ CommandLine evaluate_command_line() {
   return line;
 }
 
-std::string label_of(const Run& run) { return run.policy.label; }
-
-// Only the first tokens of continuations.
-void shorten(std::vector<Task>& tasks, int64_t tokens) {
-  for (Task& task : tasks) {
-    if (!task.is_answer && std::ssize(task.target) > tokens) task.target.resize(tokens);
-  }
-}
-
 std::string hash_of(const std::vector<std::string>& paths, bool quiet) {
   std::vector<std::unique_ptr<traces::InputFile>> files;
   std::vector<const traces::InputFile*> views;
@@ -154,18 +143,8 @@ EvaluateReport parse_report(const CommandLine& line) {
   options.window = line.integer("window", 1, INT32_MAX, options.window);
   options.recall_of = line.integer("recall", 1, INT32_MAX, options.recall_of);
   report.seed = line.integer("seed", 0, INT64_MAX, 1);
-  report.resamples = kResamples;
   if (line.has("steps")) report.step_limit = line.integer("steps", 2, INT32_MAX, 0);
   return report;
-}
-
-// Calls runs as the files of the host `given` do, if those of all tasks agree.
-void name_runs(std::vector<Run>& runs, const std::vector<GivenFacts>& facts) {
-  const std::vector<Run> named = with_names(runs, facts.front());
-  const auto agrees = [&](const GivenFacts& task) {
-    return std::ranges::equal(with_names(runs, task), named, {}, label_of, label_of);
-  };
-  if (std::ranges::all_of(facts, agrees)) runs = named;
 }
 
 int64_t most_tokens(const std::vector<Task>& tasks) {
@@ -211,13 +190,13 @@ int evaluate_command(const Arguments& arguments) {
   if (report.step_limit) shorten(tasks, *report.step_limit);
   OutputPaths taken;
   for (const std::string& input : checkpoint.paths()) taken.add_input(input);
-  for (const auto& [path, source] : report.result.options.given) taken.add_input(path);
+  for (const auto& [path, source] : report.result.options.given.files) taken.add_input(path);
   taken.add_input(places[1]);
   Outputs outputs(line, taken, "evaluate");
   const auto resume = line.text("resume");
   if (resume) taken.add("resume", *resume);
   const std::vector<GivenFacts> facts = require_valid(report.result.options, tasks, checkpoint.config());
-  name_runs(report.result.options.runs, facts);
+  report.result.options.runs = with_names(report.result.options.runs, facts);
   warn_of_long_context(checkpoint.config(), most_tokens(tasks), quiet);
   outputs.open();
   if (needs_hashes) report.model_sha256 = hash_of(checkpoint.paths(), quiet);

@@ -187,7 +187,7 @@ int replay_command(const Arguments& arguments) {
     for (const std::string& input : trace.paths()) taken.add_input(input);
   }
   const GivenSources sources = given_sources(request.runs);
-  for (const auto& [path, source] : sources) taken.add_input(path);
+  for (const auto& [path, source] : sources.files) taken.add_input(path);
   std::vector<TraceReplay> traces;
   for (traces::Trace& trace : opened) traces.emplace_back(std::move(trace), line, request, sources);
   Outputs outputs(line, taken, "replay");

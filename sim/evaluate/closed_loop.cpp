@@ -111,13 +111,14 @@ class ClosedLoop {
   void run_layer(int64_t l, const Prefill& prefill, Lockstep& lockstep) {
     lockstep.project(l);
     const DecodeSteps full_steps = lockstep.inputs(0);
-    const traces::Layer layer = prefill.layer(l, full_steps);
+    const auto shared = std::make_shared<const traces::Layer>(prefill.layer(l, full_steps));
+    const traces::Layer& layer = *shared;
     std::vector<LayerRecord> records;
     {
       const std::unique_ptr<Session> session = open_session(options_.runs.front().backend, options_.dtype);
       lockstep.set_outputs(0, decode(*session, layer, kFullCache, task_.compress_at, full_steps).steps);
       for (size_t r = 0; r < options_.runs.size(); ++r)
-        records.push_back(run_policy(r, l, *session, layer, full_steps, lockstep));
+        records.push_back(run_policy(r, l, *session, shared, full_steps, lockstep));
     }
     const std::vector<LayerMetrics> metrics =
         measure(layer, records, {}, std::min(options_.recall_of, task_.compress_at));
@@ -145,10 +146,12 @@ class ClosedLoop {
   // Decodes a run's own sequence through a layer. Returns the record of the sequence with the full cache by
   // the same policy. A policy whose choices do not depend on decode steps makes the same ones there: its own
   // record serves, because `measure` reads no outputs of runs that only evict.
-  LayerRecord run_policy(size_t r, int64_t l, Session& session, const traces::Layer& layer,
-                         const DecodeSteps& full_steps, Lockstep& lockstep) {
-    const Policy policy = given_.bound(options_.runs[r].policy.policy, l);
+  LayerRecord run_policy(size_t r, int64_t l, Session& session,
+                         const std::shared_ptr<const traces::Layer>& shared, const DecodeSteps& full_steps,
+                         Lockstep& lockstep) {
+    const traces::Layer& layer = *shared;
     const int64_t entries = layer_entries_[r][l], sequence = static_cast<int64_t>(r) + 1;
+    const Policy policy = given_.bound(options_.runs[r].policy.policy, shared, entries);
     LayerRecord own = decode(session, layer, policy, entries, lockstep.inputs(sequence));
     lockstep.set_outputs(sequence, own.steps);
     count_entries(own, policy, result_.runs[r]);

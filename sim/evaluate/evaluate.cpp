@@ -56,6 +56,7 @@ std::vector<GivenFacts> require_valid(const EvaluateOptions& options, const std:
             run_budgets(run.policy.policy, run.budget, facts[i], model.layers, task.compress_at);
         kvbound::require_valid(with_facts(run.policy.policy, facts[i]), budgets.entries, task.compress_at,
                                options.window_of(task.compress_at));
+        require_known_to_backend(run, facts[i]);
       } catch (const InvalidPolicy& error) {
         throw InvalidPolicy(fmt::format("{}: policy {} at budget {}: {}", named(task),
                                         traces::quoted(run.policy.label), to_string(run.budget),
@@ -64,6 +65,15 @@ std::vector<GivenFacts> require_valid(const EvaluateOptions& options, const std:
     }
   }
   return facts;
+}
+
+std::vector<Run> with_names(const std::vector<Run>& runs, const std::vector<GivenFacts>& facts) {
+  std::vector<Run> named = with_names(runs, facts.front());
+  const auto label_of = [](const Run& run) { return run.policy.label; };
+  const auto agrees = [&](const GivenFacts& task) {
+    return std::ranges::equal(with_names(runs, task), named, {}, label_of, label_of);
+  };
+  return std::ranges::all_of(facts, agrees) ? named : runs;
 }
 
 EvaluateResult evaluate(const traces::Checkpoint& checkpoint, const std::vector<Task>& tasks,

@@ -33,6 +33,11 @@ using EvaluateProgress = std::function<void(int64_t, int64_t)>;
 std::vector<GivenFacts> require_valid(const EvaluateOptions& options, const std::vector<Task>& tasks,
                                       const traces::ModelConfig& model);
 
+/// The runs, called as the files of the host `given` say if those of all tasks agree.
+///
+/// facts  [tasks], at least one
+std::vector<Run> with_names(const std::vector<Run>& runs, const std::vector<GivenFacts>& facts);
+
 /// finished  results of earlier runs of the program, to which every result is added when
 ///           it is there; may be null
 /// throws    as require_valid, before any work; TraceError, naming task and file, for numbers that overflow;

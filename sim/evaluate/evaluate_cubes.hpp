@@ -16,7 +16,7 @@ namespace kvbound::sim {
 struct EvaluateReport {
   EvaluateResult result;
   std::optional<Policy> base;
-  int64_t resamples = 0, seed = 0;         ///< of the bootstrap
+  int64_t resamples = 2000, seed = 1;      ///< of the bootstrap
   std::string model_path, tasks_path;      ///< as given on the command line
   std::string model_sha256, tasks_sha256;  ///< empty if no output needs them
   std::optional<int64_t> step_limit;       ///< --steps

@@ -142,4 +142,10 @@ std::vector<Task> tasks_of(const std::string& path, std::string_view text, int64
   return tasks;
 }
 
+void shorten(std::vector<Task>& tasks, int64_t tokens) {
+  for (Task& task : tasks) {
+    if (!task.is_answer && std::ssize(task.target) > tokens) task.target.resize(static_cast<size_t>(tokens));
+  }
+}
+
 }  // namespace kvbound::sim

@@ -61,4 +61,7 @@ inline std::vector<Task> read_tasks(const std::string& path, int64_t vocabulary)
   return tasks_of(path, task_text(path), vocabulary);
 }
 
+/// Leaves only the first tokens of continuations.
+void shorten(std::vector<Task>& tasks, int64_t tokens);
+
 }  // namespace kvbound::sim

@@ -47,11 +47,12 @@ std::string renamed(const std::string& label, const std::string& name) {
 
 }  // namespace
 
-GivenSources given_sources(const std::vector<Run>& runs) {
-  GivenSources sources;
+GivenSources given_sources(const std::vector<Run>& runs, GivenMethods methods) {
+  GivenSources sources{.methods = std::move(methods)};
   for (const Run& run : runs) {
     const std::string* const file = given_file(run.policy.policy.host);
-    if (file && !sources.contains(*file)) sources.emplace(*file, traces::GivenSource(*file));
+    if (file && !sources.methods.contains(*file) && !sources.files.contains(*file))
+      sources.files.emplace(*file, traces::GivenSource(*file));
   }
   return sources;
 }
@@ -63,8 +64,15 @@ traces::GivenSubject given_subject(const traces::TraceInfo& trace, const std::st
           layers};
 }
 
-GivenFiles::GivenFiles(const GivenSources& sources, const traces::GivenSubject& subject) {
-  for (const auto& [path, source] : sources) {
+GivenFiles::GivenFiles(const GivenSources& sources, const traces::GivenSubject& subject)
+    : methods_(sources.methods) {
+  for (const auto& [name, method] : methods_) {
+    facts_.emplace(name, GivenFact{.name = method->name(),
+                                   .always_kept = method->always_kept(subject.prompt_tokens),
+                                   .selects = method->selects(),
+                                   .evicts = method->evicts()});
+  }
+  for (const auto& [path, source] : sources.files) {
     const traces::GivenFile& file =
         files_.emplace(path, std::make_unique<OpenFile>(source.open(subject))).first->second->file;
     facts_.emplace(path, GivenFact{std::filesystem::absolute(file.path()).lexically_normal().string(),
@@ -95,14 +103,37 @@ Policy GivenFiles::bound(Policy policy, int64_t layer) const {
   return policy;
 }
 
+Policy GivenFiles::bound(Policy policy, const std::shared_ptr<const traces::Layer>& layer,
+                         int64_t entries) const {
+  const std::string* const name = given_file(policy.host);
+  const auto method = name ? methods_.find(*name) : methods_.end();
+  if (method == methods_.end()) return bound(std::move(policy), layer->index);
+  LastAnswer& last = answers_[*name];
+  const int64_t wanted = method->second->selects() ? entries : -1;  // scores are of any budget
+  if (last.layer != layer->index || last.entries != wanted)
+    last = {layer->index, wanted, method->second->layer(layer, entries)};
+  policy.host = with_layer(policy.host, last.data);
+  return policy;
+}
+
 Policy with_facts(Policy policy, const GivenFacts& facts) {
   const GivenFact* const fact = fact_of(policy, facts);
   if (!fact) return policy;
   GivenLayer known;
   known.always_kept = fact->always_kept;
-  known.kept.resize(fact->layer_entries.empty() ? 0 : 1);
+  known.kept.resize(fact->layer_entries.empty() && !fact->selects ? 0 : 1);
+  if (fact->evicts) known.evict = [](const EvictionView&) { return kNotEvicted; };
   policy.host = with_layer(policy.host, std::make_shared<const GivenLayer>(std::move(known)));
   return policy;
+}
+
+void require_known_to_backend(const Run& run, const GivenFacts& facts) {
+  const GivenFact* const fact = fact_of(run.policy.policy, facts);
+  if (fact && fact->evicts && run.backend != kReference)
+    throw InvalidPolicy(
+        fmt::format("its method evicts while decoding, which the backend {} cannot ask it to; "
+                    "the backend {} can",
+                    run.backend, kReference));
 }
 
 std::vector<Run> with_names(std::vector<Run> runs, const GivenFacts& facts) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -109,8 +110,10 @@ class Sessions {
 };
 
 // Replays and measures one layer.
-void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& result, const GivenFiles& given,
-                  const ReplayObserver& observer, const std::function<void()>& advance) {
+void replay_layer(const std::shared_ptr<const traces::Layer>& shared, int64_t index, ReplayResult& result,
+                  const GivenFiles& given, const ReplayObserver& observer,
+                  const std::function<void()>& advance) {
+  const traces::Layer& layer = *shared;
   std::optional<Sessions> sessions(std::in_place, result.trace.storage, result.scope.device_times,
                                    result.times);
   std::vector<LayerRecord> records;
@@ -118,7 +121,7 @@ void replay_layer(const traces::Layer& layer, int64_t index, ReplayResult& resul
   for (size_t r = 0; r < result.runs.size(); ++r) {
     RunResult& run = result.runs[r];
     const int64_t entries = run.layer_entries[index];
-    const Policy policy = given.bound(run.run.policy.policy, index);
+    const Policy policy = given.bound(run.run.policy.policy, shared, entries);
     records.push_back(run_layer(sessions->of(run.run.backend), layer, policy, entries, result.scope, run));
     if (observer.recorded) observer.recorded(r, index, records.back());
     if (is_held_against_reference(run.run, result)) judge(run, layer, policy, index, result, records.back());
@@ -153,6 +156,7 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace,
           run_budgets(run.policy.policy, run.budget, facts, trace.layers, trace.prompt_tokens);
       kvbound::require_valid(with_facts(run.policy.policy, facts), budgets.entries, trace.prompt_tokens,
                              trace.window_queries);
+      require_known_to_backend(run, facts);
     } catch (const InvalidPolicy& error) {
       throw InvalidPolicy(without_middle(trace.path) + ": policy " + traces::quoted(run.policy.label) +
                           " at budget " + to_string(run.budget) + ": " + error.what());
@@ -186,7 +190,7 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
   };
   traces::LayersAhead layers(trace, scope.layers);
   for (const int64_t l : scope.layers) {
-    const traces::Layer layer = layers.next();
+    const auto layer = std::make_shared<const traces::Layer>(layers.next());
     try {
       replay_layer(layer, l, result, given, observer, advance);
     } catch (const NonFinite& error) {

@@ -7,5 +7,10 @@ namespace kvbound::python {
 
 void bind_errors(nanobind::module_& module);
 void bind_checks(nanobind::module_& module);
+void bind_traces(nanobind::module_& module);
+void bind_runs(nanobind::module_& module);
+void bind_results(nanobind::module_& module);
+void bind_replay(nanobind::module_& module);    // behind results
+void bind_evaluate(nanobind::module_& module);  // likewise
 
 }  // namespace kvbound::python

@@ -24,6 +24,7 @@
 
 #include "arrays.hpp"
 #include "bindings.hpp"
+#include "interrupts.hpp"
 
 namespace nb = nanobind;
 
@@ -65,12 +66,6 @@ class Checked {
   CheckResult result_;
   CheckReport report_;
 };
-
-// Lets Python handle what has happened, such as Ctrl-C.
-void let_python_in() {
-  const nb::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
 
 std::shared_ptr<Checked> check(const std::string& operation_name, const nb::dict& arrays,
                                const std::map<std::string, std::string>& options) {

@@ -3,7 +3,11 @@ from kvbound._native import revision as __revision__
 from kvbound._native import version as __version__
 from kvbound.checks import check_attention, check_compaction, check_merge, check_norms, check_scores, check_topk
 from kvbound.errors import InvalidInput, InvalidOption
+from kvbound.evaluate import Evaluation, evaluate
+from kvbound.replay import Record, Replay, replay
 from kvbound.result import CheckResult, Factor, Worst
+from kvbound.trace import Layer, Trace, open
 
-__all__ = ["CheckResult", "Factor", "InvalidInput", "InvalidOption", "Worst", "__revision__", "__version__", "check_attention",
-           "check_compaction", "check_merge", "check_norms", "check_scores", "check_topk"]
+__all__ = ["CheckResult", "Evaluation", "Factor", "InvalidInput", "InvalidOption", "Layer", "Record", "Replay", "Trace", "Worst",
+           "__revision__", "__version__", "check_attention", "check_compaction", "check_merge", "check_norms", "check_scores",
+           "check_topk", "evaluate", "open", "replay"]

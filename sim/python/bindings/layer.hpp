@@ -1,0 +1,15 @@
+// A layer of a trace, as Python sees it.
+#pragma once
+
+#include <memory>
+
+#include <kvbound/traces/trace.hpp>
+
+namespace kvbound::python {
+
+/// Its arrays read the layer's memory.
+struct BoundLayer {
+  std::shared_ptr<const traces::Layer> layer;
+};
+
+}  // namespace kvbound::python
