@@ -134,15 +134,8 @@ int check_against(const CheckOperation& operation, CheckFile& file, const Comman
   const std::vector<std::string> columns = chosen_columns(line, rows_columns());
   Outputs outputs(line, std::vector{file.path(), other.path()}, "check-against");
   const CheckResult a = result_of(operation, file, line);
-  if (!a.cases)
-    throw UsageError(fmt::format("--against is not of {}, whose results are exact", operation.name));
-  const CheckResult b = result_of(operation, other, line);
-  CheckComparison comparison = compare_results(a, b);
-  const CheckAgainstReport report{check_report(operation, file, a),
-                                  check_report(operation, other, b),
-                                  a.cases->name,
-                                  std::move(comparison.cases),
-                                  {{{-1, std::move(comparison.rows)}}, line.has("identical")}};
+  const CheckAgainstReport report = check_against_report(
+      operation, {file, a}, {other, result_of(operation, other, line)}, line.has("identical"));
   const Part part = check_against_part(report);
   std::cout << text_report(report, part, text_style(line), columns);
   outputs.write(part, provenance());

@@ -91,6 +91,18 @@ Json facts_of(const CheckReport& report, const std::vector<int64_t>& only, const
 
 }  // namespace
 
+CheckAgainstReport check_against_report(const CheckOperation& operation, const CheckedFile& a,
+                                        const CheckedFile& b, bool identical) {
+  if (!a.result.cases)
+    throw UsageError(fmt::format("--against is not of {}, whose results are exact", operation.name));
+  CheckComparison comparison = compare_results(a.result, b.result);
+  return {check_report(operation, a.file, a.result),
+          check_report(operation, b.file, b.result),
+          a.result.cases->name,
+          std::move(comparison.cases),
+          {{{-1, std::move(comparison.rows)}}, identical}};
+}
+
 Part check_against_part(const CheckAgainstReport& report) {
   Part part{{{"operation", report.a.operation},
              {"a", facts_of(report.a, report.cases.only_a, report.compared)},

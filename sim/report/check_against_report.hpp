@@ -20,6 +20,16 @@ struct CheckAgainstReport {
   Verdict verdict() const { return compared.verdict(a.verdict(), b.verdict()); }
 };
 
+/// A file, and what was found of it.
+struct CheckedFile {
+  const CheckFile& file;
+  const CheckResult& result;
+};
+/// identical  whether every row must be
+/// throws     UsageError if the operation's results are exact, so that there is nothing to compare
+CheckAgainstReport check_against_report(const CheckOperation& operation, const CheckedFile& a,
+                                        const CheckedFile& b, bool identical);
+
 /// Facts of both files; rows_cubes; pairs, the cases of A and B with the same inputs. CSV has the tensors.
 Part check_against_part(const CheckAgainstReport& report);
 

@@ -3,9 +3,12 @@ import json
 import os
 import subprocess
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+SAMPLES = Path(__file__).parents[2] / "traces" / "samples"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 

@@ -6,11 +6,11 @@
 namespace kvbound::python {
 
 void bind_errors(nanobind::module_& module);
+void bind_results(nanobind::module_& module);  // first: others derive from its class
 void bind_checks(nanobind::module_& module);
 void bind_traces(nanobind::module_& module);
 void bind_runs(nanobind::module_& module);
-void bind_results(nanobind::module_& module);
-void bind_replay(nanobind::module_& module);    // behind results
-void bind_evaluate(nanobind::module_& module);  // likewise
+void bind_replay(nanobind::module_& module);
+void bind_evaluate(nanobind::module_& module);
 
 }  // namespace kvbound::python

@@ -9,12 +9,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/check/against.hpp>
 #include <kvbound/sim/check/operations.hpp>
 #include <kvbound/sim/diff/unlikely.hpp>
 #include <kvbound/sim/figures/document.hpp>
@@ -25,6 +25,7 @@
 #include "arrays.hpp"
 #include "bindings.hpp"
 #include "interrupts.hpp"
+#include "result.hpp"
 
 namespace nb = nanobind;
 
@@ -45,7 +46,11 @@ class Checked {
   const CheckResult& result() const { return result_; }
   const CheckReport& report() const { return report_; }
   std::string verdict() const { return sim::word(report_.verdict()); }
-  sim::Part part() const { return sim::check_part(report_); }
+  sim::Part part(const std::string& name = {}) const {
+    CheckReport report = report_;
+    if (!name.empty()) report.path = name;
+    return sim::check_part(report);
+  }
   std::string text(int64_t width) const { return sim::text_report(report_, part(), {.width = width}); }
   // One line: what differs, what is unlikely, or why nothing can be said; empty if nothing is wrong.
   std::string message() const { return sim::text_of_verdict(report_.summaries()); }
@@ -67,14 +72,53 @@ class Checked {
   CheckReport report_;
 };
 
+using Options = std::map<std::string, std::string>;
+
+CheckResult result_of(const sim::CheckOperation& operation, sim::CheckFile& file) {
+  return operation.result(file, [](int64_t, int64_t) { let_python_in(); });
+}
+
 std::shared_ptr<Checked> check(const std::string& operation_name, const nb::dict& arrays,
-                               const std::map<std::string, std::string>& options) {
+                               const Options& options) {
   const sim::CheckOperation& operation = sim::check_operation(operation_name);
   sim::CheckFile file(std::make_unique<ArrayTensors>("check " + operation_name, arrays), options);
   const nb::gil_scoped_release free;
-  CheckResult result = operation.result(file, [](int64_t, int64_t) { let_python_in(); });
+  CheckResult result = result_of(operation, file);
   CheckReport report = sim::check_report(operation, file, result);
   return std::make_shared<Checked>(std::move(result), std::move(report));
+}
+
+// Two kernels' results of the same inputs.
+class Compared final : public Result {
+ public:
+  explicit Compared(sim::CheckAgainstReport report) : report_(std::move(report)) {}
+
+  const char* command() const override { return "check-against"; }
+  sim::Part part(bool) const override { return check_against_part(report_); }
+  std::string text(const sim::TextStyle& style) const override {
+    return text_report(report_, check_against_part(report_), style);
+  }
+  sim::Json provenance() const override { return sim::provenance(); }
+  std::string verdict() const { return sim::word(report_.verdict()); }
+
+ private:
+  sim::CheckAgainstReport report_;
+};
+
+struct NamedArrays {
+  std::string name;
+  nb::dict arrays;
+};
+
+std::shared_ptr<Compared> compare(const std::string& operation_name, const NamedArrays& a,
+                                  const NamedArrays& b, const Options& options, bool identical) {
+  const sim::CheckOperation& operation = sim::check_operation(operation_name);
+  sim::CheckFile first(std::make_unique<ArrayTensors>(a.name, a.arrays), options),
+      second(std::make_unique<ArrayTensors>(b.name, b.arrays), options);
+  const nb::gil_scoped_release free;
+  const CheckResult of_a = result_of(operation, first), of_b = result_of(operation, second);
+  return std::make_shared<Compared>(
+      sim::check_against_report(operation, {first, of_a}, {second, of_b}, identical));
 }
 
 nb::object worst(const TensorAgreement& tensor) {
@@ -106,10 +150,11 @@ std::vector<int64_t> outside(const TensorAgreement& tensor) {
   return all;
 }
 
-std::string document(const std::vector<std::shared_ptr<Checked>>& results) {
+// results  with a name each, or ""
+std::string document(const std::vector<std::pair<std::shared_ptr<Checked>, std::string>>& results) {
   std::string text;
   sim::DocumentWriter writer("check", [&](std::string_view piece) { text += piece; });
-  for (const auto& one : results) writer.add(one->part());
+  for (const auto& [one, name] : results) writer.add(one->part(name));
   writer.finish(sim::provenance());
   return text;
 }
@@ -134,7 +179,13 @@ void bind_checks(nb::module_& module) {
       .def("outside", [](const Checked& all, const std::string& name) { return outside(all.tensor(name)); })
       .def("diagnosis",
            [](const Checked& all, const std::string& name) { return sim::diagnosis_text(all.tensor(name)); });
+  nb::class_<Compared, Result>(module, "Compared").def_prop_ro("verdict", &Compared::verdict);
   module.def("check", &check);
+  module.def("compare",
+             [](const std::string& operation, const std::string& a_name, const nb::dict& a,
+                const std::string& b_name, const nb::dict& b, const Options& options, bool identical) {
+               return compare(operation, {a_name, a}, {b_name, b}, options, identical);
+             });
   module.def("document", &document);
   module.def("copies", &ArrayTensors::copies);
 }

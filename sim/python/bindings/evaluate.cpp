@@ -94,6 +94,7 @@ std::shared_ptr<Evaluated> evaluate(const std::string& model, const std::string&
   options.runs = sim::with_names(options.runs, require_valid(options, tasks, checkpoint.config()));
   report.result = sim::evaluate(checkpoint, tasks, options, nullptr,
                                 [&](int64_t done, int64_t whole) { let_python_in(progress, done, whole); });
+  report.result.options.given = {};  // which would keep the caller's methods alive
   return std::make_shared<Evaluated>(std::move(report), checkpoint.paths());
 }
 

@@ -50,10 +50,10 @@ NB_MODULE(_native, module) {
   module.attr("version") = kvbound::sim::version();
   module.attr("revision") = kvbound::sim::revision();
   kvbound::python::bind_errors(module);
+  kvbound::python::bind_results(module);
   kvbound::python::bind_checks(module);
   kvbound::python::bind_traces(module);
   kvbound::python::bind_runs(module);
-  kvbound::python::bind_results(module);
   kvbound::python::bind_replay(module);
   kvbound::python::bind_evaluate(module);
 }

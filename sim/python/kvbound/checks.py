@@ -10,7 +10,7 @@ from kvbound import _native
 from kvbound.arrays import exported
 from kvbound.errors import InvalidInput
 from kvbound.policies import budget_text, policy_text
-from kvbound.result import CheckResult
+from kvbound.result import CheckResult, Comparison
 
 
 def _text(value):
@@ -150,3 +150,22 @@ def check_merge(kept, kept_offsets, q, k, v, w_o=None, *, target_of=None, votes=
                   {"policy": policy_text(policy, window_size, kernel_size), "budget": budget_text(budget, compression_ratio),
                    "sm_scale": sm_scale, "kv_layout": kv_layout, "storage": storage, "weights": weights,
                    "accumulate": accumulate, "partials": partials, "splits": splits, "tile": tile, "products": products})
+
+
+def compare(a, b, *, against, operation="attention", identical=False, names=("a", "b")):
+    """Results of two kernels, of the same inputs, row by row: identical, reordered (both within their bounds), or wrong.
+
+    a, b        what is compared: arrays as `out`, or dicts such as {"out": out, "lse": lse}
+    against     the inputs, and options, by the names that the operation's check has them: {"q": q, "k": k, "v": v,
+                "sm_scale": 0.1}
+    operation   "attention", "norms", "scores" or "merge"
+    identical   whether rows must be the same to the last bit, as of a batch and of one sequence of it alone
+    names       of the two kernels, for people
+
+    returns     Comparison
+    raises      InvalidInput, InvalidOption
+    """
+    inputs = {name: value for name, value in against.items() if hasattr(value, "shape") or isinstance(value, list)}
+    options = {name: _text(value) for name, value in against.items() if name not in inputs and value is not None}
+    kernels = [exported(name, inputs | (result if isinstance(result, dict) else {"out": result})) for name, result in zip(names, (a, b))]
+    return Comparison(_native.compare(operation, names[0], kernels[0], names[1], kernels[1], options, identical))

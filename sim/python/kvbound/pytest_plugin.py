@@ -1,13 +1,14 @@
 """pytest's option --kvbound-report FILE: what all assertions of kvbound.testing found, as one document for `kvbound report`."""
+import os
 from pathlib import Path
 
-_collected = None  # results of this session; None: nobody asks for them
+_collected = None  # results of this session, each with its test; None: nobody asks for them
 
 
 def collect(result):
     """Called by the assertions of kvbound.testing with every CheckResult."""
     if _collected is not None:
-        _collected.append(result)
+        _collected.append((result._checked, os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]))
 
 
 def pytest_addoption(parser):
@@ -25,4 +26,4 @@ def pytest_sessionfinish(session):
     path = session.config.getoption("--kvbound-report")
     if path and _collected is not None:
         from kvbound import _native
-        path.write_text(_native.document([result._checked for result in _collected]), "utf-8")
+        path.write_text(_native.document(_collected), "utf-8")

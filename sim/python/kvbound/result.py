@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvbound import _native
+from kvbound.cubes import Result
 
 
 class Worst(NamedTuple):
@@ -95,10 +96,27 @@ class CheckResult:
 
     def document(self):
         """What `kvbound check --json` writes, as a dict."""
-        return json.loads(_native.document([self._checked]))
+        return json.loads(_native.document([(self._checked, "")]))
 
     def __str__(self):
         return self._checked.text(shutil.get_terminal_size().columns)
 
     def __repr__(self):
         return f"<CheckResult {self.verdict}{': ' if self.message else ''}{self.message}>"
+
+
+class Comparison(Result):
+    """What compare() found. It is true if it is ok. Cubes: tensors, differing, apart, pairs."""
+
+    @property
+    def verdict(self):
+        """"agrees"; "differs": a row of one is wrong, or not identical where it must be; or "no evidence"."""
+        return self._native.verdict
+
+    @property
+    def ok(self):
+        """Whether both kernels are right, with evidence."""
+        return self.verdict == "agrees"
+
+    def __bool__(self):
+        return self.ok

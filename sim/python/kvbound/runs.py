@@ -46,4 +46,5 @@ class Runs:
 def _listed(items):
     if items is None:
         return []
-    return list(items) if isinstance(items, Iterable) and not isinstance(items, (str, tuple)) and not is_method(items) else [items]
+    is_pair = isinstance(items, tuple) and items and is_method(items[0])
+    return list(items) if isinstance(items, Iterable) and not (isinstance(items, str) or is_pair or is_method(items)) else [items]

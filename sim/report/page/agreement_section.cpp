@@ -62,7 +62,8 @@ PageTensors judged_tensors(const ReadPart& part, const std::optional<JudgedRun>&
   const auto policies = has_runs ? texts("policy") : none, budgets = has_runs ? texts("budget") : none,
              backends = has_runs ? texts("backend") : none, tensors = texts("tensor");
   const Column* const verdicts = cube->find("verdict");
-  const std::vector<double> layers = numbers_of(part, axis, "layer"),
+  const std::vector<double> layers = call.empty() ? numbers_of(part, axis, "layer")
+                                                  : std::vector<double>(tensors.size(), kUndefined),
                             outside = numbers_or_none(*cube, "outside"),
                             judged = numbers_or_none(*cube, "judged"),
                             errors = numbers_or_none(*cube, "error"),
