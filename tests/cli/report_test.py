@@ -377,6 +377,22 @@ class Pages(ReportTest):
                                (self.changed("diff", spoil), f"1 of {count} judged tensors differ from the reference.")):
             self.assertEqual(self.report(path).data["sections"][0]["headline"], headline)
 
+    def test_say_of_calls_of_kernels_how_many_agree(self):
+        def repeat(document):
+            part = document["parts"][0]
+            wrong = json.loads(json.dumps(part))
+            wrong["facts"] |= {"path": "tests/kernel_test.py::test_wrong", "verdict": "differs"}
+            columns = wrong["cubes"]["tensors"]["columns"]
+            columns["verdict"], columns["outside"] = ["differs"], [3]
+            document["parts"] = [part, part, wrong]
+        page = self.page("check")
+        self.assertEqual(page.data["sections"][0]["headline"], "all 1 judged tensors agree with the reference, within their bounds.")
+        self.assertEqual(page.data["sections"][0]["lines"], ["Calls, by verdict of 1: agrees: 1."])
+        section = self.report(self.changed("check", repeat)).data["sections"][0]
+        self.assertEqual(section["headline"], "1 of 3 judged tensors differ from the reference.")
+        self.assertEqual(section["lines"], ["Calls, by verdict of 3: agrees: 2, differs: 1.",
+                                            "kernel_test.py::test_wrong, indices: 3 of 8 elements are outside their bounds."])
+
     def test_of_a_32_layer_model_have_less_than_3_mb(self):
         write_large_replay(self.path("replay"), self.folder / "large.json", layers=32, heads=32, policies=10, budgets=5)
         page = self.report("large.json")

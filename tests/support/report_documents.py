@@ -30,9 +30,12 @@ def write_documents(test):
     test.passes("diff", trace, "dump.safetensors", "--json", "diff.json", "--quiet")
     test.passes("prove", "ckv-3.3", "kkv-8", "--cases", "20", "--json", "prove.json", "--quiet", code=5)
     test.passes("bench", "selection", "projected-value-norms", "--shape", "pocket", "--json", "bench.json", "--quiet")
+    scores = np.random.default_rng(5).standard_normal((2, 30)).astype("f4")
+    np.savez(test.folder / "call.npz", scores=scores, indices=np.argsort(-scores, axis=1)[:, :4])
+    test.passes("check", "topk", "call.npz", "--json", "check.json", "--quiet")
     shutil.copy(BENCH_MODEL, test.folder / "model.json")
     write_evaluation(test)
-    names = ("replay", "backends", "recall", "predict", "diff", "prove", "bench", "model", "evaluate")
+    names = ("replay", "backends", "recall", "predict", "diff", "prove", "bench", "model", "evaluate", "check")
     return {name: f"{name}.json" for name in names}
 
 

@@ -181,6 +181,34 @@ TEST(Given, NeedsRecordedQueriesOnlyWhereAttentionDecides) {
   EXPECT_EQ(refused(host, {9, 9}, ThetaSweep{}), window);
 }
 
+// What StreamingLLM without sinks does, which has no say in what is kept or evicted here.
+TEST(GivenEvictions, AreThoseOfTheMethodHeadByHead) {
+  const RandomLayer layer = random_layer(2, 19);
+  std::vector<int64_t> heads;
+  GivenLayer newest{.kept = {{}, {}}, .evict = [&](const EvictionView& cache) {
+                      heads.push_back(cache.kv_head);
+                      EXPECT_EQ(cache.positions.back(), std::ranges::max(cache.positions));
+                      EXPECT_EQ(cache.weights.cols, std::ssize(cache.positions));
+                      EXPECT_EQ(cache.keys.rows, std::ssize(cache.positions));
+                      return std::ranges::min(cache.positions);
+                    }};
+  for (Positions& kept : newest.kept) {
+    for (int64_t i = kTokens - 9; i < kTokens; ++i) kept.push_back(i);
+  }
+  expect_same(layer, {StreamingLlm{.sinks = 0}, {}, {}, {}, {}}, host_of(std::move(newest)), {9, 9});
+  ASSERT_EQ(std::ssize(heads), 2 * kSteps);
+  for (size_t i = 0; i < heads.size(); ++i) EXPECT_EQ(heads[i], i % 2) << "one head after the other";
+}
+
+TEST(GivenEvictions, OfWhatIsNotInTheCacheAreRefused) {
+  const RandomLayer layer = random_layer(2, 20);
+  GivenLayer given{.kept = {{0}, {1}}, .evict = [](const EvictionView&) { return 2; }};
+  const auto session = make_session();
+  session->compress(layer.view(), {host_of(std::move(given)), {}, {}, {}, {}}, Positions{1, 1});
+  EXPECT_EQ(message_of<InvalidPolicy>([&] { session->step(layer.step(0)); }),
+            "the method evicts position 2 of KV head 0, which is not in its cache");
+}
+
 TEST(Given, OfAnotherShapeIsRefused) {
   const RandomLayer layer = random_layer(2, 18);
   const auto message = [&](GivenLayer given) {
