@@ -107,35 +107,12 @@ std::string trace_hash(const traces::Trace& trace, bool quiet) {
   return trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
 
-// Reads and judges one layer of a dump, and adds its tensors to the report.
-JudgedClaims judge(const traces::Layer& layer, const DumpFile& dump, DiffReport& report) {
-  const DumpInfo& info = dump.info();
-  const TestedImplementation implementation{
-      dump.policy_of(layer.index), info.layer_entries[layer.index], info.steps,
-      info.declared.arithmetic(),  info.declared.input_storage(),   info.declared.merged_storage()};
-  JudgedClaims result{dump.read_layer(layer.index), {}, info.steps, info.declared.accumulate};
-  try {
-    result.judged = judge_layer(layer, implementation, result.claims);
-  } catch (const NonFinite& error) {
-    throw TraceError(report.trace.path, -1, fmt::format("layers.{}", layer.index),
-                     fmt::format("its numbers are too large for double precision: {}", error.what()));
-  }
-  for (const TensorAgreement& found : result.judged.tensors) {
-    TensorAgreement& kept = report.tensors.emplace_back(JudgedTensor{layer.index, found}).agreement;
-    kept.outside_at = kept.undecided_at = {};  // of all layers these may be many
-    kept.decidable = {};
-    for (FunctionalAgreement& functional : kept.functionals)
-      functional.outside_at = functional.judged_at = {};
-  }
-  return result;
-}
-
 // Judges the dump's layers, with one layer in memory at a time.
 void judge_layers(const traces::Trace& trace, const DumpFile& dump, bool quiet, DiffReport& report) {
   Progress progress("judging " + dump.path(), !quiet);
   int64_t done = 0;
   for (const int64_t l : report.dump.layers) {
-    judge(trace.read_layer(l), dump, report);
+    judge_layer(trace.read_layer(l), dump, report);
     progress.update(++done, std::ssize(report.dump.layers));
   }
 }
@@ -151,11 +128,6 @@ std::vector<std::string> inputs_of(const traces::Trace& trace, std::initializer_
   return inputs;
 }
 
-DiffReport empty_report(const traces::Trace& trace, const std::string& sha256, const DumpFile& dump) {
-  dump.require_trace(sha256);
-  return {trace.info(), sha256, dump.path(), dump.info(), {}};
-}
-
 int diff_with_trace(const CommandLine& line, bool quiet) {
   const std::vector<std::string> paths = line.positionals("TRACE or DUMP", 2, 2);
   refuse_options(line, {"identical"}, "is for two dumps, with --against TRACE");
@@ -163,7 +135,7 @@ int diff_with_trace(const CommandLine& line, bool quiet) {
   const DumpFile dump(paths[1], trace.info(), header_options(line).header_limit);
   const std::vector<std::string> columns = chosen_columns(line, agreement_columns());
   Outputs outputs(line, inputs_of(trace, {dump.path()}), "diff");
-  DiffReport report = empty_report(trace, trace_hash(trace, quiet), dump);
+  DiffReport report = diff_report(trace, trace_hash(trace, quiet), dump);
   judge_layers(trace, dump, quiet, report);
   const Part part = diff_part(report);
   std::cout << text_report(report, part, text_style(line), columns);
@@ -196,8 +168,8 @@ void compare_layers(const traces::Trace& trace, const DumpFile& a, const DumpFil
   for (const int64_t l : all) {
     const traces::Layer layer = trace.read_layer(l);
     std::optional<JudgedClaims> own, other;
-    if (of_a.contains(l)) own = judge(layer, a, report.a);
-    if (of_b.contains(l)) other = judge(layer, b, report.b);
+    if (of_a.contains(l)) own = judge_layer(layer, a, report.a);
+    if (of_b.contains(l)) other = judge_layer(layer, b, report.b);
     if (own && other) report.compared.layers.push_back({l, compare_layer_rows(layer.shape, *own, *other)});
     progress.update(++done, std::ssize(all));
   }
@@ -218,7 +190,7 @@ int diff_against(const CommandLine& line, bool quiet) {
   Outputs outputs(line, inputs_of(trace, {a.path(), b.path()}), "against");
   const std::string sha256 = trace_hash(trace, quiet);
   AgainstReport report{
-      empty_report(trace, sha256, a), empty_report(trace, sha256, b), {{}, line.has("identical")}};
+      diff_report(trace, sha256, a), diff_report(trace, sha256, b), {{}, line.has("identical")}};
   compare_layers(trace, a, b, quiet, report);
   const Part part = against_part(report);
   std::cout << text_report(report, part, text_style(line), columns);

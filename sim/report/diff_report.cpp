@@ -24,6 +24,33 @@ Json arithmetic_facts(const reference::Arithmetic& arithmetic) {
 
 }  // namespace
 
+DiffReport diff_report(const traces::Trace& trace, const std::string& sha256, const DumpFile& dump) {
+  dump.require_trace(sha256);
+  return {trace.info(), sha256, dump.path(), dump.info(), {}};
+}
+
+JudgedClaims judge_layer(const traces::Layer& layer, const DumpFile& dump, DiffReport& report) {
+  const DumpInfo& info = dump.info();
+  const TestedImplementation implementation{
+      dump.policy_of(layer.index), info.layer_entries[layer.index], info.steps,
+      info.declared.arithmetic(),  info.declared.input_storage(),   info.declared.merged_storage()};
+  JudgedClaims result{dump.read_layer(layer.index), {}, info.steps, info.declared.accumulate};
+  try {
+    result.judged = judge_layer(layer, implementation, result.claims);
+  } catch (const NonFinite& error) {
+    throw TraceError(report.trace.path, -1, fmt::format("layers.{}", layer.index),
+                     fmt::format("its numbers are too large for double precision: {}", error.what()));
+  }
+  for (const TensorAgreement& found : result.judged.tensors) {
+    TensorAgreement& kept = report.tensors.emplace_back(JudgedTensor{layer.index, found}).agreement;
+    kept.outside_at = kept.undecided_at = {};  // of all layers these may be many
+    kept.decidable = {};
+    for (FunctionalAgreement& functional : kept.functionals)
+      functional.outside_at = functional.judged_at = {};
+  }
+  return result;
+}
+
 std::string implementation_text(const DumpInfo& dump) {
   return fmt::format("backend {}; {}", traces::printable(dump.backend), dump.declared.text());
 }

@@ -8,6 +8,7 @@
 
 #include <kvbound/sim/diff/agreement_summary.hpp>
 #include <kvbound/sim/diff/claims/dump_file.hpp>
+#include <kvbound/sim/diff/dump_rows.hpp>
 #include <kvbound/sim/diff/unlikely.hpp>
 #include <kvbound/sim/figures/cube.hpp>
 #include <kvbound/sim/figures/table.hpp>
@@ -27,6 +28,14 @@ struct DiffReport {
   Verdict verdict() const { return sim::verdict(summaries()); }       ///< on all of them
   ChanceVerdict by_chance() const { return ChanceVerdict(tensors); }  ///< on the outputs that do not differ
 };
+
+/// A report to which no layer has been added yet. Throws TraceError unless the dump is of the trace.
+///
+/// sha256  the trace's
+DiffReport diff_report(const traces::Trace& trace, const std::string& sha256, const DumpFile& dump);
+/// Reads and judges one layer of a dump, and adds its tensors to the report. Throws TraceError, also for numbers
+/// that are too large to compute with; as DumpFile::read_layer.
+JudgedClaims judge_layer(const traces::Layer& layer, const DumpFile& dump, DiffReport& report);
 
 /// What computed a dump: "backend cuda; storage BF16, accumulate F32, 8 splits".
 std::string implementation_text(const DumpInfo& dump);

@@ -122,7 +122,7 @@ std::optional<LayerTensor> taken_apart(std::string_view name) {
   return LayerTensor{range->first, std::string(tensor == kFormerEvicted ? "evicted" : tensor)};
 }
 
-const TensorEntry* find_tensor(const traces::SafetensorsFile& file, int64_t layer, std::string_view tensor) {
+const TensorEntry* find_tensor(const traces::TensorFile& file, int64_t layer, std::string_view tensor) {
   const TensorEntry* entry = file.find(fmt::format("layers.{}.{}", layer, tensor));
   return entry || tensor != "evicted" ? entry : file.find(fmt::format("layers.{}.{}", layer, kFormerEvicted));
 }
@@ -130,7 +130,7 @@ const TensorEntry* find_tensor(const traces::SafetensorsFile& file, int64_t laye
 // Checks the names, types and shapes of a dump's tensors.
 class TensorCheck {
  public:
-  TensorCheck(const traces::SafetensorsFile& file, const traces::TraceInfo& trace, DumpInfo& info)
+  TensorCheck(const traces::TensorFile& file, const traces::TraceInfo& trace, DumpInfo& info)
       : file_(file), trace_(trace), info_(info) {}
 
   void run() {
@@ -296,7 +296,7 @@ class TensorCheck {
     return info_.steps;
   }
 
-  const traces::SafetensorsFile& file_;
+  const traces::TensorFile& file_;
   const traces::TraceInfo& trace_;
   DumpInfo& info_;
   std::string first_with_steps_;
@@ -305,23 +305,26 @@ class TensorCheck {
 }  // namespace
 
 DumpFile::DumpFile(const std::string& path, const traces::TraceInfo& trace, int64_t header_limit)
-    : file_(path, header_limit), trace_(trace), info_(read_info(file_.metadata(), trace, given_)) {
-  TensorCheck(file_, trace_, info_).run();
+    : DumpFile(std::make_unique<traces::SafetensorsFile>(path, header_limit), trace) {}
+
+DumpFile::DumpFile(std::unique_ptr<traces::TensorFile> file, const traces::TraceInfo& trace)
+    : file_(std::move(file)), trace_(trace), info_(read_info(file_->metadata(), trace, given_)) {
+  TensorCheck(*file_, trace_, info_).run();
 }
 
 void DumpFile::require_trace(const std::string& sha256) const {
   if (info_.trace_sha256 == sha256) return;
-  MetadataFields(file_.metadata())
+  MetadataFields(file_->metadata())
       .refuse("trace_sha256", in_quotes(sha256) + ", the hash of " + traces::printable_path(trace_.path));
 }
 
 const TensorEntry* DumpFile::find(int64_t layer, const std::string& tensor) const {
-  return find_tensor(file_, layer, tensor);
+  return find_tensor(*file_, layer, tensor);
 }
 
 std::vector<int64_t> DumpFile::read_integers(const TensorEntry& entry) const {
   std::vector<int64_t> numbers(entry.elements);
-  file_.read(entry, 0, std::span(numbers));
+  file_->read(entry, 0, std::span(numbers));
   return numbers;
 }
 
@@ -329,7 +332,7 @@ std::optional<RealClaim> DumpFile::read_claim(int64_t layer, const std::string& 
   const TensorEntry* entry = find(layer, tensor);
   if (!entry) return std::nullopt;
   RealClaim claim{entry->shape, std::vector<double>(entry->elements), entry->dtype};
-  file_.read(*entry, 0, std::span(claim.numbers), traces::NonFiniteNumbers::allowed);
+  file_->read(*entry, 0, std::span(claim.numbers), traces::NonFiniteNumbers::allowed);
   return claim;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,7 +44,10 @@ class DumpFile {
   ///         host `given` that is not the one that the dump was computed with; IoError
   DumpFile(const std::string& path, const traces::TraceInfo& trace, int64_t header_limit);
 
-  const std::string& path() const { return file_.path(); }
+  /// Of tensors wherever they are.
+  DumpFile(std::unique_ptr<traces::TensorFile> file, const traces::TraceInfo& trace);
+
+  const std::string& path() const { return file_->path(); }
   const DumpInfo& info() const { return info_; }
   /// The policy with what its file has of a layer, if its host is `given`. Throws as
   /// traces::GivenFile::read_layer.
@@ -62,7 +66,7 @@ class DumpFile {
   std::optional<RealClaim> read_claim(int64_t layer, const std::string& tensor) const;
   std::vector<std::vector<int64_t>> read_kept(int64_t layer, const std::vector<int64_t>& offsets) const;
 
-  traces::SafetensorsFile file_;
+  std::unique_ptr<traces::TensorFile> file_;
   traces::TraceInfo trace_;
   GivenFiles given_;
   DumpInfo info_;

@@ -60,7 +60,11 @@ char* copy_from(const Array& array, size_t d, const char* from, size_t size, cha
 
 }  // namespace
 
-ArrayTensors::ArrayTensors(std::string what, const nb::dict& arrays) : what_(std::move(what)) {
+ArrayTensors::ArrayTensors(std::string what, const nb::dict& arrays,
+                           const std::map<std::string, std::string>& texts)
+    : what_(std::move(what)) {
+  metadata_.path = what_;
+  metadata_.strings = {texts.begin(), texts.end()};
   for (const auto [key, value] : arrays) {
     const auto name = nb::cast<std::string>(key);
     const bool is_bf16 = nb::isinstance<nb::tuple>(value);

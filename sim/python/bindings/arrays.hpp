@@ -26,8 +26,10 @@ class ArrayTensors : public traces::TensorFile {
   /// what     names them in messages
   /// arrays   name and object: of NumPy, or with __dlpack__ on the CPU; (object, "BF16") is one of 16-bit
   ///          integers that are the bits of BF16
+  /// texts    what a file would say of itself
   /// throws   TraceError for another device, or numbers of a type that no tensor has
-  ArrayTensors(std::string what, const nanobind::dict& arrays);
+  ArrayTensors(std::string what, const nanobind::dict& arrays,
+               const std::map<std::string, std::string>& texts = {});
   /// Call it with the GIL.
   ~ArrayTensors() override;
 

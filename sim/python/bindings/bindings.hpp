@@ -10,6 +10,7 @@ void bind_results(nanobind::module_& module);  // first: others derive from its 
 void bind_checks(nanobind::module_& module);
 void bind_traces(nanobind::module_& module);
 void bind_runs(nanobind::module_& module);
+void bind_diff(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 void bind_evaluate(nanobind::module_& module);
 

@@ -54,6 +54,7 @@ NB_MODULE(_native, module) {
   kvbound::python::bind_checks(module);
   kvbound::python::bind_traces(module);
   kvbound::python::bind_runs(module);
+  kvbound::python::bind_diff(module);
   kvbound::python::bind_replay(module);
   kvbound::python::bind_evaluate(module);
 }
