@@ -1,31 +1,31 @@
 // SHA-256, computed incrementally.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include "input_file.hpp"
+#include <openssl/sha.h>
 
-struct evp_md_ctx_st;  // OpenSSL's EVP_MD_CTX
+#include "input_file.hpp"
 
 namespace kvbound::traces {
 
 class Sha256 {
  public:
+  using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
+
   Sha256();
   void update(std::string_view bytes);
-  /// The digest as 64 lower-case hexadecimal digits. Ends the computation: call it once.
-  std::string hexadecimal();
+  /// Ends the computation: call one of these, once.
+  Digest digest();
+  std::string hexadecimal();  ///< 64 lower-case digits
 
  private:
-  struct Free {
-    void operator()(evp_md_ctx_st* context) const;
-  };
-  std::unique_ptr<evp_md_ctx_st, Free> context_;
+  SHA256_CTX context_;
 };
 
 /// The digest of some bytes, as Sha256::hexadecimal.

@@ -15,7 +15,6 @@
 
 #include <fmt/format.h>
 #include <omp.h>
-#include <openssl/crypto.h>
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/numerics/product.hpp>
@@ -123,22 +122,8 @@ extern "C" void end_for_want_of_resources() {
   std::_Exit(kWorld);
 }
 
-void* memory_or_end(void* memory, size_t bytes) {
-  if (!memory && bytes > 0) end_for_want_of_memory();
-  return memory;
-}
-
-// Before static objects, some of which allocate. OpenSSL, which does not survive that its first allocations
-// fail, gets its memory likewise.
-[[gnu::constructor(101)]] void end_without_memory() {
-  std::set_new_handler(end_for_want_of_memory);
-  CRYPTO_set_mem_functions(
-      [](size_t bytes, const char*, int) { return memory_or_end(std::malloc(bytes), bytes); },
-      [](void* memory, size_t bytes, const char*, int) {
-        return memory_or_end(std::realloc(memory, bytes), bytes);
-      },
-      [](void* memory, const char*, int) { std::free(memory); });
-}
+// Before static objects, some of which allocate.
+[[gnu::constructor(101)]] void end_without_memory() { std::set_new_handler(end_for_want_of_memory); }
 
 // Opens /dev/null as each standard stream that is closed, in the direction that fails: a file that got the
 // number of standard output would receive what is printed.

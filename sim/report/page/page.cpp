@@ -10,6 +10,7 @@
 #include <openssl/evp.h>
 
 #include <kvbound/sim/report/environment.hpp>
+#include <kvbound/traces/sha256.hpp>
 
 #include "agreement_section.hpp"
 #include "bench_section.hpp"
@@ -111,10 +112,11 @@ std::string embedded(const Json& document) {
 
 // A source of a Content-Security-Policy that allows one text.
 std::string hash_source(std::string_view text) {
-  unsigned char digest[EVP_MAX_MD_SIZE], base64[2 * EVP_MAX_MD_SIZE];
-  unsigned size = 0;
-  EVP_Digest(text.data(), text.size(), digest, &size, EVP_sha256(), nullptr);
-  const int length = EVP_EncodeBlock(base64, digest, static_cast<int>(size));
+  traces::Sha256 hash;
+  hash.update(text);
+  const traces::Sha256::Digest digest = hash.digest();
+  unsigned char base64[2 * digest.size()];
+  const int length = EVP_EncodeBlock(base64, digest.data(), static_cast<int>(digest.size()));
   return fmt::format("'sha256-{}'", std::string_view(reinterpret_cast<const char*>(base64), length));
 }
 
