@@ -7,6 +7,7 @@
 #include <omp.h>
 
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/sim/options/this_program.hpp>
 #include <kvbound/sim/replay/device.hpp>
 #include <kvbound/traces/input_file.hpp>
 #include <kvbound/traces/sha256.hpp>
@@ -55,7 +56,7 @@ std::string revision() { return KVBOUND_REVISION; }
 std::string build_identity() {
   const std::string own = revision();
   if (!own.ends_with("-dirty") && own != "unknown") return own;
-  const traces::InputFile program("/proc/self/exe");
+  const traces::InputFile program(this_program().code);
   const traces::InputFile* const files[] = {&program};
   return own + ", program " + traces::sha256_of(files, {});
 }

@@ -19,6 +19,7 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/fields.hpp>
+#include <kvbound/sim/options/this_program.hpp>
 
 namespace kvbound::sim {
 
@@ -51,6 +52,8 @@ class WorkerProcess {
     std::array<int, 2> ends{};
     if (pipe2(ends.data(), O_CLOEXEC) != 0)
       throw IoError("cannot make a pipe: " + std::generic_category().message(errno));
+    const ThisProgram& program = this_program();
+    arguments.insert(arguments.begin(), program.first.begin(), program.first.end());
     std::vector<char*> pointers;
     for (std::string& argument : arguments) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
@@ -66,7 +69,7 @@ class WorkerProcess {
       prctl(PR_SET_PDEATHSIG, SIGTERM);
       if (getppid() != engine) _exit(1);
       dup2(ends[1], STDOUT_FILENO);
-      execve("/proc/self/exe", pointers.data(), environment.data());
+      execve(program.executable.c_str(), pointers.data(), environment.data());
       _exit(126);
     }
     const int error = errno;
@@ -137,7 +140,7 @@ class LocalEngine {
     std::optional<int64_t> gpu;
     if (gpus_ > 1 && !std::getenv("CUDA_VISIBLE_DEVICES")) gpu = job % gpus_;
     workers_[job] = std::make_unique<WorkerProcess>(
-        std::vector<std::string>{"kvbound", "sweep", "--out", folder_.path(), "--worker",
+        std::vector<std::string>{"sweep", "--out", folder_.path(), "--worker",
                                  fmt::format("{}/{}", index, count), "--sweep", hash_, "--retries",
                                  std::to_string(options_.retries), "--threads", std::to_string(threads)},
         gpu);

@@ -12,6 +12,7 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/sim/options/this_program.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 
@@ -63,7 +64,15 @@ fs::path place_of(const SweepFolder& folder) {
   return place;
 }
 
-std::string program() { return fs::read_symlink("/proc/self/exe").string(); }
+// The words that start this program on another machine, for the shell.
+std::string program() {
+  const ThisProgram& program = this_program();
+  const bool is_link = program.executable == "/proc/self/exe";
+  std::string words =
+      shell_quoted(is_link ? fs::read_symlink(program.executable).string() : program.executable);
+  for (size_t i = 1; i < program.first.size(); ++i) words += " " + shell_quoted(program.first[i]);
+  return words;
+}
 
 // A line that the shell does not read.
 std::string sbatch_line(const std::string& options) {
@@ -91,7 +100,7 @@ std::string submit_script(const SweepFolder& folder, const char* name, const std
 }
 
 std::string gather_script(const SweepFolder& folder, const std::string& hash, const SlurmOptions& options) {
-  std::string call = fmt::format("{} gather {} --sweep {} --quiet", shell_quoted(program()),
+  std::string call = fmt::format("{} gather {} --sweep {} --quiet", program(),
                                  shell_quoted(fs::absolute(folder.path()).string()), shell_quoted(hash));
   if (options.json) call += " --json " + shell_quoted(fs::absolute(*options.json).string());
   if (options.csv) call += " --csv " + shell_quoted(fs::absolute(*options.csv).string());
@@ -112,8 +121,8 @@ std::string array_script(const SweepFolder& folder, const std::string& hash, con
   script += fmt::format(
       "srun --ntasks=1 --cpus-per-task=\"${{SLURM_CPUS_PER_TASK:-1}}\"{} {} sweep --out {} --sweep {} --share \"$SLURM_ARRAY_TASK_ID/{}\" --jobs 1 \\\n"
       "    --threads \"${{SLURM_CPUS_PER_TASK:-1}}\" --retries {} --quiet\n",
-      options.gpu ? " --gpus-per-task=1" : "", shell_quoted(program()),
-      shell_quoted(fs::absolute(folder.path()).string()), shell_quoted(hash), options.jobs, options.retries);
+      options.gpu ? " --gpus-per-task=1" : "", program(), shell_quoted(fs::absolute(folder.path()).string()),
+      shell_quoted(hash), options.jobs, options.retries);
   return script;
 }
 

@@ -49,6 +49,7 @@ void bind_errors(nb::module_& module) {
 NB_MODULE(_native, module) {
   module.attr("version") = kvbound::sim::version();
   module.attr("revision") = kvbound::sim::revision();
+  kvbound::python::bind_program(module);
   kvbound::python::bind_errors(module);
   kvbound::python::bind_results(module);
   kvbound::python::bind_checks(module);
