@@ -13,9 +13,9 @@ from support.kvbound_cli import INVALID, MISMATCH, USAGE, WORLD, CommandLineTest
 from support.tiny_model import TinyModel
 
 SCRIPTS = kvbound_cli.REPOSITORY / "traces" / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-from trace_file import Files  # noqa: E402
-from trace_reader import Trace  # noqa: E402
+sys.path.insert(0, str(kvbound_cli.REPOSITORY / "sim" / "python"))
+from kvbound.recording.trace_file import Files  # noqa: E402
+from kvbound.recording.trace_reader import Trace  # noqa: E402
 
 N, LAYERS, KV_HEADS, HEADS, WINDOW = 64, 2, 2, 4, 4
 

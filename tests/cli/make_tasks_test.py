@@ -245,7 +245,7 @@ class Texts(MakeTasksTest):
         return make_tasks.Bytes(text, SimpleNamespace(text="prose.txt"))
 
     def passage_is_refused(self, text, wanted, cuts, message):
-        with self.assertRaisesRegex(make_tasks.Invalid, message):
+        with self.assertRaisesRegex(make_tasks.InvalidInput, message):
             self.source(text).passage(wanted, cuts)
 
     def test_line_ends_and_the_byte_order_mark_do_not_matter(self):

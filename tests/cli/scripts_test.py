@@ -13,8 +13,10 @@ from support.kvbound_cli import INVALID, MISMATCH, WORLD, CommandLineTest, Trace
 
 SCRIPTS = kvbound_cli.REPOSITORY / "traces" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
-from from_torch import Invalid, write_dump, write_trace  # noqa: E402
-from trace_file import Files, encoded  # noqa: E402
+from from_torch import from_torch, write_dump  # noqa: E402
+
+from kvbound.errors import InvalidInput  # noqa: E402
+from kvbound.recording.trace_file import Files, encoded  # noqa: E402
 
 
 def tensors_of(path):
@@ -43,7 +45,7 @@ class FromTorch(CommandLineTest):
         self.layers = layers_of(TraceFile())
 
     def test_a_trace_is_what_kvbound_reads(self):
-        write_trace(self.trace, self.layers, decode_tokens=3, tokens=np.arange(27), scale=0.3, model="m", source="s")
+        from_torch(self.trace, self.layers, decode_tokens=3, tokens=np.arange(27), sm_scale=0.3, model="m", source="s")
         report = self.passes("inspect", self.trace)
         for line in ("model +m", "layers +2", "query heads +4", "KV heads +2", "prompt tokens +24", "decode tokens +3",
                      "window queries +8", "scale +0.3", "storage +F32", "tokens +recorded"):
@@ -62,14 +64,14 @@ class FromTorch(CommandLineTest):
                 weights = np.exp(logits)
                 outputs.append(weights / weights.sum(1, keepdims=True) @ layer["value"][h // 2])
             layer["attention_output"] = np.stack(outputs).astype("<f4")
-        write_trace(self.trace, self.layers, decode_tokens=3)
+        from_torch(self.trace, self.layers, decode_tokens=3)
         self.passes("inspect", self.trace, "--verify")
         self.layers[1]["attention_output"][2, 5, 1] += 0.01
-        write_trace(self.trace, self.layers, decode_tokens=3)
+        from_torch(self.trace, self.layers, decode_tokens=3)
         self.passes("inspect", self.trace, "--verify", code=MISMATCH)
 
     def test_a_dump_is_what_diff_judges(self):
-        write_trace(self.trace, self.layers, decode_tokens=3)
+        from_torch(self.trace, self.layers, decode_tokens=3)
         policy = "snapkv:window=4:pool=3"
         reference = self.folder / "reference.safetensors"
         self.passes("replay", self.trace, "--policy", policy, "--budget", "12", "--dump", reference)
@@ -110,18 +112,18 @@ class FromTorch(CommandLineTest):
             change(layers)
             if "3 query" in pattern:
                 layers[0]["output_projection"] = np.zeros((12, 8), f4)
-            with self.subTest(pattern), self.assertRaisesRegex(Invalid, pattern):
-                write_trace(self.trace, layers, decode_tokens=3)
+            with self.subTest(pattern), self.assertRaisesRegex(InvalidInput, pattern):
+                from_torch(self.trace, layers, decode_tokens=3)
         for pattern, options in (("decode_tokens is 27", {"decode_tokens": 27}),
-                                 ("query has 11 rows", {"decode_tokens": 11}), ("scale is -1", {"scale": -1}),
+                                 ("query has 11 rows", {"decode_tokens": 11}), ("sm_scale is -1", {"sm_scale": -1}),
                                  ("tokens: .*expected .27.", {"tokens": np.arange(3)}),
                                  ("tokens: is F32", {"tokens": np.zeros(27, f4)})):
-            with self.subTest(pattern), self.assertRaisesRegex(Invalid, pattern):
-                write_trace(self.trace, self.layers, **options)
+            with self.subTest(pattern), self.assertRaisesRegex(InvalidInput, pattern):
+                from_torch(self.trace, self.layers, **options)
         self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_a_dump_of_the_wrong_shape_is_refused(self):
-        write_trace(self.trace, self.layers, decode_tokens=3)
+        from_torch(self.trace, self.layers, decode_tokens=3)
         for pattern, layers in (
                 ("1 layers, but the trace has 2", [{}]), ("at least one layer", [None, None]),
                 (r"layers.1.output: has the shape \[4, 3, 4\]; expected \[any, 4, 4\]",
@@ -132,12 +134,12 @@ class FromTorch(CommandLineTest):
                 ("KV head 0 is not ascending", [{"kept": [[0, 24], [0, 1]]}, None]),
                 ("score: is I64", [{"score": np.zeros((2, 3), int)}, None]),
                 (r"evicted: .* expected \[any, 2\]", [{"evicted": np.zeros((3, 4), int)}, None])):
-            with self.subTest(pattern), self.assertRaisesRegex(Invalid, pattern):
+            with self.subTest(pattern), self.assertRaisesRegex(InvalidInput, pattern):
                 write_dump(self.folder / "dump.safetensors", self.trace, "snapkv", 12, "mine", layers)
         other = self.folder / "other"
         for content in (b"", b"\x02\0\0\0\0\0\0\0{}", b"\xff" * 8):
             other.write_bytes(content)
-            with self.assertRaisesRegex(Invalid, "is not a trace"):
+            with self.assertRaisesRegex(InvalidInput, "is not a trace|is no safetensors file"):
                 write_dump(self.folder / "dump.safetensors", other, "snapkv", 12, "mine", [{}])
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["other", "trace.safetensors"])
 
@@ -156,7 +158,7 @@ class Numbers(CommandLineTest):
                                       ("too large for F32", np.float64([1e39]), "F32"),
                                       ("NaN or infinity", np.float32([np.inf]), "F32"),
                                       ("not all I32", np.int64([2**31]), "I32"), ("not real", np.int64([1]), "F32")):
-            with self.assertRaisesRegex(Invalid, pattern):
+            with self.assertRaisesRegex(InvalidInput, pattern):
                 encoded(array, dtype)
         self.assertEqual(encoded(np.float32([65519]), "F16"), 65504)
 
@@ -175,7 +177,7 @@ class Failures(CommandLineTest):
         return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=self.folder, **options)
 
     def test_what_was_killed_left_goes_with_the_next_run_of_the_program(self):
-        killed = ("import os, signal, sys; sys.path.insert(0, sys.argv[1]); from trace_file import Files; "
+        killed = ("import os, signal, sys; sys.path.insert(0, sys.argv[1]); import script_options; from kvbound.recording.trace_file import Files; "
                   "Files('t.index.json', {}, [{'a': ('F32', (2,))}, {'b': ('F32', (2,))}]); os.kill(os.getpid(), signal.SIGKILL)")
         self.assertEqual(self.run_script("-c", killed, SCRIPTS).returncode, -9)
         self.assertEqual(len(list(self.folder.glob(".t*.tmp"))), 3)
@@ -206,7 +208,7 @@ class Failures(CommandLineTest):
             result = self.run_script(*arguments)
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertTrue(device.is_symlink())
-        with self.assertRaisesRegex(Invalid, "is no regular file"):
+        with self.assertRaisesRegex(InvalidInput, "is no regular file"):
             Files(device, {}, [{"a": ("F32", (2,))}])
         self.assertTrue(device.is_symlink())
 
@@ -223,6 +225,15 @@ class Names(CommandLineTest):
                    "sys.argv[1] in tokenize.__file__)")
         result = subprocess.run([sys.executable, "-c", program, SCRIPTS], capture_output=True, text=True, check=True)
         self.assertEqual(result.stdout, "tokenize True False\n")
+
+    def test_of_the_package_are_there_without_its_compiled_module(self):
+        program = ("import sys; sys.path.insert(0, sys.argv[1]); import script_options, kvbound; "
+                   "kvbound.from_torch, kvbound.record_hf, kvbound.write_dump; "
+                   "print(set(kvbound.__all__) <= set(dir(kvbound)), 'kvbound._native' in sys.modules, 'torch' in sys.modules); "
+                   "kvbound.nothing")
+        result = subprocess.run([sys.executable, "-c", program, SCRIPTS], capture_output=True, text=True, check=False)
+        self.assertEqual(result.stdout, "True False False\n")
+        self.assertRegex(result.stderr, r"AttributeError: module 'kvbound' has no attribute 'nothing'\n\Z")
 
     def test_every_script_says_what_it_is_for(self):
         peers = kvbound_cli.REPOSITORY / "sim" / "bench" / "peers"

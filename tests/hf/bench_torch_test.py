@@ -96,7 +96,7 @@ class Results(BenchTorchTest):
     def test_need_a_trace_that_does(self):
         dump = self.folder / "dump"
         (self.folder / "empty").touch()
-        self.refused(INVALID, "is not a trace", "--replay", self.folder / "empty", dump, "--policy", "snapkv")
+        self.refused(INVALID, "is no safetensors file", "--replay", self.folder / "empty", dump, "--policy", "snapkv")
         self.refused(WORLD, "No such file", "--replay", self.folder / "missing", dump, "--policy", "snapkv")
         for budget, entries in (("1%", 19), ("32", 32), ("1985", 1985)):
             self.refused(INVALID, f"--budget {budget}: {entries} entries; expected 33 to 1984", "--replay",

@@ -36,7 +36,7 @@ class MakeTasks(CommandLineTest):
             try:
                 make_tasks.run("make_tasks", lambda: make_tasks.make_tasks(make_tasks.parse_options()))
                 return PASS, err.getvalue()
-            except (SystemExit, make_tasks.Invalid) as error:
+            except (SystemExit, make_tasks.InvalidInput) as error:
                 return error.code, err.getvalue()
 
     def tasks(self, model, kind, *arguments):

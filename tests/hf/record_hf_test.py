@@ -17,17 +17,19 @@ import unittest.mock
 import numpy as np
 import safetensors.torch
 import torch
+import transformers
 from hf import forward, models
 from support import kvbound_cli
 from support.kvbound_cli import INVALID, MISMATCH, PASS, USAGE, WORLD, CommandLineTest
 
 SCRIPTS = kvbound_cli.REPOSITORY / "traces" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
-import attention_recorder  # noqa: E402
-import from_torch  # noqa: E402
 import record_hf  # noqa: E402
-from attention_recorder import Layer, require_plain_attention  # noqa: E402
-from trace_file import Invalid  # noqa: E402
+from from_torch import from_torch, write_dump  # noqa: E402
+
+from kvbound.errors import InvalidInput, InvalidOption  # noqa: E402
+from kvbound.recording import attention_recorder, hf_model, hf_recording  # noqa: E402
+from kvbound.recording.attention_recorder import Layer, require_plain_attention  # noqa: E402
 
 PROMPT, STEPS = 70, 9
 FAMILIES = {"Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {"sliding_window": None}}
@@ -254,6 +256,48 @@ class Options(RecordTest):
         self.passes("inspect", trace, "--verify", code=MISMATCH)
 
 
+class Called(RecordTest):
+    """kvbound.record_hf as a function."""
+
+    def test_records_a_loaded_model_as_the_script_records_its_directory(self):
+        folder = models.save(self.folder / "model", "Qwen3")
+        _, expected, _ = self.record(folder, dtype="F16")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32).train()
+        for ids in (self.ids, np.array(self.ids), torch.tensor(self.ids)):
+            path = hf_recording.record_hf(model, ids[:PROMPT], steps=STEPS, window=PROMPT, out=self.folder / "called.safetensors")
+            _, found = forward.read_trace(path)
+            self.assertEqual(found.keys(), expected.keys())
+            for name in expected:
+                np.testing.assert_array_equal(found[name], expected[name], name)
+        self.assertEqual((model.config._attn_implementation, model.training), ("sdpa", True))
+        self.assertTrue(all(not module._forward_pre_hooks for module in model.modules()))
+
+    def test_leaves_a_model_that_it_refuses_as_it_was(self):
+        folder = models.save(self.folder / "model", "Llama")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        before, usual = model.config._attn_implementation, dict(out=self.folder / "t", prompt=PROMPT)
+        record = hf_recording.record_hf
+        for error, pattern, call in (
+                (InvalidInput, "layer 7, but the model has layers 0-2", lambda: record(model, self.ids, layers=[7], **usual)),
+                (InvalidInput, r"ids: element 1 is '2.5'", lambda: record(model, [1, 2.5], out=self.folder / "t")),
+                (InvalidInput, "ids: has 3 tokens, but the prompt has 70", lambda: record(model, [1, 2, 3], **usual)),
+                (InvalidInput, "not in the vocabulary of 97", lambda: record(model, [97] * PROMPT, **usual)),
+                (InvalidOption, "window: is 71", lambda: record(model, self.ids, window=71, **usual)),
+                (InvalidOption, "dtype: is 'I8'", lambda: record(model, self.ids, dtype="I8", **usual)),
+                (InvalidInput, "torch.bfloat16; expected float32", lambda: record(model.bfloat16(), self.ids, **usual))):
+            with self.subTest(pattern), self.assertRaisesRegex(error, pattern):
+                call()
+            self.assertEqual(model.config._attn_implementation, before)
+            self.assertTrue(all(not module._forward_pre_hooks for module in model.modules()))
+        self.assertEqual(list(self.folder.glob("t*")), [self.folder / "tokens"])
+
+    def test_notes_what_it_leaves_out(self):
+        folder = models.save(self.folder / "model", "Qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=1,
+                             layer_types=["full_attention", "sliding_attention", "full_attention"])
+        with self.assertWarnsRegex(UserWarning, r"left out: layers 1 \(a sliding window of 16\)"):
+            hf_recording.record_hf(folder, self.ids, out=self.folder / "t", prompt=PROMPT)
+
+
 class Models(RecordTest):
     """Models that a trace cannot describe, or not wholly."""
 
@@ -330,7 +374,7 @@ class Models(RecordTest):
         self.assertEqual((metadata["layers"], metadata["model_layers"]), ("2", "0,2"))
         self.assertEqual(err, "record_hf: left out: layers 1 (a sliding window of 16)\n")
         self.assertEqual(len(tensors), 11)
-        self.refuses_to_record(r"--layers asks for layers that a trace cannot say: 1 \(a sliding window of 16\)",
+        self.refuses_to_record(r"layers: asks for layers that a trace cannot say: 1 \(a sliding window of 16\)",
                                *self.usual(model)[:-1], "--layers", "0-1", self.folder / "other.safetensors")
 
     def test_whose_numbers_the_stored_type_cannot_hold_are_refused(self):
@@ -362,20 +406,19 @@ class Recorder(RecordTest):
                 ("a batch of 2", (query.repeat(2, 1, 1, 1), key, causal))):
             recorder = attention_recorder.Recorder(torch, "F32")
             recorder.layers, recorder.files = {0: layer}, object()
-            with self.subTest(pattern), self.assertRaisesRegex(Invalid, pattern):
+            with self.subTest(pattern), self.assertRaisesRegex(InvalidInput, pattern):
                 recorder(module, arguments[0], arguments[1], arguments[1], arguments[2])
 
     def test_refuses_layers_of_different_shapes(self):
         attention = type("Attention", (), {"o_proj": torch.nn.Linear(8, 8)})()
-        text = type("Config", (), {"num_hidden_layers": 2})()
         recorder = attention_recorder.Recorder(torch, "F32")
         usual = (2, 1, 4, 0.5)
         for what, other in (("query heads 4", (4, 1, 4, 0.5)), ("KV heads 2", (2, 2, 4, 0.5)),
                             ("head_dim 8", (2, 1, 8, 0.5)), ("scale 1.0", (2, 1, 4, 1.0))):
             recorder.layers = {i: Layer(attention, *shape, None) for i, shape in enumerate((usual, other))}
-            with self.subTest(what), self.assertRaisesRegex(Invalid, f"layer 1 has {what}, but layer 0 has"):
-                record_hf.chosen_layers(recorder, text, None)
-            self.assertEqual(record_hf.chosen_layers(recorder, text, [1]), [1])
+            with self.subTest(what), self.assertRaisesRegex(InvalidInput, f"layer 1 has {what}, but layer 0 has"):
+                hf_model.chosen_layers(recorder, 2, None, print)
+            self.assertEqual(hf_model.chosen_layers(recorder, 2, [1], print), [1])
 
     def test_refuses_arguments_that_it_does_not_know(self):
         from transformers.models.llama import modeling_llama
@@ -384,10 +427,10 @@ class Recorder(RecordTest):
         for pattern, options in (("softcap of 30.0", {"softcap": 30.0}), ("sinks", {"s_aux": torch.ones(2)}),
                                  ("'position_bias'", {"position_bias": torch.ones(2)}),
                                  ("'temperature'", {"temperature": 2.0})):
-            with self.subTest(pattern), self.assertRaisesRegex(Invalid, pattern):
+            with self.subTest(pattern), self.assertRaisesRegex(InvalidInput, pattern):
                 require_plain_attention(module, options)
         module.is_causal = False
-        with self.assertRaisesRegex(Invalid, "not causal"):
+        with self.assertRaisesRegex(InvalidInput, "not causal"):
             require_plain_attention(module, {})
 
 
@@ -401,7 +444,7 @@ class FromTorch(CommandLineTest):
             layer["key"] = layer["key"].transpose(0, 1).contiguous().transpose(0, 1)
             layer["output_projection"] = torch.nn.Parameter(layer["output_projection"].T.contiguous()).T
             path = self.folder / f"{storage}.safetensors"
-            from_torch.write_trace(path, [layer], decode_tokens=2, tokens=torch.arange(9))
+            from_torch(path, [layer], decode_tokens=2, tokens=torch.arange(9))
             self.assertRegex(self.passes("inspect", path), f"storage +{storage}")
             _, tensors = forward.read_safetensors(path)
             for name, array in layer.items():
@@ -409,7 +452,7 @@ class FromTorch(CommandLineTest):
         dump = self.folder / "dump.safetensors"
         kept = torch.tensor([[0, 1, 5, 6], [0, 2, 5, 6]])
         results = {"kept": kept, "output": torch.zeros(2, 4, 4)}
-        from_torch.write_dump(dump, path, "snapkv:window=2:pool=1", 4, "mine", [results])
+        write_dump(dump, path, "snapkv:window=2:pool=1", 4, "mine", [results])
         _, tensors = forward.read_safetensors(dump)
         self.assertEqual(tensors["layers.0.kept"].tolist(), kept.flatten().tolist())
         self.assertEqual(tensors["layers.0.kept_offsets"].tolist(), [0, 4, 8])

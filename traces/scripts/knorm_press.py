@@ -12,8 +12,9 @@ Replace score() by your method.
 """
 import numpy as np
 from script_options import Parser, run
-from trace_file import Files
-from trace_reader import Trace
+
+from kvbound.recording.trace_file import Files
+from kvbound.recording.trace_reader import Trace
 
 
 def score(keys):
@@ -24,7 +25,8 @@ def score(keys):
 def main(path, given, task):
     trace = Trace(path)
     n = trace.count("prompt_tokens")
-    scores = {f"layers.{layer}.score": score(trace.tensor(f"layers.{layer}.key")[:, :n]) for layer in range(trace.count("layers"))}
+    scores = {f"layers.{layer}.score": score(trace.tensor(f"layers.{layer}.key")[:, :n])
+              for layer in range(trace.count("layers"))}
     subject = {"task_id": task} if task else {"trace_sha256": trace.sha256}
     metadata = {"format": "kvbound-given", "version": "1", **subject, "name": "KnormPress"}
     with Files(given, metadata, [{name: ("F64", array.shape) for name, array in scores.items()}]) as file:

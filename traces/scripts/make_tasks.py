@@ -28,8 +28,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from portable_random import Permutation, Stream
-from script_options import Invalid, Parser, count, run, temporary_beside, whole_file
+from script_options import Parser, count, run, whole_file
 from script_options import layers as numbers
+
+from kvbound.errors import InvalidInput
+from kvbound.recording.temporary_name import temporary_beside
 
 PASSAGE, WORDS, NUMBERS, POSITIONS = range(4)  # what the numbers of a child stream are drawn for
 ATTEMPTS = 100  # to find words that the question does not meet in the prose
@@ -70,14 +73,14 @@ def random_needles(words, options, random):
                               options.question.format(word=word)))
         if len(needles) == options.needles:
             return needles
-    raise Invalid(f"{options.text} has {len(needles)} words of 4 to 10 small letters of which none is the end of another; "
+    raise InvalidInput(f"{options.text} has {len(needles)} words of 4 to 10 small letters of which none is the end of another; "
                   f"expected {options.needles}, one for each needle")
 
 
 def passage_start(options, size, length, number, random):
     """Where the passage of a task should begin: in its share of the text if that is long enough, otherwise anywhere."""
     if size < length:
-        raise Invalid(f"{options.text} has {size} tokens; expected at least {length}")
+        raise InvalidInput(f"{options.text} has {size} tokens; expected at least {length}")
     share = size // options.tasks
     if share < length:
         return random.below(0, size - length + 1)
@@ -103,7 +106,7 @@ class Bytes:
             for begin in begins:
                 if has_clean_cuts(begin):
                     return begin
-        raise Invalid(f"{self.options.text}: no passage of {cuts[-1]} bytes before byte {wanted} ends between characters")
+        raise InvalidInput(f"{self.options.text}: no passage of {cuts[-1]} bytes before byte {wanted} ends between characters")
 
     def needle_prompt(self, needles, length, depth, start, random):
         """(prompt, tokens before the question, answer); None if the question is in the prose as well."""
@@ -111,7 +114,7 @@ class Bytes:
         texts = [needle.text.encode() for needle in needles]
         room = length - len(question) - sum(map(len, texts))
         if room < 1:
-            raise Invalid(f"a prompt of {length} bytes has no room for prose beside {length - room} of needles and question")
+            raise InvalidInput(f"a prompt of {length} bytes has no room for prose beside {length - room} of needles and question")
         begin = self.passage(start, [room])
         prose = self.data[begin:begin + room]
         if any(needle.question.encode() in prose for needle in needles):
@@ -157,7 +160,7 @@ class Tokens:
 
     def chat_ids(self):
         if any(len(self.tokenizer.encode(token)[0]) != 1 for token in ("<|im_start|>", "<|im_end|>")):
-            raise Invalid(f"{self.options.model} does not know the tokens of --chat, <|im_start|> and <|im_end|>")
+            raise InvalidInput(f"{self.options.model} does not know the tokens of --chat, <|im_start|> and <|im_end|>")
         return self.tokenizer.encode(BEFORE)[0]
 
     def passage(self, wanted):
@@ -183,14 +186,14 @@ class Tokens:
         asked = self.tokenizer.encode("\n" + question)[0]
         whole = self.tokenizer.encode("\n" + question + self.options.answer_of(needles[0]))[0]
         if whole[:len(asked)] != asked:
-            raise Invalid(f"the answer's first token holds a part of the question {needles[0].question!r}: change --needle")
+            raise InvalidInput(f"the answer's first token holds a part of the question {needles[0].question!r}: change --needle")
         return prompt, length - len(asked), whole[len(asked):]
 
     def continuation(self, length, start, more):
         first = self.tokenizer.first
         begin, end = self.passage(start), length - len(first)
         if end < 1:
-            raise Invalid(f"a prompt of {length} tokens has no room for text")
+            raise InvalidInput(f"a prompt of {length} tokens has no room for text")
         return first + self.ids[begin:begin + end], self.ids[begin + end:begin + end + more]
 
     @staticmethod
@@ -217,11 +220,11 @@ def needle_task(source, words, options, length, number):
         if found:
             prompt, before, answer = found
             if len(answer) < 2 and not options.context_only:
-                raise Invalid(f"the answer {needles[0].number} is one token: nothing of it would go through the compressed "
+                raise InvalidInput(f"the answer {needles[0].number} is one token: nothing of it would go through the compressed "
                               f"cache; take a larger --answer, or --context-only")
             rest = {"compress_at": before} if options.context_only else {}
             return {"depth": plain(depth)} | source.members(prompt, "answer", answer) | rest
-    raise Invalid(f"{options.text}: the questions are in the prose itself")
+    raise InvalidInput(f"{options.text}: the questions are in the prose itself")
 
 
 def continuation_task(source, options, length, number):
@@ -374,9 +377,9 @@ def make_tasks(options):
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise Invalid(f"{options.text}: {error}") from None
+        raise InvalidInput(f"{options.text}: {error}") from None
     if Path(options.out).exists() and os.path.samefile(options.text, options.out):
-        raise Invalid(f"{options.out} is the text")
+        raise InvalidInput(f"{options.out} is the text")
     made = list(tasks(text, options))
     write(options.out, (json.dumps(task, ensure_ascii=False, separators=(",", ":")) + "\n" for task in made))
     targets = [len(task.get("answer") or task.get("continuation") or b"") for task in made]

@@ -1,21 +1,18 @@
-"""What the scripts share: one line for an error, kvbound's exit codes, names of temporary files."""
+"""What the scripts share: the package, one line for an error, kvbound's exit codes."""
 import argparse
-import hashlib
-import itertools
-import os
 import re
 import signal
 import sys
 from pathlib import Path
 
+# before a package that is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "sim" / "python"))
+
+from kvbound.errors import InvalidInput, InvalidOption  # noqa: E402
+
 # Controls, separators of lines, what changes the direction of text, and bytes of names that are not UTF-8.
 NOT_PLAIN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 MOST_BYTES = 1 << 28  # of a text
-temporary_numbers = itertools.count()
-
-
-class Invalid(Exception):
-    """A caller's mistake: one line with the values in it."""
 
 
 def one_line(text):
@@ -24,17 +21,6 @@ def one_line(text):
         how = "surrogateescape" if "\udc80" <= match[0] <= "\udcff" else "surrogatepass"
         return "".join(f"\\x{byte:02x}" for byte in match[0].encode("utf-8", how))
     return NOT_PLAIN.sub(shown, str(text))
-
-
-def temporary_beside(path):
-    """A name for a file until it is whole: one of kvbound's, .NAME.PID-N-MACHINE.tmp, which removes what killed processes left."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
-        machine = hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:12]
-    except OSError:
-        machine = ""
-    stem = os.fsdecode(os.fsencode(path.name)[:190])  # a name has at most 255 bytes
-    return path.with_name(f".{stem}.{os.getpid()}-{next(temporary_numbers)}-{machine}.tmp")
 
 
 def whole_file(path):
@@ -46,7 +32,7 @@ def whole_file(path):
         error.filename = error.filename or str(path)
         raise
     if len(data) > MOST_BYTES:
-        raise Invalid(f"{path}: has more than {MOST_BYTES >> 20} MiB")
+        raise InvalidInput(f"{path}: has more than {MOST_BYTES >> 20} MiB")
     return data
 
 
@@ -105,7 +91,7 @@ class Progress:
 
 
 def run(name, action):
-    """Runs a script. Exit codes: 3 what an Invalid says; 4 I/O; 129, 130, 143 interrupted; one line on standard error each."""
+    """Runs a script. Exit codes: 2 InvalidOption; 3 InvalidInput; 4 I/O; 129, 130, 143 interrupted; one line on stderr each."""
     def terminate(number, frame):
         raise SystemExit(128 + number)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -113,9 +99,9 @@ def run(name, action):
             signal.signal(number, terminate)
     try:
         action()
-    except Invalid as error:
+    except (InvalidInput, InvalidOption) as error:
         print(one_line(f"{name}: {error}"), file=sys.stderr)
-        sys.exit(3)
+        sys.exit(3 if isinstance(error, InvalidInput) else 2)
     except OSError as error:
         print(one_line(f"{name}: {error.filename or 'I/O'}: {error.strerror or error}"), file=sys.stderr)
         sys.exit(4)

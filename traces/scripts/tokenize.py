@@ -31,7 +31,9 @@ else:
     import re
     from pathlib import Path
 
-    from script_options import Invalid, Parser, count, run, whole_file
+    from script_options import Parser, count, run, whole_file
+
+    from kvbound.errors import InvalidInput
 
 # Llama 3's and Qwen2's words, as their tokenizer.json has them.
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -56,11 +58,11 @@ def from_directory(path):
     from tokenizers import Tokenizer as Loaded
     file = path / "tokenizer.json"
     if not file.is_file():
-        raise Invalid(f"{path} has no tokenizer.json")
+        raise InvalidInput(f"{path} has no tokenizer.json")
     try:
         tokenizer = Loaded.from_file(str(file))
     except Exception as error:  # the package raises Exception itself
-        raise Invalid(f"{file}: {' '.join(str(error).split())[:200]}") from None
+        raise InvalidInput(f"{file}: {' '.join(str(error).split())[:200]}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     first = tokenizer.encode("").ids
@@ -75,7 +77,7 @@ def gguf_fields(path):
         return {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in reader.fields.items()
                 if name.startswith("tokenizer.ggml.")}
     except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError, TypeError) as error:
-        raise Invalid(f"{path}: is no GGUF: {' '.join(str(error).split())[:200]}") from None
+        raise InvalidInput(f"{path}: is no GGUF: {' '.join(str(error).split())[:200]}") from None
 
 
 def from_gguf(path):
@@ -84,18 +86,18 @@ def from_gguf(path):
     fields = gguf_fields(path)
     kind, pre = fields.get("model"), fields.get("pre")
     if kind != "gpt2":
-        raise Invalid(f"{path}: tokenizer.ggml.model is {kind!r}; expected 'gpt2', byte-level BPE")
+        raise InvalidInput(f"{path}: tokenizer.ggml.model is {kind!r}; expected 'gpt2', byte-level BPE")
     if pre not in PRE:
-        raise Invalid(f"{path}: tokenizer.ggml.pre is {pre!r}; expected one of {', '.join(PRE)}")
+        raise InvalidInput(f"{path}: tokenizer.ggml.pre is {pre!r}; expected one of {', '.join(PRE)}")
     tokens, merges = fields.get("tokens") or [], fields.get("merges") or []
     pairs = [tuple(merge.split(" ")) for merge in merges]
     if not tokens or any(len(pair) != 2 for pair in pairs):
-        raise Invalid(f"{path}: tokenizer.ggml has {len(tokens)} tokens, or a merge that is not two of them")
+        raise InvalidInput(f"{path}: tokenizer.ggml has {len(tokens)} tokens, or a merge that is not two of them")
     vocabulary = {token: i for i, token in reversed(list(enumerate(tokens)))}
     try:
         tokenizer = Built(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
     except Exception as error:
-        raise Invalid(f"{path}: tokenizer.ggml.merges: {error}") from None
+        raise InvalidInput(f"{path}: tokenizer.ggml.merges: {error}") from None
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre == "smollm")
     words = (pre_tokenizers.Digits(individual_digits=True) if pre == "smollm" else
              pre_tokenizers.Split(Regex(_WORDS % ("{1,3}" if pre == "llama-bpe" else "")), "isolated"))
@@ -121,16 +123,16 @@ def retrieval_prompt(tokenizer, text, tokens, needles, depths, question, is_afte
 
     depths     of each needle, from 0 (the text's beginning) to 1
     returns    (ids, [(what, its first token, the token behind it)])
-    throws     Invalid if the text is too short, or the needles and the question too long
+    throws     InvalidInput if the text is too short, or the needles and the question too long
     """
     lines = [tokenizer.encode(f"\n{needle}\n")[0] for needle in needles]
     asked = tokenizer.encode(f"\n{question}")[0] if question else []
     ids, begins = tokenizer.encode(text)
     room = tokens - len(tokenizer.first) - sum(map(len, lines)) - (0 if is_after else len(asked))
     if room < 1:
-        raise Invalid(f"a prompt of {tokens} tokens has no room for text beside {tokens - room} of needles and question")
+        raise InvalidInput(f"a prompt of {tokens} tokens has no room for text beside {tokens - room} of needles and question")
     if len(ids) < room:
-        raise Invalid(f"the text has {len(ids)} tokens, but the prompt needs {room} of it")
+        raise InvalidInput(f"the text has {len(ids)} tokens, but the prompt needs {room} of it")
     begins = begins[:room]
     cuts = [round(depth * room) if depth in (0, 1) else sentence_end(text, begins, round(depth * room)) for depth in depths]
     result, places, taken = list(tokenizer.first), [], 0
@@ -179,10 +181,10 @@ def tokenizer_of(model):
     model = Path(model)
     try:
         if not model.exists():
-            raise Invalid(f"{model}: no such file or directory")
+            raise InvalidInput(f"{model}: no such file or directory")
         return from_directory(model) if model.is_dir() else from_gguf(model)
     except ImportError as error:
-        raise Invalid(f"needs the packages of requirements.txt, beside this script: {error}") from None
+        raise InvalidInput(f"needs the packages of requirements.txt, beside this script: {error}") from None
 
 
 def tokenize(options):
@@ -190,7 +192,7 @@ def tokenize(options):
     try:
         text = whole_file(options.text).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Invalid(f"{options.text}: {error}") from None
+        raise InvalidInput(f"{options.text}: {error}") from None
     if options.no_bos:
         tokenizer.first = []
     places = []

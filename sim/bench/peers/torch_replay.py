@@ -1,14 +1,15 @@
 """What torch_operations.py computes from a trace, written as a dump, which `kvbound diff` compares with the reference."""
-from script_options import Invalid
 from torch_work import DTYPES
 
+from kvbound.errors import InvalidInput
 
 
 def read_trace(torch, path, dtype, device):
-    """A trace's sizes, and a function from a layer's number to its tensors. throws Invalid if it is none."""
-    from from_torch import read_header
+    """A trace's sizes, and a function from a layer's number to its tensors. throws InvalidInput if it is none."""
     from safetensors import SafetensorError, safe_open
-    metadata = read_header(path)[0]["__metadata__"]
+
+    from kvbound.recording.trace_reader import Trace
+    metadata = Trace(path).metadata
     try:
         file = safe_open(path, "pt", device=device)
         sizes = {
@@ -18,7 +19,7 @@ def read_trace(torch, path, dtype, device):
         }
         sizes["scale"] = float(metadata.get("scale", sizes["head_dim"]**-0.5))
     except (SafetensorError, KeyError, ValueError) as error:
-        raise Invalid(f"{path}: is not a trace: {error}") from None
+        raise InvalidInput(f"{path}: is not a trace: {error}") from None
 
     def layer(index):
         return {
@@ -32,7 +33,7 @@ def read_trace(torch, path, dtype, device):
 def entries_of(text, tokens, least):
     entries = tokens * int(text[:-1]) // 100 if text.endswith("%") else int(text)
     if not least < entries <= tokens:
-        raise Invalid(f"--budget {text}: {entries} entries; expected {least + 1} to {tokens}")
+        raise InvalidInput(f"--budget {text}: {entries} entries; expected {least + 1} to {tokens}")
     return entries
 
 
@@ -53,13 +54,14 @@ def decoded(ops, torch, cache, policy, tensors, sizes, layer):
 def replay(torch, options):
     """Writes what torch_operations.py computes from a trace as a dump."""
     import torch_operations as ops
-    from from_torch import write_dump
+
+    from kvbound.recording.dump_writer import write_dump
     trace, dump = options.replay
     name, = options.policy
     policy, (storage, dtype) = ops.POLICIES[name], DTYPES[options.dtype]
     sizes, tensors_of = read_trace(torch, trace, dtype, options.device)
     if sizes["window_queries"] < policy.window:
-        raise Invalid(
+        raise InvalidInput(
             f"{trace}: records {sizes['window_queries']} prompt queries; {name} needs {policy.window}")
     n, results = sizes["prompt_tokens"], []
     budget = entries_of(options.budget, n,

@@ -152,7 +152,7 @@ nb::object outputs_of(const std::vector<StepRecord>& steps) {
                   {steps.size(), static_cast<size_t>(first.rows()), static_cast<size_t>(first.cols())});
 }
 
-// What a run did in a layer: kvbound/replay.py names it.
+// What a run did in a layer: kvbound/replays.py names it.
 nb::dict record_of(const Replayed& replayed, size_t run, size_t layer) {
   const sim::LayerRecord& record = replayed.records.at(run).at(layer);
   const PromptRecord& prompt = record.prompt;

@@ -14,14 +14,14 @@ import kvbound
 CHAPTERS = {
     "Check what a kernel has computed": ["kvbound.checks", "kvbound.result"],
     "In tests": ["kvbound.testing", "kvbound.pytest_plugin"],
-    "Replay recorded decode steps": ["kvbound.trace", "kvbound.replay", "kvbound.cubes", "kvbound.diff"],
+    "Replay recorded decode steps": ["kvbound.trace", "kvbound.replays", "kvbound.cubes", "kvbound.diffs"],
     "Methods of your own": ["kvbound.methods"],
-    "A model through compressed caches": ["kvbound.evaluate"],
+    "A model through compressed caches": ["kvbound.evaluations"],
     "Errors": ["kvbound.errors"],
 }
 # Modules whose public names are the package's, others being for its own use.
-OF_THE_PACKAGE = ("kvbound.checks", "kvbound.result", "kvbound.trace", "kvbound.replay", "kvbound.cubes", "kvbound.diff",
-                  "kvbound.methods",                  "kvbound.evaluate", "kvbound.errors")
+OF_THE_PACKAGE = ("kvbound.checks", "kvbound.result", "kvbound.trace", "kvbound.replays", "kvbound.cubes", "kvbound.diffs",
+                  "kvbound.methods",                  "kvbound.evaluations", "kvbound.errors")
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #1a1a1a; background: #fff }
 pre { font: 13.5px/1.45 ui-monospace, monospace; overflow-x: auto; margin: .5em 0 1.5em }

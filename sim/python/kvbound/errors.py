@@ -1,5 +1,4 @@
 """What the package raises: one class for each kind of fault."""
-from kvbound import _native
 
 
 class InvalidInput(ValueError):
@@ -8,6 +7,3 @@ class InvalidInput(ValueError):
 
 class InvalidOption(ValueError):
     """An option, policy or budget that is unknown, out of range or meaningless."""
-
-
-_native.set_exceptions(InvalidInput, InvalidOption)

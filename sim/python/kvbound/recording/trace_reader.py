@@ -10,14 +10,17 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from script_options import Invalid
-from trace_file import INDEX, STORED
+
+from kvbound.errors import InvalidInput
+from kvbound.recording.trace_file import INDEX, STORED
+
+HEADER_LIMIT = 16 << 20  # bytes, as kvbound has it
 
 
 class Trace:
     """Metadata, {tensor: (file, dtype, shape, first byte)} and the SHA-256; numbers stay in the files until they are wanted.
 
-    throws   Invalid if it is not such a file, or a shard is missing
+    throws   InvalidInput if it is not such a file, or a shard is missing
     """
 
     def __init__(self, path):
@@ -31,13 +34,13 @@ class Trace:
             for file in files:
                 self._add(file)
         except (KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
-            raise Invalid(f"{self.path} is no safetensors file, or no index of such files: {type(error).__name__} {error}") from None
+            raise InvalidInput(f"{self.path} is no safetensors file, or index of such: {type(error).__name__} {error}") from None
         self._hashed = [self.path, *files] if files != [self.path] else files
 
     def _add(self, path):
         with open(path, "rb") as file:
             length, = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(min(length, HEADER_LIMIT)))
         self.metadata = header.pop("__metadata__", {}) if path == self.path else self.metadata
         for name, entry in header.items():
             self.tensors[name] = path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
@@ -57,15 +60,15 @@ class Trace:
         try:
             return int(self.metadata[field])
         except (KeyError, ValueError):
-            raise Invalid(f"{self.path}: its metadata has no number {field}") from None
+            raise InvalidInput(f"{self.path}: its metadata has no number {field}") from None
 
     def tensor(self, name):
         """A tensor: float64 of F64, float32 of other reals, integers as they are stored."""
         if name not in self.tensors:
-            raise Invalid(f"{self.path} has no tensor {name}")
+            raise InvalidInput(f"{self.path} has no tensor {name}")
         path, dtype, shape, first = self.tensors[name]
         if dtype not in STORED:
-            raise Invalid(f"{path}: {name} is {dtype}; expected {', '.join(STORED)}")
+            raise InvalidInput(f"{path}: {name} is {dtype}; expected {', '.join(STORED)}")
         stored = np.fromfile(path, STORED[dtype], int(np.prod(shape, dtype=np.int64)), offset=first).reshape(shape)
         if dtype == "BF16":  # the upper half of a float32
             return (stored.astype("<u4") << np.uint32(16)).view("<f4")

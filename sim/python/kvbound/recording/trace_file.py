@@ -1,4 +1,4 @@
-"""Writes safetensors files row by row: what record_hf.py and from_torch.py share. NumPy only.
+"""Writes safetensors files row by row, whole or not at all. NumPy only.
 
     with Files(path, metadata, shards) as files:        shards: [{tensor: (dtype, shape)}], one dictionary a file
         files.write("layers.0.key", array, (slice(None), slice(0, 16)))
@@ -14,7 +14,9 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from script_options import Invalid, temporary_beside
+
+from kvbound.errors import InvalidInput
+from kvbound.recording.temporary_name import temporary_beside
 
 STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
 ALIGNMENT = 8  # of the data's beginning, as safetensors libraries write it
@@ -32,7 +34,7 @@ def encoded(array, dtype):
     """The array's numbers as `dtype` stores them: its shape, NumPy's type STORED[dtype].
 
     array    a NumPy array, or a torch tensor on any device, of real numbers or integers
-    throws   Invalid if a real number is not finite, or not any more in this type; if an integer does not fit
+    throws   InvalidInput if a real number is not finite, or not any more in this type; if an integer does not fit
     """
     if type(array).__module__.startswith("torch"):
         array = array.detach().cpu()
@@ -42,17 +44,17 @@ def encoded(array, dtype):
     if dtype in ("I64", "I32"):
         limits = np.iinfo(STORED[dtype])
         if array.dtype.kind not in "iu" or array.size and not limits.min <= array.min() <= array.max() <= limits.max:
-            raise Invalid(f"holds {array.dtype} numbers that are not all {dtype}")
+            raise InvalidInput(f"holds {array.dtype} numbers that are not all {dtype}")
         return array.astype(STORED[dtype])
     if array.dtype.kind != "f":
-        raise Invalid(f"holds {array.dtype}, not real numbers")
+        raise InvalidInput(f"holds {array.dtype}, not real numbers")
     if not np.isfinite(array).all():
-        raise Invalid("holds NaN or infinity")
+        raise InvalidInput("holds NaN or infinity")
     with np.errstate(over="ignore"):
         stored = bfloat16_bits(array) if dtype == "BF16" else array.astype(STORED[dtype])
     is_infinite = (stored & 0x7FFF) == 0x7F80 if dtype == "BF16" else np.isinf(stored)
     if is_infinite.any():
-        raise Invalid(f"holds {np.abs(array).max():.6g}, which is too large for {dtype}")
+        raise InvalidInput(f"holds {np.abs(array).max():.6g}, which is too large for {dtype}")
     return stored
 
 
@@ -83,12 +85,12 @@ class Files:
         stem = self.path.name.removesuffix(INDEX)
         is_index = self.path.name.endswith(INDEX)
         if not is_index and len(shards) != 1:
-            raise Invalid(f"{path} is one file, not {len(shards)}")
+            raise InvalidInput(f"{path} is one file, not {len(shards)}")
         names = [f"{stem}-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
         self.final = [self.path.with_name(name) for name in names] if is_index else [self.path]
         for final in (*self.final, self.path):
             if final.exists() and not final.is_file():  # such as /dev/null, which must not be replaced
-                raise Invalid(f"{final} is no regular file")
+                raise InvalidInput(f"{final} is no regular file")
         self.temporary = [temporary_beside(final) for final in self.final]
         self.views = {}
         try:
@@ -121,16 +123,16 @@ class Files:
     def write(self, name, array, where=...):
         """Writes numbers into a tensor, or into the part of it that NumPy's index `where` selects.
 
-        throws   Invalid that names the tensor, if the shapes differ or a number does not fit (see encoded)
+        throws   InvalidInput that names the tensor, if the shapes differ or a number does not fit (see encoded)
         """
         dtype, view = self.views[name]
         wanted = view[where].shape
         if tuple(array.shape) != wanted:
-            raise Invalid(f"{name}: has the shape {list(array.shape)}; expected {list(wanted)}")
+            raise InvalidInput(f"{name}: has the shape {list(array.shape)}; expected {list(wanted)}")
         try:
             view[where] = encoded(array, dtype)
-        except Invalid as error:
-            raise Invalid(f"{name}: {error}") from None
+        except InvalidInput as error:
+            raise InvalidInput(f"{name}: {error}") from None
 
     def commit(self):
         """Flushes the files and gives them their names, the index last; signals wait until all have theirs."""

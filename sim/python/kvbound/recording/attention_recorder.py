@@ -1,7 +1,7 @@
-"""The attention function that record_hf.py gives to a model in transformers: it judges, rounds, records and delegates."""
+"""The attention function that record_hf gives to a model in transformers: it judges, rounds, records and delegates."""
 import sys
 
-from trace_file import Invalid
+from kvbound.errors import InvalidInput
 
 QUERY_BLOCK = 256  # queries per call of eager attention, which forms all weights of its queries
 HIDDEN = -1e30  # a mask's entry below this removes a key: eager masks have the type's lowest number
@@ -11,7 +11,7 @@ HARMLESS = {"position_ids", "cache_position", "position_embeddings"}
 
 
 def refuse(message):
-    raise Invalid(message)
+    raise InvalidInput(message)
 
 
 class Layer:
@@ -26,6 +26,7 @@ class Layer:
         self.projection = next((getattr(module, name) for name in PROJECTIONS if hasattr(module, name)), None)
         self.attended = None  # the latest attention output, until the projection has read it
         self.positions = 0  # how many were recorded
+        self.hook = None  # on the projection
 
     def shape(self):
         return {"query heads": self.heads, "KV heads": self.kv_heads, "head_dim": self.head_dim, "scale": self.scale,
@@ -50,6 +51,12 @@ class Recorder:
         self.files, self.chosen, self.progress = files, {layer: row for row, layer in enumerate(chosen)}, progress
         self.first_query = prompt_tokens - window_queries
 
+    def release(self):
+        """Takes the hooks off the model."""
+        for layer in self.layers.values():
+            if layer.hook is not None:
+                layer.hook.remove()
+
     def __call__(self, module, query, key, value, attention_mask, scaling=None, dropout=0.0, **options):
         index = getattr(module, "layer_idx", None)
         if index is None:
@@ -58,8 +65,8 @@ class Recorder:
             if self.files is None:
                 self._rehearse(index, module, query, key, value, scaling, options)
             return self._attend(self.layers[index], index, query, key, value, attention_mask, options)
-        except Invalid as error:
-            raise Invalid(f"layer {index}: {error}") from None
+        except InvalidInput as error:
+            raise InvalidInput(f"layer {index}: {error}") from None
 
     def _rehearse(self, index, module, query, key, value, scaling, options):
         require_plain_attention(module, options)
@@ -182,4 +189,4 @@ def require_projection(layer, index):
         if layer.attended is not None and not inputs[0].flatten().equal(layer.attended.flatten()):
             refuse(f"layer {index}: {name} changes the attention output before W^O: a gate or a norm")
         layer.attended = None
-    layer.projection.register_forward_pre_hook(compare)
+    layer.hook = layer.projection.register_forward_pre_hook(compare)
