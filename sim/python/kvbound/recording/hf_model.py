@@ -12,10 +12,12 @@ CONFIG_REFUSALS = {"attn_logit_softcapping": "a logit softcap", "kv_lora_rank": 
 
 
 @contextlib.contextmanager
-def recorded_model(model, recorder, device=None):
-    """(the model, its name for messages), with the recorder as its attention while the block runs.
+def recorded_model(model, recorder, ids, layers, note, device=None):
+    """(the model, its name for messages, its layers to record), with the recorder as its attention while the block runs.
 
     model    a Hugging Face directory, a name of the hub, or a model that is loaded: in float32, as afterwards it is again
+    ids      that the model will read
+    layers   ascending numbers of layers, or None for all that a trace can say; note is called with a line on the others
     device   where torch runs a model that is loaded here
     """
     import transformers
@@ -25,13 +27,18 @@ def recorded_model(model, recorder, device=None):
     # Without this the model would build no mask for a name that it does not know.
     AttentionMaskInterface.register(NAME, AttentionMaskInterface()["eager"])
     try:
-        with silent(transformers.logging):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(silent(transformers.logging))
             if isinstance(model, (str, os.PathLike)):
-                path = os.fspath(model)
-                yield load_model(path, recorder.torch, device), path
+                name = os.fspath(model)
+                model = load_model(name, recorder.torch, device)
             else:
-                with attention_replaced(model):
-                    yield model, type(model).__name__
+                name = type(model).__name__
+                stack.enter_context(attention_replaced(model))
+            require_vocabulary(model, ids)
+            with running(name):
+                rehearse(model, recorder, ids)
+            yield model, name, chosen_layers(recorder, model.config.get_text_config().num_hidden_layers, layers, note)
     finally:
         recorder.release()
 
@@ -66,7 +73,8 @@ def attention_replaced(model):
     if model.config._attn_implementation != NAME:
         refuse(f"{name} has attention of its own: it does not use transformers' interface")
     try:
-        yield model.eval()
+        model.eval()
+        yield
     finally:
         model.set_attn_implementation(before)
         model.train(was_training)
@@ -124,6 +132,13 @@ def running(path):
         raise
     except Exception as error:
         raise InvalidInput(f"{path}: the model does not run: {one_line(error)}") from error
+
+
+def require_vocabulary(model, ids):
+    vocabulary = model.get_input_embeddings().num_embeddings
+    for position, token in enumerate(ids):
+        if not 0 <= token < vocabulary:
+            refuse(f"token {token} at position {position} is not in the vocabulary of {vocabulary}")
 
 
 def rehearse(model, recorder, tokens):

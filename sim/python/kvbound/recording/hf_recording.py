@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvbound.errors import InvalidInput, InvalidOption
 from kvbound.recording.attention_recorder import Recorder, refuse
-from kvbound.recording.hf_model import chosen_layers, layer_list, recorded_model, rehearse, running
+from kvbound.recording.hf_model import layer_list, recorded_model, running
 from kvbound.recording.trace_file import INDEX, Files
 
 
@@ -108,13 +108,8 @@ def record_hf(model, ids, *, out, prompt=None, steps=0, window=None, layers=None
     forced, progress = ids[:prompt + steps], progress or (lambda text: None)
     recorder = Recorder(torch, dtype)
     progress("loading")
-    with torch.inference_mode(), recorded_model(model, recorder, device) as (running_model, name):
-        require_vocabulary(running_model, forced)
-        with running(name):
-            rehearse(running_model, recorder, forced)
-        text = running_model.config.get_text_config()
-        chosen = chosen_layers(recorder, text.num_hidden_layers, layers, note)
-        longest = getattr(text, "max_position_embeddings", None)
+    with torch.inference_mode(), recorded_model(model, recorder, forced, layers, note, device) as (running_model, name, chosen):
+        longest = getattr(running_model.config.get_text_config(), "max_position_embeddings", None)
         if longest and prompt + steps > longest:
             note(f"warning: {prompt + steps} tokens, but the model is made for {longest}")
         layer = recorder.layers[chosen[0]]
@@ -132,10 +127,3 @@ def record_hf(model, ids, *, out, prompt=None, steps=0, window=None, layers=None
             files.write("tokens", torch.tensor(tokens, dtype=torch.int64))
             files.commit()
     return Path(out)
-
-
-def require_vocabulary(model, ids):
-    vocabulary = model.get_input_embeddings().num_embeddings
-    for position, token in enumerate(ids):
-        if not 0 <= token < vocabulary:
-            refuse(f"token {token} at position {position} is not in the vocabulary of {vocabulary}")

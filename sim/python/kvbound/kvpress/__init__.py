@@ -1,0 +1,4 @@
+"""Presses of NVIDIA's kvpress against their papers."""
+from kvbound.kvpress.check import Difference, PressCheck, Unexplained, check
+
+__all__ = ["Difference", "PressCheck", "Unexplained", "check"]
