@@ -14,7 +14,7 @@ from kvbound.result import CheckResult, Comparison
 
 
 def _text(value):
-    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _check(operation, arrays, options):

@@ -35,9 +35,12 @@ class Factor(NamedTuple):
 class CheckResult:
     """Whether a kernel's results are what they should be. It prints as `kvbound check` does, and is true if it is ok."""
 
+    __slots__ = ("_checked", "_shape")
+
     def __init__(self, checked, tensors):
         self._checked = checked
-        self._shapes = {name: tuple((array[0] if isinstance(array, tuple) else array).shape) for name, array in tensors.items()}
+        main = next(iter(tensors.values()))  # the kernel's main result is the first argument of every check
+        self._shape = (main[0] if type(main) is tuple else main).shape
 
     @property
     def verdict(self):
@@ -80,7 +83,7 @@ class CheckResult:
     def heads_outside(self):
         """Ascending: heads of `out`, `lse`, norms or scores that have an element, or a whole row, beyond its bound."""
         tensor = self.tensors[0]
-        shape = self._shapes[tensor]
+        shape = self._shape
         head = len(shape) - 2 if tensor == "out" else 0 if len(shape) == 2 else len(shape) - 1
         elements = np.asarray(self._checked.outside(tensor), dtype=np.int64)
         return sorted(set(np.unravel_index(elements, shape)[head].tolist())) if elements.size else []
