@@ -20,8 +20,6 @@ from kvbound.summation_tree import SummationTree
 
 # M and the unit, by the type of the terms.
 _MASKS = {np.dtype("f8"): (2.0**600, 1.0), np.dtype("f4"): (2.0**100, 1.0), np.dtype("f2"): (2.0**15, 2.0**-24)}
-
-
 _BITS = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8}
 
 
@@ -93,7 +91,7 @@ def _type_of(bits):
 def accumulation(f, terms, *, dtype=np.float32, large=None, unit=None):
     """How f adds its terms.
 
-    f        called with arrays [terms] of `dtype`; returns their sum: a number, or an array with one
+    f        called with arrays [terms] of `dtype`; returns their sum, as anything that float() takes
     terms    how many
     dtype    of NumPy; float32 also for an f that rounds its terms to BF16 or TF32, which hold all that are passed
     large    M, a power of two: by default 2^100, of float64 2^600, of float16, and where f overflows, 2^15
@@ -225,11 +223,11 @@ class _Probe:
         whole = np.rint(found)
         wrong = ~(np.abs(found - whole) <= self.slack) | (whole < 0) | (whole > self.terms)
         if wrong.any():
-            self.refuse(f"gave {found[wrong][0]:g} units; expected a whole number from 0 to {self.terms}: is it a sum of its terms?")
+            self.refuse(f"gave {found[wrong][0]:g} units; expected a whole number up to {self.terms}: is it a sum of its terms?")
         return whole.astype(np.int64)
 
     def units_held(self, most):
-        """How many units, up to `most`, the accumulator and the result tell from one less and one more."""
+        """How many units, up to `most`, the accumulator and the result tell from one less."""
         def hold(count):
             at = np.linspace(0, self.terms - 1, count).round().astype(int)  # count <= terms: no two are equal
             rows = np.zeros((2, self.terms))
