@@ -192,13 +192,14 @@ class _Probe:
                 return
 
     def found(self):
-        root, = self.nodes(np.arange(self.terms))
+        self.nodes(np.arange(self.terms))
         tree = SummationTree(self.terms, self.children)
         if not self.agrees(tree):
             self.refuse("another call gave other numbers of units; expected a sum in a fixed order")
         deepest = tree.parents[tree.depths.argmax()]
         first, second, *rest = (tree.first[node] for node in tree.below(deepest))
-        above = [tree.first[node] for node in tree.below(tree.parents[deepest]) if node != deepest] if deepest != tree.root else rest
+        above = rest if deepest == tree.root else [
+            tree.first[node] for node in tree.below(tree.parents[deepest]) if node != deepest]
         last = [node for node in tree.below(tree.root) if first not in tree.terms_below(node)]
         return Accumulation(tree, self.bits(first, second, above[0]) if above else None,
                             self.bits(first, second, tree.first[last[-1]]) if above else None,
