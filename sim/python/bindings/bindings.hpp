@@ -6,7 +6,7 @@
 namespace kvbound::python {
 
 void bind_program(nanobind::module_& module);
-void bind_errors(nanobind::module_& module);
+void bind_errors();
 void bind_results(nanobind::module_& module);  // first: others derive from its class
 void bind_checks(nanobind::module_& module);
 void bind_traces(nanobind::module_& module);

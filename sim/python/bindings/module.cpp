@@ -12,37 +12,26 @@ namespace nb = nanobind;
 namespace kvbound::python {
 namespace {
 
-// The module's exceptions, of kvbound/errors.py.
-struct Exceptions {
-  nb::object input, option;
-};
-Exceptions& exceptions() {
-  static Exceptions& kAll = *new Exceptions();  // never destroyed: Python may have ended by then
-  return kAll;
+// name  of a class of kvbound/errors.py
+void raise(const char* name, const std::exception& error) {
+  PyErr_SetString(nb::module_::import_("kvbound.errors").attr(name).ptr(), error.what());
 }
-
-void raise(const nb::object& type, const std::exception& error) { PyErr_SetString(type.ptr(), error.what()); }
 
 void translate(const std::exception_ptr& thrown, void*) try {
   std::rethrow_exception(thrown);
 } catch (const sim::UsageError& error) {
-  raise(exceptions().option, error);
+  raise("InvalidOption", error);
 } catch (const InvalidPolicy& error) {
-  raise(exceptions().option, error);
+  raise("InvalidOption", error);
 } catch (const IoError& error) {
   PyErr_SetString(PyExc_OSError, error.what());
 } catch (const Error& error) {
-  raise(exceptions().input, error);
+  raise("InvalidInput", error);
 }
 
 }  // namespace
 
-void bind_errors(nb::module_& module) {
-  module.def("set_exceptions", [](nb::object input, nb::object option) {
-    exceptions() = {std::move(input), std::move(option)};
-  });
-  nb::register_exception_translator(translate);
-}
+void bind_errors() { nb::register_exception_translator(translate); }
 
 }  // namespace kvbound::python
 
@@ -50,7 +39,7 @@ NB_MODULE(_native, module) {
   module.attr("version") = kvbound::sim::version();
   module.attr("revision") = kvbound::sim::revision();
   kvbound::python::bind_program(module);
-  kvbound::python::bind_errors(module);
+  kvbound::python::bind_errors();
   kvbound::python::bind_results(module);
   kvbound::python::bind_checks(module);
   kvbound::python::bind_traces(module);

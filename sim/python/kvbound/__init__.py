@@ -52,15 +52,12 @@ __all__ = ["InvalidInput", "InvalidOption", "__revision__", "__version__", *(nam
 
 
 def __getattr__(name):
-    if name == "_native":
-        native = import_module("kvbound._native")
-        native.set_exceptions(InvalidInput, InvalidOption)
-        return native
     if name in ("__revision__", "__version__"):
-        return getattr(__getattr__("_native"), name.strip("_"))
+        return getattr(import_module("kvbound._native"), name.strip("_"))
     for module, names in _NAMES.items():
         if name in names:
-            return getattr(import_module(f"kvbound.{module}"), name)
+            globals()[name] = value = getattr(import_module(f"kvbound.{module}"), name)
+            return value
     raise AttributeError(f"module 'kvbound' has no attribute {name!r}")
 
 
