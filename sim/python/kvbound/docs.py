@@ -2,26 +2,28 @@
 
     python -m kvbound.docs kvbound.html
 """
+import ast
 import html
-import importlib
-import inspect
 import sys
 from pathlib import Path
 
 import kvbound
 
-# Chapters: what they are for, and the modules whose public names they have.
+# Chapters: what they are for, and the modules that they describe, with the names that users need of each: those of
+# the package where there is an ellipsis.
 CHAPTERS = {
-    "Check what a kernel has computed": ["kvbound.checks", "kvbound.result"],
-    "In tests": ["kvbound.testing", "kvbound.pytest_plugin"],
-    "Replay recorded decode steps": ["kvbound.trace", "kvbound.replays", "kvbound.cubes", "kvbound.diffs"],
-    "Methods of your own": ["kvbound.methods"],
-    "A model through compressed caches": ["kvbound.evaluations"],
-    "Errors": ["kvbound.errors"],
+    "Check what a kernel has computed": {"checks": ..., "result": ...},
+    "In tests": {"testing": ("assert_attention", "assert_topk", "decode_case", "has_teeth"), "pytest_plugin": ()},
+    "Replay recorded decode steps": {"trace": ..., "replays": ..., "cubes": ..., "diffs": ...},
+    "Methods of your own": {"methods": ()},
+    "A model through compressed caches": {"evaluations": ...},
+    "Record a model": {"recording.hf_recording": ..., "recording.trace_writer": ..., "recording.dump_writer": ...},
+    "The order in which a kernel sums": {"probe": ("Accumulation", "accumulation", "accumulation_of_attention",
+                                                   "accumulation_of_products")},
+    "Presses of kvpress": {"kvpress.press_check": ("Difference", "Unexplained", "PressCheck", "check")},
+    "Solutions of flashinfer-bench": {"flashinfer_bench": ("register", "Evaluator")},
+    "Errors": {"errors": ...},
 }
-# Modules whose public names are the package's, others being for its own use.
-OF_THE_PACKAGE = ("kvbound.checks", "kvbound.result", "kvbound.trace", "kvbound.replays", "kvbound.cubes", "kvbound.diffs",
-                  "kvbound.methods",                  "kvbound.evaluations", "kvbound.errors")
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #1a1a1a; background: #fff }
 pre { font: 13.5px/1.45 ui-monospace, monospace; overflow-x: auto; margin: .5em 0 1.5em }
@@ -31,48 +33,35 @@ nav a { font-family: ui-monospace, monospace; margin-right: 1em; display: inline
 """
 
 
-def public(module):
-    """The (name, object) of a module's own classes and functions that users call, in the order of its source."""
-    own = [(name, thing) for name, thing in vars(module).items()
-           if name[0] != "_" and getattr(thing, "__module__", None) == module.__name__ and inspect.getdoc(thing)
-           and (name in kvbound.__all__ or module.__name__ not in OF_THE_PACKAGE)]
-    return sorted(own, key=lambda one: inspect.getsourcelines(one[1])[1])
-
-
-def members(thing):
-    """(heading, docstring) of the thing, and of the public methods and properties that a class defines."""
-    def signature(name, what):
-        try:
-            return name + str(inspect.signature(what))
-        except (TypeError, ValueError):
-            return name
-    name = thing.__name__
-    yield signature(name, thing) if not is_exception(thing) else name, inspect.getdoc(thing)
-    for attribute, value in vars(thing).items() if isinstance(thing, type) else ():
-        called = value.fget if isinstance(value, property) else value
-        if attribute[0] != "_" and inspect.isfunction(called) and inspect.getdoc(called):
-            yield f"{name}.{attribute}" if isinstance(value, property) else signature(f"{name}.{attribute}", called), inspect.getdoc(called)
-
-
-def is_exception(thing):
-    """Whether it is a class of exceptions, whose signature says nothing."""
-    return isinstance(thing, type) and issubclass(thing, BaseException)
+def described(node, within=""):
+    """(heading, docstring) of a function or class, and of a class' public methods and properties."""
+    name = within + node.name
+    if isinstance(node, ast.ClassDef):
+        yield f"class {name}", ast.get_docstring(node)
+        for member in node.body:
+            if isinstance(member, ast.FunctionDef) and member.name[0] != "_" and ast.get_docstring(member):
+                yield from described(member, f"{name}.")
+    else:
+        is_property = any(ast.unparse(one) == "property" for one in node.decorator_list)
+        yield name if is_property else f"{name}({ast.unparse(node.args)})", ast.get_docstring(node)
 
 
 def page():
-    """The page's HTML."""
+    """The page's HTML. Modules are read and not loaded: what some of them need may be missing."""
     links, body = [], []
-    for chapter, names in CHAPTERS.items():
+    for chapter, modules in CHAPTERS.items():
         links.append(f"<p>{html.escape(chapter)}<br>")
         body.append(f"<h2>{html.escape(chapter)}</h2>")
-        for name in names:
-            module = importlib.import_module(name)
-            body.append(f"<p><code>{name}</code></p><pre>{html.escape(inspect.getdoc(module))}</pre>")
-            for own, thing in public(module):
-                links.append(f'<a href="#{own}">{own}</a>')
-                for i, (heading, text) in enumerate(members(thing)):
-                    anchor = f' id="{own}"' if i == 0 else ""
-                    body.append(f"<h3{anchor}>{html.escape(heading)}</h3><pre>{html.escape(text)}</pre>")
+        for module, names in modules.items():
+            tree = ast.parse(Path(__file__).with_name(f"{module.replace('.', '/')}.py").read_text("utf-8"))
+            body.append(f"<p><code>kvbound.{module}</code></p><pre>{html.escape(ast.get_docstring(tree))}</pre>")
+            for node in tree.body:
+                if getattr(node, "name", None) not in (kvbound.__all__ if names is ... else names):
+                    continue
+                anchor = node.name if names is ... else f"{module}.{node.name}"
+                links.append(f'<a href="#{anchor}">{node.name}</a>')
+                body.append(f'<a id="{anchor}"></a>')
+                body += [f"<h3>{html.escape(heading)}</h3><pre>{html.escape(text)}</pre>" for heading, text in described(node)]
         links.append("</p>")
     title = f"kvbound {kvbound.__version__} ({kvbound.__revision__})"
     return (f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
