@@ -5,9 +5,9 @@
 
 namespace kvbound::sim {
 
-/// Runs the subcommand, turns what it throws into one line on standard error, and returns the exit code. For a
-/// process that does nothing else: occupies standard streams that are closed, cleans up on deadly signals, and
-/// ends the process for want of memory.
+/// Runs the subcommand, turns what it throws into one line on standard error, and returns the exit code.
+/// For a process that does nothing else: occupies standard streams that are closed, cleans up on deadly
+/// signals, and ends the process for want of memory.
 ///
 /// arguments  main's, without the program's name
 int run_program(const Arguments& arguments);

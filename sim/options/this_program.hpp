@@ -12,7 +12,8 @@ struct ThisProgram {
   std::string code = "/proc/self/exe";        ///< the file that its code was loaded from
 };
 
-/// To be changed before anything else is called, by the module of Python: what is executed is the interpreter.
+/// To be changed before anything else is called, by the module of Python: it is the interpreter that is
+/// executed.
 ThisProgram& this_program();
 
 }  // namespace kvbound::sim

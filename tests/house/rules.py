@@ -18,7 +18,7 @@ ORDER = {
     "cuda": ["support", "emulation", "counting", "primitives", "native", "roofline", ".", "window", "eviction", "merging", "session"],
     "traces": [".", "flashinfer", "models"],
     "proofs": ["oracle", "engine", "theorems"],
-    "sim": ["options", "figures", "measure", "diff/claims", "diff/judge", "diff/replay", "diff/floor", "diff", "check", "replay", "study", "evaluate", "roofline", "bench", "report", "report/page", "sweep", "cli", "cli/prove"],
+    "sim": ["options", "figures", "measure", "diff/claims", "diff/judge", "diff/replay", "diff/floor", "diff", "check", "replay", "study", "evaluate", "roofline", "bench", "report", "report/page", "sweep", "cli", "cli/prove", "python/bindings"],
 }
 # The other top folders that it may also include; tests may include everything.
 USES = {

@@ -92,7 +92,9 @@ void ArrayTensors::add(const std::string& name, Array array, bool is_bf16) {
                      fmt::format("has {} bits of code {}; expected real numbers or integers",
                                  array.dtype().bits, array.dtype().code));
   }
-  traces::TensorEntry entry{.name = name, .dtype = *type};
+  traces::TensorEntry entry;
+  entry.name = name;
+  entry.dtype = *type;
   for (size_t d = 0; d < array.ndim(); ++d) entry.shape.push_back(static_cast<int64_t>(array.shape(d)));
   entry.elements = static_cast<int64_t>(array.size());
   entry.bytes = static_cast<int64_t>(array.nbytes());
