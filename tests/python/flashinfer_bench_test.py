@@ -212,6 +212,34 @@ def test_solutions_that_write_their_results_and_that_fail():
     assert case.judged(lambda *_: (out.float(), lse))[0] is EvaluationStatus.INCORRECT_DTYPE
 
 
+def test_a_solution_that_writes_over_its_inputs():
+    case = paged([40], 16)
+
+    def cheats(q, k, v, *_):
+        for x in (k, v):
+            x.zero_()
+        return torch.zeros_like(q), torch.full(q.shape[:2], math.log2(40))
+
+    assert case.judged(cheats)[0] is EvaluationStatus.INCORRECT_NUMERICAL
+
+
+def test_no_queries():
+    case = paged([40], 16)
+    short = {name: case.inputs[name][:0] for name in ("q", "kv_indices", "kv_last_page_len")}
+    nothing = Case("gqa_paged_decode", "gqa_paged", case.inputs | short | {"kv_indptr": case.inputs["kv_indptr"][:1]},
+                   [x[:0] for x in case.expected])
+    status, correctness, _ = nothing.judged(lambda *_: nothing.expected)
+    assert status is None and correctness.extra["verdict"] == "no evidence" and correctness.extra["message"]
+
+
+def test_more_last_pages_than_sequences():
+    """As the definitions of paged prefill have it."""
+    case = paged([70, 20], 16, [5, 20])
+    last = case.inputs["kv_last_page_len"]
+    case = Case(case.definition.name, "gqa_paged", case.inputs | {"kv_last_page_len": torch.cat([last, last[:1]])}, case.expected)
+    assert case.judged(lambda *_: case.expected)[0] is None
+
+
 def test_empty_sequences():
     """Their outputs are 0, and the logarithms of their sums -infinity."""
     case = paged([40], 16)
@@ -220,7 +248,8 @@ def test_empty_sequences():
     out, lse = case.expected
     both = Case("gqa_paged_decode", "gqa_paged", inputs, [torch.cat([out, torch.zeros_like(out)]),
                                                           torch.cat([lse, torch.full_like(lse, -math.inf)])])
-    assert both.judged(lambda *_: both.expected)[0] is None
+    status, correctness, _ = both.judged(lambda *_: both.expected)
+    assert status is None and correctness.max_absolute_error == correctness.max_relative_error == 0
     assert both.judged(lambda *_: (both.expected[0], torch.cat([lse, torch.zeros_like(lse)])))[0] is not None
     nothing = Case("gqa_paged_decode", "gqa_paged", inputs | {"q": inputs["q"][:1], "kv_indptr": inputs["kv_indptr"][1:],
                                                               "kv_indices": inputs["kv_indices"][:0],
@@ -262,6 +291,29 @@ def test_topk():
         wrong = indices.clone()
         wrong[row, column] = token
         assert case.judged(lambda *_, wrong=wrong: wrong)[0] is EvaluationStatus.INCORRECT_NUMERICAL, (row, column, token)
+
+
+def test_topk_of_another_sequence():
+    """The token of the same place in a page that the sequence does not have."""
+    case = indexer()
+    wrong = case.expected[0].clone()
+    column = int(torch.nonzero(wrong[0] // 64 == 4)[0])  # of its first page
+    wrong[0, column] += 64 * (1 - 4)
+    assert case.judged(lambda *_: wrong)[0] is EvaluationStatus.INCORRECT_NUMERICAL
+
+
+@pytest.mark.parametrize("more, right", [(2.0**-23, True), (0.25, False)])
+def test_topk_within_the_rounding_of_scores(more, right):
+    """The last token that is chosen gets a twin, whose score is larger by so much of it, and is not chosen."""
+    case = indexer()
+    indices, = case.expected
+    last = int(indices[0, -1])
+    twin = next(token for token in range(4 * 64, 5 * 64) if token not in indices[0])
+    cache = case.inputs["k_index_cache_fp8"].view(torch.uint8).flatten(1)
+    keys, scales = cache[:, :64 * 128].unflatten(1, (64, 128)), cache[:, 64 * 128:].unflatten(1, (64, 4))
+    scale = scales[last // 64, last % 64].view(torch.float32) * (1 + more)
+    keys[twin // 64, twin % 64], scales[twin // 64, twin % 64] = keys[last // 64, last % 64], scale.view(torch.uint8)
+    assert (case.judged(lambda *_: indices)[0] is None) == right
 
 
 def test_what_is_evaluated():

@@ -94,6 +94,14 @@ def test_parts_with_a_join():
         "256 terms 0..255: 4 x 64, one after the other", "64 terms 0..63: 4 x 16, one after the other"]
 
 
+def test_a_part_of_one_tile_beside_longer_ones():
+    def f(x):
+        return added([added([added(tile) for tile in part.reshape(-1, 16)]) for part in np.split(x, [64, 128])])
+    tree = probe.accumulation(f, 144).tree
+    assert tree.parts(16) == 3 and tree.handed_on(16) == 3 + 3 + 2
+    assert tree.admits(16, 3) and not tree.admits(16, 2)
+
+
 def test_products_of_tensor_cores():
     """16 at a time, with the sum so far; first from zero."""
     def products(x):
@@ -173,6 +181,21 @@ def test_changing_orders_are_refused():
     random = np.random.default_rng(5)
     with pytest.raises(kvbound.InvalidInput, match="expected a sum in a fixed order"):
         probe.accumulation(lambda x: added(random.permutation(x)), 20)
+
+
+def test_an_order_that_changes_later_is_refused():
+    calls = 0
+
+    def f(x):
+        nonlocal calls
+        calls += 1
+        return added(x if calls <= last else x[::-1])
+
+    last = probe.accumulation(added, 20).calls - 64 - 64 - 23 - 19  # behind the tree: its check, and precisions
+    with pytest.raises(kvbound.InvalidInput, match="another call gave other numbers of units"):
+        probe.accumulation(f, 20)
+    calls, last = 0, last + 19
+    assert probe.accumulation(f, 20).tree.depth == 19
 
 
 @pytest.mark.parametrize("arguments, what", [({"terms": 1}, "terms: is 1"), ({"terms": 8, "dtype": "i4"}, "dtype: is int32")])
