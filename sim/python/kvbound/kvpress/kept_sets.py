@@ -44,13 +44,14 @@ def kept_set(layer, rank, compression_ratio, options):
         always = np.zeros(n, bool)
     free = np.flatnonzero(~always)
     scores, heads = scores[:, free], heads[:, free]
-    error = np.abs(scores) * (ranking.error if np.isscalar(ranking.error) else ranking.error[:, free])
+    error, head_error = ranking.error[:, free], ranking.head_error[:, free]
     budgets, safe, near = allocated(scores, error, total - int(always.sum()), options)
     kept = np.zeros((num_kv_heads, n), bool)
     kept[:, always] = True
     close = np.zeros((num_kv_heads, n), bool)
     if options.get("selection") == "critical":
-        chosen, near_two = two_stages(layer, ranking, scores, heads, error, budgets, safe, free, options)
+        second, second_error = stage_two_scores(layer, free, scores, heads, error, head_error, options)
+        chosen, near_two = two_stages(scores, error, second, second_error, budgets, safe, options)
         near = near | near_two
     else:
         chosen = np.stack([top(row, budget) for row, budget in zip(scores, budgets)])
@@ -99,27 +100,28 @@ def shares(found, total, safeguard):
     return budgets
 
 
-def two_stages(layer, ranking, scores, heads, error, budgets, safe, free, options):
-    """CriticalKV's selection: (chosen, near), both [num_kv_heads, free entries].
+def stage_two_scores(layer, free, scores, heads, error, head_error, options):
+    """(attention times projected value norm, its error) of the entries `free`: [num_kv_heads, entries]."""
+    norms, norm_errors = (by_group(part[:, free], len(scores)) for part in projected_value_norms(layer, options["norm"]))
+    if options["product"] == "mean of products":
+        heads, head_error = by_group(heads, len(scores)) + options["epsilon"], by_group(head_error, len(scores))
+        return (heads * norms).mean(axis=1), (head_error * norms + heads * norm_errors).mean(axis=1)
+    scores = scores + options["epsilon"]
+    return scores * norms.mean(axis=1), error * norms.mean(axis=1) + scores * norm_errors.mean(axis=1)
+
+
+def two_stages(scores, error, second, second_error, budgets, safe, options):
+    """CriticalKV's selection: (chosen, near), both as scores: stage one by scores, stage two by `second`.
 
     source  CriticalKV (arXiv:2502.03805), Algorithm 1
     """
-    norms, norm_errors = projected_value_norms(layer, options["norm"])
-    norms, norm_errors = (by_group(part[:, free], len(scores)) for part in (norms, norm_errors))
-    if options["product"] == "mean of products":
-        second = ((by_group(heads, len(scores)) + options["epsilon"]) * norms).mean(axis=1)
-    else:
-        second = (scores + options["epsilon"]) * norms.mean(axis=1)
-    second_error = second * (np.max(ranking.error) + norm_errors.max(axis=1))
-    alpha = options["alpha"]
     chosen, near = np.zeros(scores.shape, bool), np.zeros(scores.shape, bool)
     for head, budget in enumerate(budgets):
-        count = math.floor(Fraction(Decimal(str(alpha))) * budget)
+        count = math.floor(Fraction(Decimal(str(options["alpha"]))) * budget)
         if options.get("stage_one") == "alpha or safe entries":
             count = max(count, safe)
         stage_one = top(scores[head], count)
-        rest = np.where(stage_one, np.inf, second[head])
-        chosen[head] = top(rest, budget)
+        chosen[head] = top(np.where(stage_one, np.inf, second[head]), budget)
         others = ~stage_one
         near[head] = near_boundary(scores[head], error[head], stage_one)
         near[head, others] |= near_boundary(second[head, others], second_error[head, others], chosen[head, others])

@@ -24,41 +24,43 @@ class Method(NamedTuple):
     options: tuple[Option, ...]
 
 
-BUDGET = Option("budget", "exactly", "in floating point", (), "the budget n (1 - r) is rounded down {press}, not {paper}")
+BUDGET = Option("budget", "exactly", "in floating point", (), "n (1 - compression_ratio) is rounded down {press}, not {paper}")
 
 
 def _snapkv(press):
     return Method("snapkv:window=32:pool=7", ranking.snapkv, (
-        Option("window", 32, press.window_size, (16, 32, 64), "the last {press} queries score and are kept, not {paper}"),
-        Option("kernel", 7, press.kernel_size, (1, 3, 5, 7), "scores are pooled over {press} neighbours, not {paper}"),
-        Option("pooling", "maximum", "mean", (), "pooling takes the {press} of the neighbours, not the {paper}"),
-        Option("group", "mean", "mean", ("maximum",), "a KV head takes the {press} over its query heads, not the {paper}"),
+        Option("window", 32, press.window_size, (16, 32, 64), "the window has {press} queries, not {paper}"),
+        Option("kernel", 7, press.kernel_size, (1, 3, 5, 7), "pooling over {press} neighbours, not {paper}"),
+        Option("pooling", "maximum", "mean", (), "pooling by {press}, not {paper}"),
+        Option("group", "mean", "mean", ("maximum",), "the {press} over a KV head's query heads, not the {paper}"),
         BUDGET))
 
 
 def _tova(press):
     return Method("tova", ranking.tova, (
-        Option("heads", "KV head", "layer", (), "attention is averaged over the query heads of a {press}, not of a {paper}"),
-        Option("last", "ranked", "kept", (), "the last entry is {press} whatever its attention, not {paper}"),
+        Option("heads", "KV head", "layer", (), "mean attention over the query heads of a {press}, not of a {paper}"),
+        Option("last", "ranked", "kept", (), "the last entry is {press} in any case, not {paper}"),
         BUDGET))
 
 
 def _streaming_llm(press):
     return Method("streaming-llm:sinks=4", ranking.streaming_llm, (
-        Option("sinks", 4, press.n_sink, (), "the first {press} entries are kept, not {paper}"), BUDGET))
+        Option("sinks", 4, press.n_sink, (), "the first {press} entries are kept, not {paper}"),
+        BUDGET))
 
 
 def _knorm(press):
     return Method(None, ranking.knorm, (
-        Option("whole_layers", 2, 0, (), "{press} first layers keep everything, not {paper}"), BUDGET))
+        Option("whole_layers", 2, 0, (), "the first {paper} layers are compressed as the others"), BUDGET))
 
 
 def _expected_attention(press):
     return Method(None, ranking.expected_attention, (
-        Option("sinks", 4, press.n_sink, (), "the first {press} entries are kept, not {paper}"),
+        Option("sinks", 0, press.n_sink, (), "the first {press} entries are kept, and their queries do not count"),
         Option("future", 512, press.n_future_positions, (), "the next {press} positions count, not {paper}"),
         Option("epsilon", 0.02, press.epsilon, (), "epsilon is {press:g}, not {paper:g}"),
-        Option("values", "v W^O", "v", (), "values count by the norm of {press}, not of {paper}"), BUDGET))
+        Option("values", "v W^O", "v", (), "the norm of {press}, not of {paper}"),
+        BUDGET))
 
 
 def _critical(host, press):
@@ -67,10 +69,10 @@ def _critical(host, press):
         *host.options, Option("selection", "critical", "critical", (), ""),
         Option("alpha", 0.5, press.first_stage_ratio, (), "stage one takes {press:g} of the budget, not {paper:g}"),
         Option("epsilon", 1e-4, press.epsilon, (0.0, 1e-2), "epsilon is {press:g}, not {paper:g}"),
-        Option("norm", 1, 1, (2,), "projected values count in L{press}, not in L{paper}"),
+        Option("norm", 1, 1, (2,), "projected values in L{press}, not in L{paper}"),
         Option("product", "mean of products", "product of means", (),
-               "of a KV head's query heads the {press} of attention and norm is taken, not the {paper}"),
-        Option("always", "apart", "ranked", (), "entries that are always kept are {press} and use up stages, not {paper}")))
+               "attention and norm: {press} over a KV head's query heads, not {paper}"),
+        Option("always", "apart", "ranked", (), "the always kept entries use up stages, in which they are ranked first")))
 
 
 def _adakv(host, press):
@@ -78,13 +80,13 @@ def _adakv(host, press):
     return Method(policy, host.rank, (
         *host.options, Option("safeguard", 0.2, press.alpha_safeguard, (), "{press:g} of the budget is safe, not {paper:g}"),
         Option("allocation", "shares", "safe entries", (),
-               "a head's safeguard is {press}, taken first from the layer's ranking, not {paper} of the mean budget"),
-        Option("always", "apart", "ranked", (), "entries that are always kept are {press} and use up safeguards, not {paper}")))
+               "a head's safeguard is its best entries, not a share of the mean budget"),
+        Option("always", "apart", "ranked", (), "the always kept entries use up safeguards, in which they are ranked first")))
 
 
 def _critical_adakv(host, press):
     allocated, critical = _adakv(host, press), _critical(host, press)
-    own = Option("stage_one", "alpha", "alpha or safe entries", (), "stage one takes {press}, if those are more, not {paper}")
+    own = Option("stage_one", "alpha", "alpha or safe entries", (), "safe entries are stage one, where they are more than alpha says")
     known = {option.name for option in critical.options}
     both = tuple(option for option in allocated.options if option.name not in known)
     return Method(critical.policy and f"{critical.policy}+adakv", host.rank, (*critical.options, *both, own))

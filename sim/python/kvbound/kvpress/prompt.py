@@ -1,5 +1,5 @@
 """A press of kvpress run on a prompt: what each layer's attention read, and which of it the press kept."""
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ class PromptLayer:
     projection  [num_qo_heads * head_dim, model_dim]: W^O
     rotation    (cos, sin) [n + F, head_dim] of RoPE, F positions behind the prompt included; None if there is none
     kept        [num_kv_heads, n] of bool
+    memory      of what ranking.py has computed from it
     """
 
     index: int
@@ -30,6 +31,7 @@ class PromptLayer:
     sm_scale: float
     rotation: Any
     kept: np.ndarray
+    memory: dict = field(default_factory=dict, repr=False)
 
 
 class _Memory:

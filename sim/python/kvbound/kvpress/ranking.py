@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvbound.errors import InvalidInput
+
 ROUNDOFF = 2.0**-24  # of single precision
 
 
@@ -15,14 +17,31 @@ ROUNDOFF = 2.0**-24  # of single precision
 class Ranking:
     """scores       [num_kv_heads, n], larger ones are kept
     head_scores  [num_qo_heads, n]: before query heads of a KV head are joined
-    error        relative to a score
+    error        [num_kv_heads, n]: how far scores may be off; head_error likewise
     always       [n] of bool: kept whatever their scores, which are not used
     """
 
     scores: np.ndarray
     head_scores: np.ndarray
-    error: np.ndarray | float
+    error: np.ndarray
+    head_error: np.ndarray
     always: np.ndarray
+
+    @classmethod
+    def within(cls, relative, scores, head_scores, always):
+        """With errors that are relative to the scores."""
+        return cls(scores, head_scores, np.abs(scores) * relative, np.abs(head_scores) * relative, always)
+
+
+def remembered(function):
+    """A function of a layer and options that is computed once for the layer."""
+    @functools.wraps(function)
+    def call(layer, *options):
+        key = function.__name__, *options
+        if key not in layer.memory:
+            layer.memory[key] = function(layer, *options)
+        return layer.memory[key]
+    return call
 
 
 def by_group(array, num_kv_heads):
@@ -30,7 +49,7 @@ def by_group(array, num_kv_heads):
     return array.reshape(num_kv_heads, -1, *array.shape[1:])
 
 
-@functools.lru_cache(maxsize=64)
+@remembered
 def window_attention(layer, window):
     """The mean attention of the last `window` queries over the whole prompt, and its relative error.
 
@@ -73,14 +92,14 @@ def snapkv(layer, options):
     heads[:, ~always] = pooled(weights[:, ~always], options["kernel"], options["pooling"])
     groups = by_group(heads, num_kv_heads)
     scores = groups.mean(axis=1) if options["group"] == "mean" else groups.max(axis=1)
-    return Ranking(scores, heads, error, always)
+    return Ranking.within(error, scores, heads, always)
 
 
 def tova(layer, options):
     """Entries are ranked by the attention that they receive from the last query.
 
-    options  heads: whose attention is averaged ("KV head", "layer"); last ("ranked" as the others, "kept")
-    source   TOVA (arXiv:2401.06104), section 3; its authors' code averages over all heads of a layer
+    options  heads: whose attention is averaged ("KV head": its query heads', "layer"); last ("ranked" as the others, "kept")
+    source   TOVA (arXiv:2401.06104), section 3
     """
     n, num_kv_heads, _ = layer.keys.shape
     weights, error = window_attention(layer, 1)
@@ -88,26 +107,28 @@ def tova(layer, options):
         scores = np.broadcast_to(weights.mean(axis=0), (num_kv_heads, n)).copy()
     else:
         scores = by_group(weights, num_kv_heads).mean(axis=1)
-    return Ranking(scores, weights, error, (np.arange(n) == n - 1) & (options["last"] == "kept"))
+    return Ranking.within(error, scores, weights, (np.arange(n) == n - 1) & (options["last"] == "kept"))
 
 
 def streaming_llm(layer, options):
     """The first `sinks` and the newest entries are kept.      source  StreamingLLM (arXiv:2309.17453)"""
     n, num_kv_heads, _ = layer.keys.shape
     newest = np.arange(n, dtype=float)
-    return Ranking(np.tile(newest, (num_kv_heads, 1)), np.tile(newest, (layer.queries.shape[1], 1)), 0.0,
-                   np.arange(n) < options["sinks"])
+    return Ranking.within(0, np.tile(newest, (num_kv_heads, 1)), np.tile(newest, (layer.queries.shape[1], 1)),
+                          np.arange(n) < options["sinks"])
 
 
 def knorm(layer, options):
-    """Entries are ranked by -|| k ||_2.      source  arXiv:2406.11430, section 3"""
+    """Entries are ranked by -|| k ||_2.      source  arXiv:2406.11430, section 2"""
     norms = np.linalg.norm(layer.keys.astype("f8"), axis=2).T
     group = layer.queries.shape[1] // len(norms)
-    return Ranking(-norms, np.repeat(-norms, group, axis=0), (layer.keys.shape[2] + 4) * ROUNDOFF, np.zeros(norms.shape[1], bool))
+    return Ranking.within((layer.keys.shape[2] + 4) * ROUNDOFF, -norms, np.repeat(-norms, group, axis=0),
+                          np.zeros(norms.shape[1], bool))
 
 
+@remembered
 def projected_value_norms(layer, order):
-    """(|| v_j W^O_h || in L1 or L2 [num_qo_heads, n], its relative error)."""
+    """(|| v_j W^O_h || in L1 or L2, its error), both [num_qo_heads, n]."""
     n, num_kv_heads, head_dim = layer.values.shape
     heads = layer.queries.shape[1]
     norms, errors = np.empty((heads, n)), np.empty((heads, n))
@@ -116,8 +137,7 @@ def projected_value_norms(layer, order):
         projection = layer.projection[head * head_dim:(head + 1) * head_dim].astype("f8")
         norms[head] = np.linalg.norm(values @ projection, order, axis=1)
         errors[head] = np.linalg.norm(np.abs(values) @ np.abs(projection), order, axis=1)
-    terms = head_dim + projection.shape[1] + 4
-    return norms, terms * ROUNDOFF * np.divide(errors, norms, out=np.zeros_like(errors), where=norms > 0)
+    return norms, (head_dim + projection.shape[1] + 4) * ROUNDOFF * errors
 
 
 def expected_attention(layer, options):
@@ -129,32 +149,39 @@ def expected_attention(layer, options):
     rotation of the next `future` positions; the mean over a KV head's query heads.
 
     options  sinks, future, epsilon, values ("v W^O", or "v": || v_j ||_2 in place of the projected value's norm)
-    source   Expected Attention (arXiv:2510.00636), section 3
+    source   Expected Attention (arXiv:2510.00636), equations 5 to 9
     """
     n, num_kv_heads, _ = layer.keys.shape
-    heads, sinks, scale = layer.queries.shape[1], options["sinks"], layer.sm_scale
-    always = np.arange(n) < sinks
+    attention, errors = expected_weights(layer, options["sinks"], options["future"])
+    always = np.arange(n) < options["sinks"]
+    if options["values"] == "v W^O":
+        norms, norm_errors = projected_value_norms(layer, 2)
+    else:
+        norms = np.repeat(np.linalg.norm(layer.values.astype("f8"), axis=2).T, len(attention) // num_kv_heads, axis=0)
+        norm_errors = (layer.values.shape[2] + 8) * ROUNDOFF * norms
+    by_head = (attention + options["epsilon"]) * norms
+    error = errors * norms + (attention + options["epsilon"]) * norm_errors
+    return Ranking(by_group(by_head, num_kv_heads).mean(axis=1), by_head, by_group(error, num_kv_heads).mean(axis=1), error, always)
+
+
+@remembered
+def expected_weights(layer, sinks, future):
+    """(a, its error) of expected_attention, both [num_qo_heads, n]."""
+    if layer.rotation is None:
+        raise InvalidInput("model: has no RoPE; ExpectedAttentionPress needs it")
+    n, num_kv_heads, _ = layer.keys.shape
+    heads = layer.queries.shape[1]
     cos, sin = (part[:n, None] for part in layer.rotation)
     straight = (layer.queries * cos - half_turned(layer.queries) * sin) / (cos**2 + sin**2)
-    turn = mean_rotation(layer.rotation, n, options["future"])
+    turn = mean_rotation(layer.rotation, n, future)
     attention, errors = np.zeros((heads, n)), np.zeros((heads, n))
     for head in range(heads):
         keys = layer.keys[sinks:, head * num_kv_heads // heads].astype("f8")
-        logits, logit_errors = gaussian_logits(straight[sinks:, head], keys, turn, scale)
+        logits, logit_errors = gaussian_logits(straight[sinks:, head], keys, turn, layer.sm_scale)
         weights = np.exp(logits - logits.max())
         attention[head, sinks:] = weights / weights.sum()
         errors[head, sinks:] = np.expm1(2 * logit_errors.max()) + n * ROUNDOFF
-    if options["values"] == "v W^O":
-        norms, norm_errors = projected_value_norms(layer, 2)
-        heads_scores = (attention + options["epsilon"]) * norms
-        scores = by_group(heads_scores, num_kv_heads).mean(axis=1)
-        error = by_group(errors + norm_errors, num_kv_heads).max(axis=1)
-    else:
-        norms = np.linalg.norm(layer.values.astype("f8"), axis=2).T
-        heads_scores = attention
-        scores = (by_group(attention, num_kv_heads).mean(axis=1) + options["epsilon"]) * norms
-        error = by_group(errors, num_kv_heads).max(axis=1) + (layer.values.shape[2] + 8) * ROUNDOFF
-    return Ranking(scores, heads_scores, error, always)
+    return attention, attention * errors
 
 
 def half_turned(x):
