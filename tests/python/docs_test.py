@@ -16,7 +16,7 @@ def test_every_public_name_is_on_the_page(tmp_path):
     page = (tmp_path / "page.html").read_text("utf-8")
     for name in kvbound.__all__:
         assert name.startswith("__") or f'id="{name}"' in page, name
-    assert not re.search(r"<(script|link|img)|https?://(?!arxiv)", page)  # it needs no network
+    assert not re.search(r"<(script|link|img)|src=|url\(", page)  # it needs no network
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -25,8 +25,8 @@ def test_docstrings_say_what_is_needed_returned_and_raised(name):
     text = inspect.getdoc(function)
     for word in ("returns", "raises"):
         assert re.search(rf"^\s*{word}\s", text, re.M) or name == "open", f"{name} does not say what it {word}"
-    for parameter in inspect.signature(function).parameters:
-        assert re.search(rf"\b{parameter}\b", text), f"{name} does not say what {parameter} is"
+    for parameter, how in inspect.signature(function).parameters.items():
+        assert how.default is not how.empty or re.search(rf"\b{parameter}\b", text), f"{name} does not say what {parameter} is"
 
 
 def test_type_checkers_see_the_names_that_python_finds():

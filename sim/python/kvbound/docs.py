@@ -53,7 +53,7 @@ def page():
         links.append(f"<p>{html.escape(chapter)}<br>")
         body.append(f"<h2>{html.escape(chapter)}</h2>")
         for module, names in modules.items():
-            tree = ast.parse(Path(__file__).with_name(f"{module.replace('.', '/')}.py").read_text("utf-8"))
+            tree = ast.parse((Path(__file__).parent / f"{module.replace('.', '/')}.py").read_text("utf-8"))
             body.append(f"<p><code>kvbound.{module}</code></p><pre>{html.escape(ast.get_docstring(tree))}</pre>")
             for node in tree.body:
                 if getattr(node, "name", None) not in (kvbound.__all__ if names is ... else names):
