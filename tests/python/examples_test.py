@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import SAMPLES
 
+TRACE, TASKS = SAMPLES / "pocket-gqa.safetensors", SAMPLES.parents[1] / "sim/evaluate/tasks/pocket.jsonl"
 PYTHON = Path(__file__).resolve().parents[2] / "sim/python"
 EXPECTED = {
     "validate_kernel": [
@@ -17,7 +19,11 @@ EXPECTED = {
         "within 0.01 of what is right: True",
         "differs: sequence 1 is off by ",
         "diagnosis: the last entry is missing (that explains all 4 rows that were tried)",
-        "mended: agrees"]}
+        "mended: agrees"],
+    "rank_policies": ["10% kept: relative loss of a head's output", "  streaming-llm         0.502  ####", "20% kept", "  random"],
+    "knorm_press": ["policy                       L   theta      KL", "snapkv                   13.78   67.41",
+                    "KnormPress               34.58  120.50", "KnormPress+critical      33.86  116.29"]}
+ARGUMENTS = {"rank_policies": [TRACE, "page.html"], "knorm_press": [TRACE, SAMPLES / "pocket", TASKS]}
 
 
 def printed(*command):
@@ -27,8 +33,10 @@ def printed(*command):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_examples(name):
-    text = printed(PYTHON / f"examples/{name}.py")
+def test_examples(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = printed(PYTHON / f"examples/{name}.py", *ARGUMENTS.get(name, []))
+    assert (tmp_path / "page.html").exists() == (name == "rank_policies")
     at = [text.find(line) for line in EXPECTED[name]]
     assert min(at) >= 0 and at == sorted(at), text
     if name == "validate_kernel":
