@@ -2,8 +2,8 @@
 
     python -m kvbound.kvpress --bytes TEXT [MODEL ...]
 
-MODEL is a Hugging Face directory or a name of the hub, of models whose tokens are bytes, or `random`: a model of 12 query heads on
-4 KV heads with random weights. A cell says how many entries are kept otherwise than the paper's definition says, and the mean
+MODEL is a Hugging Face directory or a name of the hub, of models whose tokens are bytes, or `random`: a model of 12 query heads
+on 4 KV heads with random weights. A cell says how many entries are kept otherwise than the paper's definition says, and the mean
 overlap of kept sets: for a press as it is, and for each difference alone that is needed to reproduce it.
 """
 import argparse
@@ -14,7 +14,7 @@ from kvbound.kvpress.press_check import check
 
 
 def random_model(seed=1):
-    """A Llama of 3 layers, 12 query heads on 4 KV heads of 32 dimensions and 256 tokens, whose logits of attention spread by 3."""
+    """A Llama of 3 layers, 12 query heads on 4 KV heads of 32 dimensions and 256 tokens, whose attention's logits spread by 3."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

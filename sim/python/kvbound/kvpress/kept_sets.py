@@ -1,4 +1,4 @@
-"""Which entries a method keeps of a Ranking: budgets, AdaKV's allocation, CriticalKV's two stages; in NumPy, in double precision."""
+"""Which entries a method keeps of a Ranking: budgets, AdaKV's allocation, CriticalKV's stages; in NumPy, in double precision."""
 import math
 from decimal import Decimal
 from fractions import Fraction

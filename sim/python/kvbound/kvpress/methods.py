@@ -86,7 +86,7 @@ def _adakv(host, press):
 
 def _critical_adakv(host, press):
     allocated, critical = _adakv(host, press), _critical(host, press)
-    own = Option("stage_one", "alpha", "alpha or safe entries", (), "safe entries are stage one, where they are more than alpha says")
+    own = Option("stage_one", "alpha", "alpha or safe entries", (), "safe entries are stage one, where they are more")
     known = {option.name for option in critical.options}
     both = tuple(option for option in allocated.options if option.name not in known)
     return Method(critical.policy and f"{critical.policy}+adakv", host.rank, (*critical.options, *both, own))
@@ -106,6 +106,7 @@ def method_of(press):
     wrapper, inner = _known(press, WRAPPERS), getattr(press, "press", None)
     host = _known(press if wrapper is None else inner, HOSTS)
     if host is None:
-        raise InvalidInput(f"press: is {type(press).__name__}{f' of {type(inner).__name__}' if inner is not None else ''}; expected "
-                           f"{', '.join(HOSTS)}, or {', '.join(WRAPPERS)} of one of them")
+        of = "" if inner is None else f" of {type(inner).__name__}"
+        raise InvalidInput(f"press: is {type(press).__name__}{of}; expected {', '.join(HOSTS)}, or {', '.join(WRAPPERS)} of one "
+                           "of them")
     return host(press) if wrapper is None else wrapper(host(inner), press)

@@ -81,8 +81,9 @@ class PressCheck:
             lines += ["  entries  overlap  each alone", *map(str, self.differences)]
         if self.unexplained:
             first = self.unexplained[0]
-            lines.append(f"unexplained in {len(self.unexplained)} KV heads, the first: layer {first.layer}, KV head {first.kv_head}, "
-                         f"{len(first.press_alone)} entries of the press alone, {len(first.variant_alone)} of the closest variant")
+            lines.append(f"unexplained in {len(self.unexplained)} KV heads, the first: layer {first.layer}, KV head "
+                         f"{first.kv_head}, {len(first.press_alone)} entries of the press alone, {len(first.variant_alone)} of "
+                         "the closest variant")
         elif self.differences:
             lines.append("together they reproduce every kept set" + ("" if self.near_ties else " exactly"))
         if self.near_ties:
@@ -95,7 +96,7 @@ def _overlap(one, other):
 
 
 def _alone(one, other, near=False):
-    """How many entries are kept otherwise, [...], of kept sets [..., n] of bool; where they are of unequal size, of the larger."""
+    """How many entries are kept otherwise, [...], of kept sets [..., n] of bool; of sets of unequal size, of the larger."""
     differs = (one != other) & ~np.asarray(near)
     return np.maximum((differs & one).sum(axis=-1), (differs & other).sum(axis=-1))
 
@@ -186,7 +187,7 @@ def check(press, model, ids, *, device=None):
     ids      [tokens] integers: the prompt
     device   where torch runs a model that is loaded here (default: "cpu")
 
-    returns  PressCheck
+    returns  PressCheck; of layers with a sliding window or without attention a warning says that they are left out
     raises   InvalidInput for a press that is not known, or a model or prompt that record_hf refuses, too; InvalidOption for a
              budget below what is always kept; ImportError without kvpress and transformers
     """

@@ -1,4 +1,5 @@
 """A press of kvpress run on a prompt: what each layer's attention read, and which of it the press kept."""
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,11 +46,12 @@ class _Memory:
             self.arrays[name] = np.ascontiguousarray(array.detach().cpu().numpy().swapaxes(0, 1))
 
 
-def pressed_prompt(press, model, ids, *, future_positions=0, device=None, note=print):
+def pressed_prompt(press, model, ids, *, future_positions=0, device=None, note=warnings.warn):
     """The layers of a prompt after the press has compressed its cache: [PromptLayer].
 
     press, model, ids, device   as kvbound.kvpress.check
     future_positions            F of PromptLayer
+    note                        called with a line on layers that a trace cannot say, which are left out
 
     raises   InvalidInput for a model that record_hf refuses, too, and for a press that leaves other rows than the cache had
     """
@@ -100,7 +102,8 @@ def _kept(index, keys, values, left, masked):
         for key, value in zip(left[0][head], left[1][head]):
             found = where.get(key.tobytes() + value.tobytes())
             if not found:
-                refuse(f"layer {index}: the press left a row in KV head {head} that the cache did not have: it changes keys or values")
+                refuse(f"layer {index}: the press left a row in KV head {head} that the cache did not have: it changes keys or "
+                       "values")
             rows.append(found.pop())
         offsets.append(len(rows))
         kept[head, rows[offsets[-2]:]] = True

@@ -1,4 +1,4 @@
-"""How hosts rank a prompt's entries: SnapKV, TOVA, StreamingLLM, Knorm and Expected Attention, stated in NumPy in double precision.
+"""How hosts rank a prompt's entries: SnapKV, TOVA, StreamingLLM, Knorm, Expected Attention; in NumPy, in double precision.
 
 Every function takes a PromptLayer and options, {name: value}, and returns a Ranking. Errors are what single precision can do to
 a score, for sums in any order, to first order; the queries, keys and values are taken as the model's attention got them.
@@ -161,7 +161,8 @@ def expected_attention(layer, options):
         norm_errors = (layer.values.shape[2] + 8) * ROUNDOFF * norms
     by_head = (attention + options["epsilon"]) * norms
     error = errors * norms + (attention + options["epsilon"]) * norm_errors
-    return Ranking(by_group(by_head, num_kv_heads).mean(axis=1), by_head, by_group(error, num_kv_heads).mean(axis=1), error, always)
+    scores, errors = (by_group(part, num_kv_heads).mean(axis=1) for part in (by_head, error))
+    return Ranking(scores, by_head, errors, error, always)
 
 
 @remembered
@@ -198,7 +199,7 @@ def mean_rotation(rotation, first, count):
 
 
 def gaussian_logits(queries, keys, turn, scale):
-    """ln E exp(scale q . k_j) for Gaussian q with the turned mean and covariance of queries [m, head_dim], and its error: [n] each."""
+    """(ln E exp(scale q . k_j), its error), both [n], for Gaussian q with the turned mean and covariance of queries."""
     m, head_dim = queries.shape
     mean = queries.mean(axis=0)
     centred = queries - mean
