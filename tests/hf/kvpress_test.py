@@ -101,11 +101,11 @@ class Presses(unittest.TestCase):
                         print(found, flush=True)
                         self.assertEqual(found.unexplained, [])
                         names = {one.option for one in found.differences} - WITH_MORE.get(name, set())
-                        truncated = {"budget"} if ratio == 0.8 else set()  # 500 (1 - 0.8) is 99.99999999999997
+                        truncated = {"budget"} if ratio == 0.8 else set()  # 500 (1 - 0.8) is 99.99...
                         self.assertEqual(names, set(expected) - WITH_MORE.get(name, set()) | truncated)
                         self.assertEqual(found.ok, not names)
                         self.assertEqual(found.ok, found.entries == 0)
-                        # keys of a token have one norm in the first layer, and rounding decides which of its entries are kept
+                        # In the first layer a token's keys have one norm: rounding decides which are kept.
                         self.assertLessEqual(found.near_ties, 200 if name == "KnormPress" else 1)
                         self.assertTrue(all((one.entries > 0) == (one.overlap < 1) for one in found.differences))
 
