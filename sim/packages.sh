@@ -5,6 +5,7 @@ build_packages=(g++ cmake ninja-build libopenblas-dev libboost-program-options-d
                 libeigen3-dev libmpfr-dev libminizip-dev zlib1g-dev nlohmann-json3-dev librapidcheck-dev)
 test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschema clang-format-14)
 kernel_packages=(python3-venv)  # of the tests labelled kernels, in addition
+python_packages=(python3-venv python3-dev)  # of the tests labelled python
 ci_packages=(ccache)  # of .ci/run, in addition
 browser_packages=(chromium chromium-driver fonts-dejavu-core)  # of the tests labelled browser
 race_packages=(clang libclang-rt-dev libomp-dev)  # of the tests labelled races

@@ -1,11 +1,39 @@
 #!/usr/bin/env bash
 # The package as a newcomer gets it: built by pip into an environment of its own, then its tests.
 #
-# usage: run.sh FOLDER [PYTEST_ARGUMENT...]      FOLDER: for the environment, kept for the next time
+# usage: run.sh [--asan] FOLDER [PYTEST_ARGUMENT...]
+#
+#   FOLDER   for the environment, kept for the next time
+#   --asan   with AddressSanitizer, and by default 10,000 fuzzed arguments instead of the other tests
 set -euo pipefail
 source=$(dirname "$(dirname "$(dirname "$(realpath "$0")")")")
+asan=0
+[[ ${1:-} != --asan ]] || { asan=1 && shift; }
 environment=$(realpath -m "$1")
 shift
 [[ -x $environment/bin/pip ]] || python3 -m venv "$environment"
-"$environment/bin/pip" install --quiet --disable-pip-version-check "$source/sim/python[test]"
-PATH=$environment/bin:$PATH exec "$environment/bin/python" -m pytest -q -p no:cacheprovider "$source/tests/python" "$@"
+export PATH=$environment/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
+
+# install ARGUMENT...: what builds the package is in this environment, too, where ccache finds it again.
+install() {
+  pip install --quiet "$@" || {
+    echo "run.sh: pip failed, which has from PyPI what the package for Python is built and tested with" >&2
+    exit 1
+  }
+}
+mapfile -t requirements < <(python -c 'import sys, tomllib; print(*tomllib.load(open(sys.argv[1], "rb"))["build-system"]["requires"], sep="\n")' \
+  "$source/sim/python/pyproject.toml")
+install "${requirements[@]}"
+options=()
+if ((asan)); then
+  options=(-C build-dir="$source/build/python-asan" -C cmake.build-type=None
+           -C cmake.define.CMAKE_CXX_FLAGS="-Og -g1 -fno-omit-frame-pointer -fsanitize=address" -C install.strip=false)
+fi
+install --no-build-isolation "${options[@]}" "$source/sim/python[test]"
+if ((asan)); then
+  (($#)) || set -- -k fuzz
+  export ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc KVBOUND_FUZZED_ARGUMENTS=${KVBOUND_FUZZED_ARGUMENTS:-10000}
+  LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so)"
+  export LD_PRELOAD
+fi
+exec python -m pytest -q -p no:cacheprovider "$source/tests/python" "$@"
