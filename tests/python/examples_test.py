@@ -12,7 +12,7 @@ PYTHON = Path(__file__).resolve().parents[2] / "sim/python"
 EXPECTED = {
     "validate_kernel": [
         "256 terms 0..255: 4 x 64, one after the other",
-        "; declared: accumulate=F32, tile=32, splits=4",
+        "; declared: accumulate=F32, tile=32, splits=4, weights=F16",
         *[f"{kind:10} agrees; the gain is 1 within" for kind in ("sink", "needle", "flat", "power-law", "overflow", "tied")],
         "notices zeros, a gain of 0.72, swapped heads, a NaN: True"],
     "planted_bug": [

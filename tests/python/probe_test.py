@@ -235,7 +235,7 @@ def test_wrong_declarations_are_noticed():
     assert lanes.contradiction(tile=16).startswith("tile: 16 is declared; terms are added in another order")
 
 
-def flash_decode(q, k, v, splits, tile, partials=None):
+def flash_decode(q, k, v, splits, tile, partials=None, rounded_weights=lambda x: x):
     """Split-KV with online softmax: sums of `tile` tokens, one token after the other, in `splits` parts."""
     head, group = np.arange(q.shape[1]), q.shape[1] // k.shape[2]
     q, k, v = (x[0].astype("f4") for x in (q, k, v))
@@ -246,7 +246,8 @@ def flash_decode(q, k, v, splits, tile, partials=None):
         for tokens in np.split(run, range(tile, len(run), tile)):
             before, largest = largest, np.maximum(largest, logits[:, tokens].max(1))
             weights, rescaled = np.exp(logits[:, tokens] - largest[:, None]), np.exp(before - largest)
-            values = added([weights[:, t, None] * v[token, head // group] for t, token in enumerate(tokens)])
+            to_multiply = rounded_weights(weights)
+            values = added([to_multiply[:, t, None] * v[token, head // group] for t, token in enumerate(tokens)])
             out, total = out * rescaled[:, None] + values, total * rescaled + weights.sum(1)
         parts.append((largest, total, out if partials is None else out.astype(partials).astype("f4")))
     shares = np.exp(np.stack([part[0] for part in parts]) - np.max([part[0] for part in parts], axis=0))
@@ -271,6 +272,34 @@ def test_attention_is_recovered_and_bounds_get_tighter(splits, tile, tokens, par
     assert undeclared.ok and declared.ok
     assert declared.worst().bound < undeclared.worst().bound / (1 if partials else 3)
     assert declared.gain.band < undeclared.gain.band
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+@pytest.mark.parametrize("bits, weights", [(24, None), (11, "F16"), (8, "BF16"), (4, "F8_E4M3")])
+def test_rounding_of_weights_is_found(bits, weights, dtype):
+    """Whatever the type of the output is."""
+    def kernel(q, k, v):
+        return flash_decode(q, k, v, 2, 8, rounded_weights=lambda x: rounded(x, bits)).astype(dtype)
+    assert probe.accumulation_of_attention(kernel, 32, 32, **HEADS, dtype=dtype).weights == weights
+
+
+def test_products_in_tf32_say_it_of_weights_too():
+    def kernel(q, k, v):
+        return flash_decode(q, k, rounded(v, 11), 2, 8, rounded_weights=lambda x: rounded(x, 11))
+    found = probe.accumulation_of_attention(kernel, 32, 32, **HEADS)
+    assert found.declared == {"accumulate": "F32", "tile": 8, "splits": 2, "products": "TF32"}
+
+
+def test_weights_that_vanish_are_not_told():
+    assert probe.accumulation_of_attention(lambda q, k, v: flash_decode(1e4 * q, k, v, 1, 8), 32, 32, **HEADS).weights is None
+
+
+def test_weights_that_are_divided_before_are_not_told():
+    def kernel(q, k, v):
+        logits = np.einsum("hd,td->ht", q[0], k[0, :, 0]) * np.float32(q.shape[2]**-0.5)
+        weights = np.exp(logits - logits.max(1, keepdims=True))
+        return (rounded(weights / weights.sum(1, keepdims=True), 8) @ v[0, :, 0])[None]
+    assert probe.accumulation_of_attention(kernel, 32, 32).weights is None
 
 
 def test_attention_of_half_precision():

@@ -32,17 +32,20 @@ class Accumulation:
     partial_bits  of the partial results that are added last
     term_bits     that are kept of a term alone; None: all
     calls         of the kernel
+    weights       of attention: the type that weights are rounded to before they multiply values, where that is found;
+                  those of 8 bits are refused by checks, which have no bounds of them
     """
     tree: SummationTree
     bits: int | None
     partial_bits: int | None
     term_bits: int | None
     calls: int
+    weights: str | None = None
 
     @property
     def declared(self):
-        """{option: value} of check_attention and other checks: tile, splits, accumulate, partials, products, storage, as
-        far as the tree and the bits say it, and only what the bounds hold for. Parts of the cache are what is added last."""
+        """{option: value} of check_attention and other checks: tile, splits, accumulate, partials, products, storage,
+        weights, as far as they are found, and only what the bounds hold for. Parts of the cache are what is added last."""
         options = {"accumulate": _type_of(self.bits)}
         if self.tree.order:
             options["tile"], options["splits"] = self.tree.order
@@ -52,6 +55,8 @@ class Accumulation:
             options["partials"] = _type_of(self.partial_bits)
         if self.term_bits and self.term_bits < (self.bits or 64):
             options |= {"products": "TF32"} if self.term_bits == 11 else {"storage": _type_of(self.term_bits)}
+        if "products" not in options:  # of which weights are factors
+            options["weights"] = self.weights
         return {name: value for name, value in options.items() if value is not None}
 
     def contradiction(self, *, tile=None, splits=None, accumulate=None, partials=None, **_):
@@ -111,7 +116,8 @@ def accumulation_of_attention(f, tokens, head_dim, *, num_qo_heads=1, num_kv_hea
              as q
     tokens   of the cache; most of all a power of two, of which a weight is an exact share
 
-    returns  Accumulation of tokens; each column of each KV head probes a pair of its own
+    returns  Accumulation of tokens; each column of each KV head probes a pair of its own. Its `weights` are found where
+             they are rounded before they are divided by their sum, as in kernels with online softmax
     raises   as accumulation
     """
     group = num_qo_heads // num_kv_heads
@@ -125,7 +131,40 @@ def accumulation_of_attention(f, tokens, head_dim, *, num_qo_heads=1, num_kv_hea
         return out[:, 0].reshape(-1)[:len(rows)] * tokens
 
     exact = tokens & (tokens - 1) == 0
-    return _Probe(sums, tokens, num_kv_heads * head_dim, dtype, large, unit, 0 if exact else 0.25, weights=tokens).found()
+    found = _Probe(sums, tokens, num_kv_heads * head_dim, dtype, large, unit, 0 if exact else 0.25, weights=tokens).found()
+    found.weights = _rounding_of_weights(f, *zeros)
+    return found
+
+
+def _rounding_of_weights(f, q, k):
+    """The type of attention weights beside a largest one of 1; None if they are in F32, or divided by their sum before.
+
+    Token 0 has the weight 1 and the value -g, token 1 the weight p and the value 1, and no other a weight. The output is 0
+    where p, as it is rounded, is g: for some g of the type around p, if it is of that type. In F32 that happens once in
+    2^13 times, and is asked for 8 times.
+    """
+    q, k = q.copy(), k.copy()
+    q[..., 0], k[0, 2:, :, 0] = 1, -3e4
+    head_dim = q.shape[2]
+
+    def outputs(first):
+        v = np.zeros_like(k)
+        v[0, :2] = np.stack([first, np.ones(head_dim)])[:, None]
+        return np.asarray(f(q, k, v), "f8").reshape(-1, head_dim)[0]
+
+    types = {"F8_E5M2": 3, "F8_E4M3": 4, "BF16": 8, "F16": 11}
+    for logit in np.linspace(-0.2, -1.9, 8):
+        k[0, 1, :, 0] = logit * math.sqrt(head_dim)
+        share = outputs(np.zeros(head_dim))[0]
+        if not 0 < share < 1:
+            return None
+        weight = share / (1 - share)
+        for name, bits in list(types.items()):
+            spacing = 2.0**(math.floor(math.log2(weight)) + 1 - bits)
+            near = spacing * (round(weight / spacing) + np.arange(head_dim) - head_dim // 2)
+            if (outputs(-near) != 0).all():
+                del types[name]
+    return next(iter(types), None)
 
 
 def accumulation_of_products(f, tokens, head_dim, *, num_qo_heads=1, num_kv_heads=1, sm_scale=None, dtype=np.float32):
