@@ -294,12 +294,51 @@ def test_weights_that_vanish_are_not_told():
     assert probe.accumulation_of_attention(lambda q, k, v: flash_decode(1e4 * q, k, v, 1, 8), 32, 32, **HEADS).weights is None
 
 
-def test_weights_that_are_divided_before_are_not_told():
+@pytest.mark.parametrize("bits, of_output, weights", [(8, 24, "BF16"), (11, 11, "F16"), (24, 8, None), (24, 24, None)])
+def test_rounding_of_weights_that_are_divided_before_is_found(bits, of_output, weights):
     def kernel(q, k, v):
         logits = np.einsum("hd,td->ht", q[0], k[0, :, 0]) * np.float32(q.shape[2]**-0.5)
-        weights = np.exp(logits - logits.max(1, keepdims=True))
-        return (rounded(weights / weights.sum(1, keepdims=True), 8) @ v[0, :, 0])[None]
-    assert probe.accumulation_of_attention(kernel, 32, 32).weights is None
+        exponentials = np.exp(logits - logits.max(1, keepdims=True))
+        shares = rounded(exponentials / exponentials.sum(1, keepdims=True), bits)
+        return rounded((shares[..., None] * v[0, :, 0]).sum(1), of_output)[None]
+    assert probe.accumulation_of_attention(kernel, 32, 32).weights == weights
+
+
+@pytest.mark.parametrize("dtype, weights", [("bfloat16", "BF16"), ("float32", None)])
+def test_attention_of_torch(dtype, weights):
+    """Written out: weights are rounded to the type of the values, behind the softmax."""
+    torch = pytest.importorskip("torch")
+
+    def kernel(q, k, v):
+        q, k, v = (torch.from_numpy(x).to(getattr(torch, dtype)) for x in (q, k, v))
+        k, v = (x.repeat_interleave(2, 2).transpose(1, 2) for x in (k, v))
+        shares = torch.softmax((q[:, :, None] @ k.transpose(2, 3)).float() * q.shape[2]**-0.5, -1)
+        return (shares.to(v.dtype) @ v)[:, :, 0].float().numpy()
+
+    found = probe.accumulation_of_attention(kernel, 128, 64, **HEADS)
+    assert found.weights == weights and found.bits == 24
+    q, k, v = (rounded(x, 8) for x in testing.decode_case("flat", tokens=128, **HEADS))
+    options = {"storage": "BF16"} if weights else {}
+    out = torch.from_numpy(kernel(q, k, v)).to(getattr(torch, dtype))
+    assert found.declared.items() >= options.items()
+    assert kvbound.check_attention(out, q, k, v, **found.declared).ok
+
+
+def test_columns_that_are_added_in_different_orders():
+    def kernel(q, k, v):
+        out = flash_decode(q, k, v, 1, 8)
+        out[..., 5] = flash_decode(q, k[:, ::-1], v[:, ::-1], 1, 8)[..., 5]
+        return out
+    with pytest.raises(kvbound.InvalidInput, match="expected a sum in a fixed order, the same of all columns"):
+        probe.accumulation_of_attention(kernel, 40, 32, **HEADS)
+    first, fifth = (probe.accumulation_of_attention(kernel, 40, 32, **HEADS, columns=[column]).tree for column in (0, 5))
+    assert first.parts(8) == fifth.parts(8) == 1 and not np.array_equal(first.parents, fifth.parents)
+
+
+def test_more_tiles_than_there_are_parts_are_no_parts():
+    found = probe.accumulation_of_attention(lambda q, k, v: flash_decode(q, k, v, 1, 16), 256, 32, **HEADS)
+    assert found.declared == {"accumulate": "F32", "tile": 16}
+    assert found.contradiction(tile=16) == "" and found.contradiction(tile=8) != ""
 
 
 def test_attention_of_half_precision():

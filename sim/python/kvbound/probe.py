@@ -48,7 +48,7 @@ class Accumulation:
         weights, as far as they are found, and only what the bounds hold for. Parts of the cache are what is added last."""
         options = {"accumulate": _type_of(self.bits)}
         if self.tree.order:
-            options["tile"], options["splits"] = self.tree.order
+            options["tile"], options["splits"] = self.tree.order  # no parts: those that are usual for so many tokens
         elif not self.tree.is_usual():
             options["tile"] = "any"
         if self.partial_bits and self.partial_bits < (self.bits or 64):
@@ -72,7 +72,7 @@ class Accumulation:
             return f"tile: {tile} is declared; terms are added in another order than one run of {tile} after the other"
         if splits and parts > splits:
             return f"splits: {splits} is declared; {parts} sums are joined"
-        most = math.ceil(terms / tile) + (splits or max(8, math.ceil(terms / 256)))
+        most = math.ceil(terms / tile) + (splits or tree.usual_parts)
         if tree.handed_on(tile) > most:
             return f"tile: {tile} is declared; {tree.handed_on(tile)} sums of more terms are handed on, expected at most {most}"
         return ""
@@ -109,62 +109,73 @@ def accumulation(f, terms, *, dtype=np.float32, large=None, unit=None):
     return probe.found()
 
 
-def accumulation_of_attention(f, tokens, head_dim, *, num_qo_heads=1, num_kv_heads=1, dtype=np.float32, large=None, unit=None):
+def accumulation_of_attention(f, tokens, head_dim, *, num_qo_heads=1, num_kv_heads=1, columns=None, dtype=np.float32,
+                              large=None, unit=None):
     """How a decode kernel adds values over tokens. Queries and keys are 0, so that all weights are equal.
 
     f        called with q [1, num_qo_heads, head_dim], k and v [1, tokens, num_kv_heads, head_dim] of `dtype`; returns out,
              as q
     tokens   of the cache; most of all a power of two, of which a weight is an exact share
 
-    returns  Accumulation of tokens; each column of each KV head probes a pair of its own. Its `weights` are found where
-             they are rounded before they are divided by their sum, as in kernels with online softmax
+    columns  of head_dim that are probed, all by default, each of each KV head for a pair of its own: all must be added in
+             one order, which is not so in some libraries' products of matrices
+
+    returns  Accumulation of so many tokens, with `weights`
     raises   as accumulation
     """
     group = num_qo_heads // num_kv_heads
     zeros = np.zeros((1, num_qo_heads, head_dim), dtype), np.zeros((1, tokens, num_kv_heads, head_dim), dtype)
 
+    columns = list(range(head_dim)) if columns is None else list(columns)
+
     def sums(rows):
-        v = np.zeros((num_kv_heads * head_dim, tokens), dtype)
-        v[:len(rows)] = rows
-        v = np.ascontiguousarray(v.reshape(num_kv_heads, head_dim, tokens).transpose(2, 0, 1)[None])
+        masks = np.zeros((num_kv_heads * len(columns), tokens), dtype)
+        masks[:len(rows)] = rows
+        v = np.zeros_like(zeros[1])
+        v[0][:, :, columns] = masks.reshape(num_kv_heads, len(columns), tokens).transpose(2, 0, 1)
         out = np.asarray(f(*zeros, v), "f8").reshape(num_kv_heads, group, head_dim)
-        return out[:, 0].reshape(-1)[:len(rows)] * tokens
+        return out[:, 0, columns].reshape(-1)[:len(rows)] * tokens
 
     exact = tokens & (tokens - 1) == 0
-    found = _Probe(sums, tokens, num_kv_heads * head_dim, dtype, large, unit, 0 if exact else 0.25, weights=tokens).found()
+    width = num_kv_heads * len(columns)
+    found = _Probe(sums, tokens, width, dtype, large, unit, 0 if exact else 0.25, weights=tokens).found()
     found.weights = _rounding_of_weights(f, *zeros)
     return found
 
 
 def _rounding_of_weights(f, q, k):
-    """The type of attention weights beside a largest one of 1; None if they are in F32, or divided by their sum before.
+    """The type of attention weights, of which tokens 0 and 1 alone have any; None for F32.
 
-    Token 0 has the weight 1 and the value -g, token 1 the weight p and the value 1, and no other a weight. The output is 0
-    where p, as it is rounded, is g: for some g of the type around p, if it is of that type. In F32 that happens once in
-    2^13 times, and is asked for 8 times.
+    Where a kernel rounds weights beside a largest one of 1, and divides by their sum at last, token 0 has the weight 1 and
+    the value -g, token 1 the weight p and the value 1: the output is 0 where p, as it is rounded, is g, for some g of its
+    type. Where weights are divided before they are rounded, values of 1 give them, if the output has no smaller type; with
+    each other's as values, -w_1 and w_0, they then give 0. In F32 both happen once in 2^13 times, and are asked for 8 times.
     """
     q, k = q.copy(), k.copy()
     q[..., 0], k[0, 2:, :, 0] = 1, -3e4
     head_dim = q.shape[2]
 
-    def outputs(first):
+    def outputs(first, second):
         v = np.zeros_like(k)
-        v[0, :2] = np.stack([first, np.ones(head_dim)])[:, None]
+        v[0, 0], v[0, 1] = first, second
         return np.asarray(f(q, k, v), "f8").reshape(-1, head_dim)[0]
 
-    types = {"F8_E5M2": 3, "F8_E4M3": 4, "BF16": 8, "F16": 11}
+    beside_largest = {"F8_E5M2": 3, "F8_E4M3": 4, "BF16": 8, "F16": 11}
+    divided = beside_largest.copy()
     for logit in np.linspace(-0.2, -1.9, 8):
         k[0, 1, :, 0] = logit * math.sqrt(head_dim)
-        share = outputs(np.zeros(head_dim))[0]
-        if not 0 < share < 1:
+        shares = np.array([outputs(1, 0)[0], outputs(0, 1)[0]])
+        if not (shares > 0).all():
             return None
-        weight = share / (1 - share)
-        for name, bits in list(types.items()):
+        weight = shares[1] / shares[0]
+        for name, bits in list(beside_largest.items()):
             spacing = 2.0**(math.floor(math.log2(weight)) + 1 - bits)
             near = spacing * (round(weight / spacing) + np.arange(head_dim) - head_dim // 2)
-            if (outputs(-near) != 0).all():
-                del types[name]
-    return next(iter(types), None)
+            if (outputs(-near, 1) != 0).all():
+                del beside_largest[name]
+        cancel = outputs(-shares[1], shares[0])[0] == 0
+        divided = {name: bits for name, bits in divided.items() if cancel and (np.frexp(shares)[0] * 2.0**bits % 1 == 0).all()}
+    return next(iter(beside_largest | divided), None)
 
 
 def accumulation_of_products(f, tokens, head_dim, *, num_qo_heads=1, num_kv_heads=1, sm_scale=None, dtype=np.float32):
@@ -311,7 +322,8 @@ class _Probe:
             if below != size:
                 self.refuse("loses no unit beside M: it sums exactly, with compensation, or in a wider type"
                             if (sizes == 2).all() and len(sizes) > 1 else
-                            f"adds {size} terms, by one count, and {below}, by another; expected a sum in a fixed order")
+                            f"adds {size} terms, by one count, and {below}, by another; expected a sum in a fixed order"
+                            + (", the same of all columns" if self.width > 1 else ""))
             self.children.append([node, *self.nodes(group, i)])
             node = self.terms + len(self.children) - 1
         return [node]

@@ -118,6 +118,11 @@ class SummationTree:
         found = self.parts(tile)
         return found is not None and found <= parts and self.handed_on(tile) <= math.ceil(self.terms / tile) + parts
 
+    @property
+    def usual_parts(self):
+        """The most parts that the bounds suppose where none are declared (error_bounds.md, "Parts")."""
+        return max(8, math.ceil(self.terms / 256))
+
     @cached_property
     def order(self):
         """(tile, parts) of the smallest bound that is of this order, whatever the terms are; None if no bound is smaller
@@ -125,7 +130,8 @@ class SummationTree:
 
             bound = ceil(terms / tile) + parts + 4 tile + parts
 
-        A running sum of tiles looks like one of parts: then every tile is counted as a part, too.
+        A running sum of tiles looks like one of parts: then every tile is counted as a part, too, unless that are more than
+        is usual of parts: then there are no parts to declare, None.
         """
         best, least = None, 4 * self.terms
         for tile in np.unique(self.sizes).tolist():
@@ -133,10 +139,12 @@ class SummationTree:
             if tiles + 4 * tile + 2 * max(1, handed_on - tiles) >= least:  # with the fewest parts that would admit it
                 continue
             parts = self.parts(tile)
-            if parts == 1 and tile > 1:
-                parts += handed_on
+            is_unclear = parts == 1 and tile > 1
+            if is_unclear:
+                parts = min(1 + handed_on, self.usual_parts)
             if parts and self.admits(tile, parts) and tiles + 4 * tile + 2 * parts < least:
-                best, least = (tile, parts), tiles + 4 * tile + 2 * parts
+                best = tile, None if is_unclear and parts <= handed_on else parts
+                least = tiles + 4 * tile + 2 * parts
         return best
 
     def is_usual(self):
