@@ -154,7 +154,8 @@ def test_attention(name):
         assert status is EvaluationStatus.INCORRECT_NUMERICAL
         assert correctness.extra["verdict"] == "differs" and correctness.extra["message"] and "differs" in log
     assert math.isnan(case.judged(lambda *_: (nan, lse))[1].max_absolute_error)
-    assert case.judged(lambda *_: (out, lse * math.log(2)))[0] is EvaluationStatus.INCORRECT_NUMERICAL  # of base e
+    natural = lse * math.log(2)
+    assert case.judged(lambda *_: (out, natural))[0] is EvaluationStatus.INCORRECT_NUMERICAL
 
 
 def test_a_gain_within_their_tolerance_is_noticed():
@@ -285,7 +286,8 @@ def test_topk():
     case = indexer()
     indices, = case.expected
     assert Evaluator.can_evaluate(case.definition)
-    assert case.judged(lambda *_: indices.flip(1).sort(1, descending=True).values)[0] is None  # the set, not its order
+    in_another_order = indices.flip(1).sort(1, descending=True).values
+    assert case.judged(lambda *_: in_another_order)[0] is None
     other = next(token for token in range(4 * 64, 5 * 64) if token not in indices[0])
     for row, column, token in ((0, 0, other), (0, 0, int(indices[0, 1])), (0, 3, 3 * 64), (1, 0, -1), (1, 25, 5 * 64)):
         wrong = indices.clone()

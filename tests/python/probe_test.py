@@ -191,7 +191,8 @@ def test_an_order_that_changes_later_is_refused():
         calls += 1
         return added(x if calls <= last else x[::-1])
 
-    last = probe.accumulation(added, 20).calls - 64 - 64 - 23 - 19  # behind the tree: its check, and precisions
+    # Behind the tree come its check and the precisions.
+    last = probe.accumulation(added, 20).calls - 64 - 64 - 23 - 19
     with pytest.raises(kvbound.InvalidInput, match="another call gave other numbers of units"):
         probe.accumulation(f, 20)
     calls, last = 0, last + 19

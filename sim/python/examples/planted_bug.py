@@ -12,7 +12,9 @@ PAGE = 16
 def paged_decode(q, k, v, kv_indptr, kv_indices, kv_last_page_len, right=False):
     out = np.empty_like(q)
     for b, (first, end) in enumerate(pairwise(kv_indptr)):
-        last = kv_last_page_len[b] if right else kv_last_page_len[b] % PAGE or PAGE - 1  # a full page has 16 tokens, not 15
+        last = kv_last_page_len[b]
+        if not right:
+            last = last % PAGE or PAGE - 1  # a full page has 16 tokens, not 15
         keys, values = (x[kv_indices[first:end]].reshape(-1, *x.shape[2:])[:(end - first - 1) * PAGE + last] for x in (k, v))
         keys, values = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (keys, values))
         logits = np.einsum("hd,thd->ht", q[b], keys) / np.sqrt(np.float32(q.shape[2]))

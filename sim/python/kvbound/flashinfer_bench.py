@@ -59,7 +59,7 @@ class Evaluator(DefaultEvaluator):
 
         errors, extra = np.zeros(2), {"verdict": "agrees"}
         for given, expected in zip(inputs, ref_outputs):
-            named = dict(zip(definition.inputs, map(_on_cpu, given)))  # copies: the solution may write over its inputs
+            named = dict(zip(definition.inputs, map(_on_cpu, given)))  # copies: a solution may write over them
             try:
                 outputs = _run(definition, sol_runnable, given, device)
             except Exception:  # noqa: BLE001  whatever a solution raises
@@ -69,7 +69,8 @@ class Evaluator(DefaultEvaluator):
                     return failed(EvaluationStatus.INCORRECT_SHAPE)
                 if output.dtype != reference.dtype:
                     return failed(EvaluationStatus.INCORRECT_DTYPE)
-            errors = np.maximum(errors, np.max([_errors(*pair) for pair in zip(outputs, expected)], axis=0))  # NaN stays
+            for pair in zip(outputs, expected):
+                errors = np.maximum(errors, _errors(*pair))  # NaN stays
             result = cls._judge(definition)(cls, definition, named | dict(zip(definition.outputs, map(_on_cpu, outputs))))
             if not result.ok:
                 extra |= {"verdict": result.verdict, "message": result.message}
@@ -112,7 +113,8 @@ def _on_cpu(value):
 def _errors(output, reference):
     """The largest absolute and relative error, NaN if there is one."""
     output, reference = output.double(), reference.double()
-    absolute = torch.where(output == reference, 0, (output - reference).abs())  # equal infinities are no error
+    # Equal infinities are no error.
+    absolute = torch.where(output == reference, 0, (output - reference).abs())
     if not absolute.numel():
         return 0.0, 0.0
     return absolute.max().item(), (absolute / (reference.abs() + 1e-8)).max().item()

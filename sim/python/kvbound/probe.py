@@ -48,7 +48,7 @@ class Accumulation:
         weights, as far as they are found, and only what the bounds hold for. Parts of the cache are what is added last."""
         options = {"accumulate": _type_of(self.bits)}
         if self.tree.order:
-            options["tile"], options["splits"] = self.tree.order  # no parts: those that are usual for so many tokens
+            options["tile"], options["splits"] = self.tree.order
         elif not self.tree.is_usual():
             options["tile"] = "any"
         if self.partial_bits and self.partial_bits < (self.bits or 64):
@@ -191,8 +191,8 @@ def accumulation_of_products(f, tokens, head_dim, *, num_qo_heads=1, num_kv_head
     """
     half = np.dtype(dtype) == np.float16
     query = 2.0**15 if half else 1.0
-    step = 2.0**round(math.log2(16 * (sm_scale or head_dim**-0.5) * query))  # a unit of the logit is nearly 1/16
     in_logit = query * (sm_scale or head_dim**-0.5)
+    step = 2.0**round(math.log2(16 * in_logit))  # a unit of the logit is nearly 1/16
     q = np.full((1, num_qo_heads, head_dim), query, dtype)
     width = min(tokens, head_dim) - 1
 
@@ -226,7 +226,7 @@ class _Probe:
         self.calls = 0
         self.children = []  # of node terms + i
         self.choose_masks(large, unit, weights)
-        # M less so many units, which has one bit less than M, still rounds to M: in F64 and wider types, or in F32
+        # M less so many units, which has one bit less than M, still rounds to M: in types up to 64 bits, or F32.
         ratio = self.large / self.unit
         swallowed = ratio * 2.0**-(65 if ratio >= 2.0**65 * terms else 25)
         self.most_units = self.units_held(min(terms, most_units or terms, max(1, int(swallowed))))
@@ -235,7 +235,8 @@ class _Probe:
         row = np.zeros((1, self.terms))
         for of_type in (self.dtype, np.dtype("f2")):
             usual, least = _MASKS[of_type]
-            share = 2.0**math.ceil(math.log2(weights)) if of_type == np.float16 else 1  # results hold a share of a unit
+            # A result in F16 holds a share of a unit.
+            share = 2.0**math.ceil(math.log2(weights)) if of_type == np.float16 else 1
             self.large, self.unit = large or usual, unit or least * share
             row[0, [0, -1]] = self.large, -self.large
             if np.isfinite(self.raw(row)).all():

@@ -111,7 +111,8 @@ class SummationTree:
 
     def handed_on(self, tile):
         """How many sums there are of more terms than a tile's."""
-        return len(self.parents) - int(np.searchsorted(self.sizes, tile, side="right"))  # nodes are in order of size
+        # Nodes are in order of size.
+        return len(self.parents) - int(np.searchsorted(self.sizes, tile, side="right"))
 
     def admits(self, tile, parts):
         """Whether the bounds with this tile and so many parts (error_bounds.md, "Long sums") are of this order."""
@@ -136,7 +137,8 @@ class SummationTree:
         best, least = None, 4 * self.terms
         for tile in np.unique(self.sizes).tolist():
             tiles, handed_on = math.ceil(self.terms / tile), self.handed_on(tile)
-            if tiles + 4 * tile + 2 * max(1, handed_on - tiles) >= least:  # with the fewest parts that would admit it
+            fewest_parts = max(1, handed_on - tiles)  # that would admit it
+            if tiles + 4 * tile + 2 * fewest_parts >= least:
                 continue
             parts = self.parts(tile)
             is_unclear = parts == 1 and tile > 1
