@@ -59,7 +59,8 @@ class Evaluator(DefaultEvaluator):
 
         errors, extra = np.zeros(2), {"verdict": "agrees"}
         for given, expected in zip(inputs, ref_outputs):
-            named = dict(zip(definition.inputs, map(_on_cpu, given)))  # copies: a solution may write over them
+            # Copies: a solution may write over its inputs.
+            named = dict(zip(definition.inputs, map(_on_cpu, given)))
             try:
                 outputs = _run(definition, sol_runnable, given, device)
             except Exception:  # noqa: BLE001  whatever a solution raises

@@ -226,7 +226,7 @@ class _Probe:
         self.calls = 0
         self.children = []  # of node terms + i
         self.choose_masks(large, unit, weights)
-        # M less so many units, which has one bit less than M, still rounds to M: in types up to 64 bits, or F32.
+        # M less so many units, which has one bit less than M, rounds to M: in types up to 64 bits, or F32.
         ratio = self.large / self.unit
         swallowed = ratio * 2.0**-(65 if ratio >= 2.0**65 * terms else 25)
         self.most_units = self.units_held(min(terms, most_units or terms, max(1, int(swallowed))))
