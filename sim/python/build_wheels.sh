@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The wheels of a release: for Python 3.11, and one for all from 3.12 on, with the shared libraries that they need
-# beyond libc's, for the oldest libc that goes. Checks their tags by auditwheel and abi3audit, from PyPI.
+# The wheels of a release: for Python 3.11, and one for all from 3.12 on, with the shared libraries that they
+# need beyond libc's, for the oldest libc that goes. Checks their tags by auditwheel and abi3audit, from PyPI.
 #
 # usage: build_wheels.sh FOLDER INTERPRETER...      such as: build_wheels.sh dist python3.11 python3.12
 set -euo pipefail

@@ -33,8 +33,8 @@ struct DiffReport {
 ///
 /// sha256  the trace's
 DiffReport diff_report(const traces::Trace& trace, const std::string& sha256, const DumpFile& dump);
-/// Reads and judges one layer of a dump, and adds its tensors to the report. Throws TraceError, also for numbers
-/// that are too large to compute with; as DumpFile::read_layer.
+/// Reads and judges one layer of a dump, and adds its tensors to the report. Throws TraceError, also for
+/// numbers that are too large to compute with; as DumpFile::read_layer.
 JudgedClaims judge_layer(const traces::Layer& layer, const DumpFile& dump, DiffReport& report);
 
 /// What computed a dump: "backend cuda; storage BF16, accumulate F32, 8 splits".

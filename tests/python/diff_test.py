@@ -38,7 +38,7 @@ def test_a_dump_is_judged_as_the_command_judges_it(tmp_path):
     theirs, = json.loads((tmp_path / "out.json").read_text("utf-8"))["parts"]
     assert ours["cubes"] == theirs["cubes"] and ours["axes"] == theirs["axes"]
     assert result.ok == (done.returncode == 0)
-    assert str(result).splitlines()[1:] == done.stdout.rstrip("\n").splitlines()[1:]  # the first names the files
+    assert str(result).splitlines()[1:] == done.stdout.rstrip("\n").splitlines()[1:]  # without files' names
 
 
 @pytest.mark.parametrize(("change", "options", "message"), [

@@ -59,7 +59,7 @@ def mangled(draw, array):
         lambda: np.lib.stride_tricks.as_strided(array, (2**40, *array.shape[1:]), (0, *array.strides[1:])),
         lambda: np.full_like(array, np.nan if array.dtype.kind == "f" else -7),
         lambda: np.full_like(array, np.inf if array.dtype.kind == "f" else 2**40 if array.dtype.itemsize == 8 else 100),
-        lambda: np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape),  # misaligned
+        lambda: np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape),
         lambda: array.tolist(),
         lambda: np.ma.masked_array(array),
         lambda: np.matrix([[1, 2]]),

@@ -254,7 +254,7 @@ def test_saved_documents_are_read_by_report(tmp_path):
     result = replay(["snapkv", Knorm()])
     result.save(tmp_path / "out.json")
     result.save(tmp_path / "out.csv")
-    assert len((tmp_path / "out.csv").read_text("utf-8").splitlines()) == 1 + 2 * (4 * 8 + 4)  # heads of every step, and layers
+    assert len((tmp_path / "out.csv").read_text("utf-8").splitlines()) == 1 + 2 * (4 * 8 + 4)  # heads, layers
     page = subprocess.run(["kvbound", "report", "out.json", "-o", "page.html"], cwd=tmp_path, capture_output=True, check=False)
     assert page.returncode == 0, page.stderr
 

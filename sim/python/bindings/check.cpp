@@ -142,7 +142,8 @@ nb::dict functionals(const TensorAgreement& tensor) {
   return all;
 }
 
-// Elements, in C order of the tensor: those outside their bounds, and the first ones of rows that are as wholes.
+// Elements, in C order of the tensor: those outside their bounds, and the first ones of rows that are
+// outside as wholes.
 std::vector<int64_t> outside(const TensorAgreement& tensor) {
   std::vector<int64_t> all = tensor.outside_at;
   for (const sim::FunctionalAgreement& one : tensor.functionals)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import kvbound
 
-# Chapters: what they are for, and the modules that they describe, with the names that users need of each: those of
-# the package where there is an ellipsis.
+# Chapters: what they are for, and the modules that they describe, with the names of each that users need:
+# those of the package where there is an ellipsis.
 CHAPTERS = {
     "Check what a kernel has computed": {"checks": ..., "result": ...},
     "In tests": {"testing": ("assert_attention", "assert_topk", "decode_case", "has_teeth"), "pytest_plugin": ()},

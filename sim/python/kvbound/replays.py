@@ -28,7 +28,7 @@ class Record(NamedTuple):
     projected_value_norms: np.ndarray | None  # [num_qo_heads, prompt_tokens]
     merges: list[Merge]  # of each KV head; empty for policies that do not merge
     outputs: np.ndarray  # [steps, num_qo_heads, head_dim]: attention over the compressed cache
-    evicted: np.ndarray | None  # [steps, num_kv_heads]: positions, -1: none; None where nothing is evicted while decoding
+    evicted: np.ndarray | None  # [steps, num_kv_heads]: positions, -1: none; None: no evictions in decoding
     merged_into: np.ndarray | None  # likewise; -1: dropped, -2: nothing was evicted
 
 
