@@ -1,5 +1,7 @@
 """Orders of summation are found as they are, of sums written out here, of libraries, and of attention; others are refused."""
 import math
+import subprocess
+import sys
 
 import kvbound
 import numpy as np
@@ -197,6 +199,13 @@ def test_an_order_that_changes_later_is_refused():
         probe.accumulation(f, 20)
     calls, last = 0, last + 19
     assert probe.accumulation(f, 20).tree.depth == 19
+
+
+def test_the_package_has_it_without_another_import():
+    code = ("import kvbound; print(kvbound.probe.accumulation(sum, 3).tree.nested(), "
+            "kvbound.testing.assert_topk([[0]], [[2.0, 1.0]]).ok)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "((0, 1), 2) True\n"
 
 
 @pytest.mark.parametrize("arguments, what", [({"terms": 1}, "terms: is 1"), ({"terms": 8, "dtype": "i4"}, "dtype: is int32")])

@@ -54,6 +54,8 @@ __all__ = ["InvalidInput", "InvalidOption", "__revision__", "__version__", *(nam
 def __getattr__(name):
     if name in ("__revision__", "__version__"):
         return getattr(import_module("kvbound._native"), name.strip("_"))
+    if name in ("kvpress", "probe", "testing"):
+        return import_module(f"kvbound.{name}")
     for module, names in _NAMES.items():
         if name in names:
             globals()[name] = value = getattr(import_module(f"kvbound.{module}"), name)

@@ -45,7 +45,8 @@ class Accumulation:
     @property
     def declared(self):
         """{option: value} of check_attention and other checks: tile, splits, accumulate, partials, products, storage,
-        weights, as far as they are found, and only what the bounds hold for. Parts of the cache are what is added last."""
+        weights, as far as they are found, and only what the bounds hold for. Parts of the cache are what is added last; a
+        kernel may add another number of terms in another order."""
         options = {"accumulate": _type_of(self.bits)}
         if self.tree.order:
             options["tile"], options["splits"] = self.tree.order
