@@ -117,7 +117,6 @@ def accumulation_of_attention(f, tokens, head_dim, *, num_qo_heads=1, num_kv_hea
     f        called with q [1, num_qo_heads, head_dim], k and v [1, tokens, num_kv_heads, head_dim] of `dtype`; returns out,
              as q
     tokens   of the cache; most of all a power of two, of which a weight is an exact share
-
     columns  of head_dim that are probed, all by default, each of each KV head for a pair of its own: all must be added in
              one order, which is not so in some libraries' products of matrices
 
@@ -126,7 +125,6 @@ def accumulation_of_attention(f, tokens, head_dim, *, num_qo_heads=1, num_kv_hea
     """
     group = num_qo_heads // num_kv_heads
     zeros = np.zeros((1, num_qo_heads, head_dim), dtype), np.zeros((1, tokens, num_kv_heads, head_dim), dtype)
-
     columns = list(range(head_dim)) if columns is None else list(columns)
 
     def sums(rows):
