@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -72,16 +71,27 @@ class Checked {
   CheckReport report_;
 };
 
-using Options = std::map<std::string, std::string>;
+// Options as a file has them, without those that are None.
+std::map<std::string, std::string> texts_of(const nb::dict& options) {
+  std::map<std::string, std::string> texts;
+  for (const auto [name, value] : options) {
+    if (value.is_none()) continue;
+    const bool is_bool = PyBool_Check(value.ptr());
+    texts.emplace(nb::cast<std::string>(name), is_bool
+                                                   ? std::string(value.ptr() == Py_True ? "true" : "false")
+                                                   : nb::cast<std::string>(nb::str(value)));
+  }
+  return texts;
+}
 
 CheckResult result_of(const sim::CheckOperation& operation, sim::CheckFile& file) {
   return operation.result(file, [](int64_t, int64_t) { let_python_in(); });
 }
 
 std::shared_ptr<Checked> check(const std::string& operation_name, const nb::dict& arrays,
-                               const Options& options) {
+                               const nb::dict& options) {
   const sim::CheckOperation& operation = sim::check_operation(operation_name);
-  sim::CheckFile file(std::make_unique<ArrayTensors>("check " + operation_name, arrays), options);
+  sim::CheckFile file(std::make_unique<ArrayTensors>("check " + operation_name, arrays), texts_of(options));
   const nb::gil_scoped_release free;
   CheckResult result = result_of(operation, file);
   CheckReport report = sim::check_report(operation, file, result);
@@ -111,8 +121,9 @@ struct NamedArrays {
 };
 
 std::shared_ptr<Compared> compare(const std::string& operation_name, const NamedArrays& a,
-                                  const NamedArrays& b, const Options& options, bool identical) {
+                                  const NamedArrays& b, const nb::dict& given_options, bool identical) {
   const sim::CheckOperation& operation = sim::check_operation(operation_name);
+  const auto options = texts_of(given_options);
   sim::CheckFile first(std::make_unique<ArrayTensors>(a.name, a.arrays), options),
       second(std::make_unique<ArrayTensors>(b.name, b.arrays), options);
   const nb::gil_scoped_release free;
@@ -184,7 +195,7 @@ void bind_checks(nb::module_& module) {
   module.def("check", &check);
   module.def("compare",
              [](const std::string& operation, const std::string& a_name, const nb::dict& a,
-                const std::string& b_name, const nb::dict& b, const Options& options, bool identical) {
+                const std::string& b_name, const nb::dict& b, const nb::dict& options, bool identical) {
                return compare(operation, {a_name, a}, {b_name, b}, options, identical);
              });
   module.def("document", &document);

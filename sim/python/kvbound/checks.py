@@ -13,14 +13,9 @@ from kvbound.policies import budget_text, policy_text
 from kvbound.result import CheckResult, Comparison
 
 
-def _text(value):
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _check(operation, arrays, options):
-    texts = {name: _text(value) for name, value in options.items() if value is not None}
     tensors = exported(f"check {operation}", arrays)
-    return CheckResult(_native.check(operation, tensors, texts), tensors)
+    return CheckResult(_native.check(operation, tensors, options), tensors)
 
 
 def check_attention(out, q, k, v, *, lse=None, sm_scale=None, causal=None, window_left=None, kv_layout=None, kv_indptr=None,
@@ -166,6 +161,6 @@ def compare(a, b, *, against, operation="attention", identical=False, names=("a"
     raises      InvalidInput, InvalidOption
     """
     inputs = {name: value for name, value in against.items() if hasattr(value, "shape") or isinstance(value, list)}
-    options = {name: _text(value) for name, value in against.items() if name not in inputs and value is not None}
+    options = {name: value for name, value in against.items() if name not in inputs}
     kernels = [exported(name, inputs | (result if isinstance(result, dict) else {"out": result})) for name, result in zip(names, (a, b))]
     return Comparison(_native.compare(operation, names[0], kernels[0], names[1], kernels[1], options, identical))
