@@ -20,7 +20,7 @@ EXPECTED = {
         "differs: sequence 1 is off by ",
         "diagnosis: the last entry is missing (that explains all 4 rows that were tried)",
         "mended: agrees"],
-    "rank_policies": ####", "20% kept", "  random"],
+    "rank_policies": ["10% kept: relative loss of a head's output", "  random", "  streaming-llm         0.502  ####", "20% kept"],
     "knorm_press": ["policy                       L   theta      KL", "snapkv                   13.78   67.41",
                     "KnormPress               34.58  120.50", "KnormPress+critical      33.86  116.29"]}
 ARGUMENTS = {"rank_policies": [TRACE, "page.html"], "knorm_press": [TRACE, SAMPLES / "pocket", TASKS]}
