@@ -127,6 +127,7 @@ class Documentation(CommandLineTest):
                        "sim/bench/peers/bench_torch"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
                 [sys.executable, ROOT / f"{script}.py", "--help"], check=True, capture_output=True, text=True).stdout))
+        known |= set(re.findall(r"--[a-z][a-z-]+", (ROOT / "sim" / "python" / "kvbound" / "pytest_plugin.py").read_text("utf-8")))
         known |= set(re.findall(r"--[a-z][a-z-]+", (ROOT / "cuda" / "measure.sh").read_text("utf-8").split("set -uo")[0]))
         for document in documents():
             text = re.sub(r"(cmake|ctest|git|apt-get|pip \w+|\w+_test|tests/[\w/]+\.(?:py|sh)) --.*", "", document.read_text("utf-8"))

@@ -381,7 +381,7 @@ class Pages(ReportTest):
         def repeat(document):
             part = document["parts"][0]
             wrong = json.loads(json.dumps(part))
-            wrong["facts"] |= {"path": "tests/kernel_test.py::test_wrong", "verdict": "differs"}
+            wrong["facts"] |= {"path": "ours/kernel_test.py::test_wrong", "verdict": "differs"}
             columns = wrong["cubes"]["tensors"]["columns"]
             columns["verdict"], columns["outside"] = ["differs"], [3]
             document["parts"] = [part, part, wrong]
