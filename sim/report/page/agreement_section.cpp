@@ -55,6 +55,7 @@ PageTensors judged_tensors(const ReadPart& part, const std::optional<JudgedRun>&
   PageTensors all;
   const Cube* const cube = part.find("tensors");
   if (!cube) return all;
+  if (cube->axes.size() != 1) part.cube("tensors", {"tensor"});  // which throws
   const Axis& axis = *cube->axes.front();
   const auto texts = [&](const char* key) { return texts_of(part, axis, key); };
   const bool has_runs = !run && call.empty();
@@ -185,7 +186,8 @@ Contribution check_contribution(const Document& document, const std::string& id)
   for (const JsonField& field : document.root().member("parts").items()) {
     const ReadPart part = read_part(field);
     const std::string path = part.facts.member("path").text();
-    for (PageTensor& one : judged_tensors(part, JudgedRun{}, short_paths({path}).front()))
+    for (PageTensor& one :
+         judged_tensors(part, JudgedRun{}, path.empty() ? "a call" : short_paths({path}).front()))
       judged.push_back(std::move(one));
     ++verdicts[part.facts.member("verdict").text()];
     ++calls;
