@@ -27,7 +27,7 @@ install "${requirements[@]}"
 options=()
 if ((asan)); then
   options=(-C build-dir="$source/build/python-asan" -C cmake.build-type=None
-           -C cmake.define.CMAKE_CXX_FLAGS="-Og -g1 -fno-omit-frame-pointer -fsanitize=address" -C install.strip=false)
+           -C cmake.define.CMAKE_CXX_FLAGS="-Og -g1 -fno-omit-frame-pointer -fsanitize=address" -C install.strip=false -C build.targets=_native)
 fi
 install --no-build-isolation "${options[@]}" "$source/sim/python[test]"
 if ((asan)); then
