@@ -55,10 +55,11 @@ def test_ends_by_the_signal(number):
 
 
 def test_ends_where_nobody_reads():
-    with subprocess.Popen(["kvbound", "figures"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.close()
-        process.stderr.read()
-        assert process.wait(10) == 4
+    for word in ("figures", "demo"):
+        with subprocess.Popen(["kvbound", word], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            process.stdout.close()
+            assert process.stderr.read() == "kvbound: cannot write to standard output\n"
+            assert process.wait(10) == 4
 
 
 def test_a_sweep_starts_workers_of_this_program(tmp_path):

@@ -20,7 +20,7 @@ def _check(operation, arrays, options):
 
 def check_attention(out, q, k, v, *, lse=None, sm_scale=None, causal=None, window_left=None, kv_layout=None, kv_indptr=None,
                     kv_indices=None, kv_last_page_len=None, qo_indptr=None, lengths=None, lse_base=None, storage=None,
-                    weights=None, accumulate=None, partials=None, splits=None, tile=None, products=None):
+                    weights=None, accumulate=None, partials=None, splits=None, tile=None, products=None) -> CheckResult:
     """Outputs of a decode or prefill kernel against softmax attention.
 
         out_i = sum_j p_ij v_j,  p_ij = exp(sm_scale q_i . k_j) / sum_j exp(sm_scale q_i . k_j)
@@ -49,7 +49,7 @@ def check_attention(out, q, k, v, *, lse=None, sm_scale=None, causal=None, windo
                    "partials": partials, "splits": splits, "tile": tile, "products": products})
 
 
-def check_topk(indices, scores, k=None, *, lengths=None, score_error=None, order=None):
+def check_topk(indices, scores, k=None, *, lengths=None, score_error=None, order=None) -> CheckResult:
     """The largest scores of every row; of equal ones any, unless `order` says more.
 
     indices      [rows, k] of integers; -1: no entry
@@ -71,7 +71,7 @@ def check_topk(indices, scores, k=None, *, lengths=None, score_error=None, order
 
 
 def check_compaction(after, before, kept, kept_offsets, *, kv_layout=None, kv_indptr=None, kv_indices=None,
-                     kv_last_page_len=None, poison=None, order=None):
+                     kv_last_page_len=None, poison=None, order=None) -> CheckResult:
     """What a cache holds after its kept rows were moved together: every one once, bit for bit.
 
     after    [kept rows, head_dim] ragged, [num_kv_heads, m, head_dim] dense, or paged, as check_attention's k
@@ -89,7 +89,7 @@ def check_compaction(after, before, kept, kept_offsets, *, kv_layout=None, kv_in
                   {"kv_layout": kv_layout, "poison": poison if row is None else None, "order": order})
 
 
-def check_norms(norms, v, w_o, *, norm=None, kv_layout=None, storage=None, accumulate=None, products=None):
+def check_norms(norms, v, w_o, *, norm=None, kv_layout=None, storage=None, accumulate=None, products=None) -> CheckResult:
     """Norms of projected values, || v_j W^O_h ||.
 
     norms    [num_qo_heads, n]
@@ -107,7 +107,7 @@ def check_norms(norms, v, w_o, *, norm=None, kv_layout=None, storage=None, accum
 
 def check_scores(score, q, k, v=None, w_o=None, *, stage_two_score=None, policy="snapkv", window_size=None, kernel_size=None,
                  budget=None, compression_ratio=None, sm_scale=None, kv_layout=None, storage=None, weights=None,
-                 accumulate=None, partials=None, products=None):
+                 accumulate=None, partials=None, products=None) -> CheckResult:
     """Scores of the entries of one layer's prompt.
 
     score              [num_kv_heads, m], m entries that the policy scores
@@ -129,7 +129,7 @@ def check_scores(score, q, k, v=None, w_o=None, *, stage_two_score=None, policy=
 def check_merge(kept, kept_offsets, q, k, v, w_o=None, *, target_of=None, votes=None, merged_key=None, merged_value=None,
                 policy="snapkv", window_size=None, kernel_size=None, budget=None, compression_ratio=None, sm_scale=None,
                 kv_layout=None, storage=None, weights=None, accumulate=None, partials=None, splits=None, tile=None,
-                products=None):
+                products=None) -> CheckResult:
     """Kept sets of one layer's prompt, and what was merged into them.
 
     kept, kept_offsets        positions of one KV head after the other; [num_kv_heads + 1]
@@ -147,7 +147,7 @@ def check_merge(kept, kept_offsets, q, k, v, w_o=None, *, target_of=None, votes=
                    "accumulate": accumulate, "partials": partials, "splits": splits, "tile": tile, "products": products})
 
 
-def compare(a, b, *, against, operation="attention", identical=False, names=("a", "b")):
+def compare(a, b, *, against, operation="attention", identical=False, names=("a", "b")) -> Comparison:
     """Results of two kernels, of the same inputs, row by row: identical, reordered (both within their bounds), or wrong.
 
     a, b        what is compared: arrays as `out`, or dicts such as {"out": out, "lse": lse}

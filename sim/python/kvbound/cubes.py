@@ -92,7 +92,7 @@ class Result:
         """A cube as a DataFrame; by default one row a run."""
         return self[cube].to_pandas()
 
-    def document(self):
+    def document(self) -> dict:
         """What the command writes with --json, as a dict."""
         return json.loads(self._native.document())
 

@@ -18,4 +18,5 @@ Next:
   kvbound record --help      a trace of a model of yours (GGUF or Hugging Face)
   kvbound policies           what policies consist of
   kvbound check --help       a call of a kernel of yours against the reference; in Python: help(kvbound.check_attention)
-  kvbound help               everything else"""
+  kvbound help               everything else
+"""

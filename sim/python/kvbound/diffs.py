@@ -12,12 +12,12 @@ class Diff(Result):
     """What diff() found. It prints as the command does, and is true if it is ok. Cubes: agreement, tensors, functionals, unlikely."""
 
     @property
-    def verdict(self):
+    def verdict(self) -> str:
         """"agrees", "differs", or "no evidence"."""
         return self._native.verdict
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         """Whether everything agrees with the reference, with evidence."""
         return self.verdict == "agrees"
 
@@ -25,7 +25,7 @@ class Diff(Result):
         return self.ok
 
     @property
-    def message(self):
+    def message(self) -> str:
         """One line: what differs, or why nothing can be said; empty if all agrees."""
         return self._native.message
 
@@ -36,7 +36,7 @@ class Diff(Result):
 
 
 def diff(trace, results, *, policy=None, budget=None, compression_ratio=None, storage=None, accumulate="F32", weights=None,
-         partials=None, splits=None, tile=None, products=None, name="kernel", progress=None):
+         partials=None, splits=None, tile=None, products=None, name="kernel", progress=None) -> Diff:
     """Judges kept sets, scores, outputs, evictions and merges of an implementation that ran a policy on a trace.
 
     trace         a Trace, or its path

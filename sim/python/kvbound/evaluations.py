@@ -13,7 +13,7 @@ class Evaluation(Result):
 
 
 def evaluate(model, tasks, policies, *, budget=None, compression_ratio=None, base=None, backend="reference", steps=None, dtype="F32",
-             window=128, recall=40, seed=1, progress=None):
+             window=128, recall=40, seed=1, progress=None) -> Evaluation:
     """Divergence of the next token, likelihood and answers of a model whose caches policies have compressed.
 
     model               a checkpoint: a folder of Hugging Face's format, or a .gguf (Llama, Qwen2 and the like)

@@ -34,6 +34,7 @@ class Record(NamedTuple):
 
 class Replay(Result):
     """What replay() found. Cubes: runs, layers, layer_steps, heads, kv_heads, steps, merges, and agreement with the reference."""
+    _has_records = False
 
     def record(self, run, layer):
         """The Record of a run, by its place in result["runs"], and of a layer, by its place among those replayed.
@@ -47,7 +48,7 @@ class Replay(Result):
 
 
 def replay(trace, policies, *, budget=None, compression_ratio=None, base=None, backend="reference", layers=None, steps=None,
-           recall=40, merge_bounds=False, records=False, progress=None):
+           recall=40, merge_bounds=False, records=False, progress=None) -> Replay:
     """Compresses every layer's prompt by each policy, takes the recorded decode steps, and measures what that changes.
 
     trace               a Trace, or its path

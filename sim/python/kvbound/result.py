@@ -12,7 +12,8 @@ from kvbound.cubes import Result
 class Worst(NamedTuple):
     """The element of a tensor that is farthest beyond its bound, or comes closest."""
     tensor: str
-    index: tuple[int, ...]  # one number a dimension: of `out` (step or query, head, dim)
+    index: tuple[int, ...]  # type: ignore[assignment]
+    # one number a dimension: of `out` (step or query, head, dim)
     claimed: float
     expected: float
     error: float  # |claimed - expected|
@@ -43,12 +44,12 @@ class CheckResult:
         self._shape = (main[0] if type(main) is tuple else main).shape
 
     @property
-    def verdict(self):
+    def verdict(self) -> str:
         """"agrees", "differs", or "no evidence": bounds so large that zeros would pass, or nothing to judge."""
         return self._checked.verdict
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         """Whether everything agrees with the reference, with evidence."""
         return self.verdict == "agrees"
 
@@ -56,7 +57,7 @@ class CheckResult:
         return self.ok
 
     @property
-    def message(self):
+    def message(self) -> str:
         """One line: what differs, or why nothing can be said; empty if all agrees."""
         return self._checked.message
 
@@ -88,7 +89,7 @@ class CheckResult:
         elements = np.asarray(self._checked.outside(tensor), dtype=np.int64)
         return sorted(set(np.unravel_index(elements, shape)[head].tolist())) if elements.size else []
 
-    def diagnosis(self, tensor=None):
+    def diagnosis(self, tensor=None) -> str:
         """The one fault that explains the rows that differ, in words; empty if none does."""
         return self._checked.diagnosis(tensor or self.tensors[0])
 
@@ -97,7 +98,7 @@ class CheckResult:
         """A line for each result that is within its bounds, but hardly by rounding (probability below 1e-9)."""
         return self._checked.unlikely
 
-    def document(self):
+    def document(self) -> dict:
         """What `kvbound check --json` writes, as a dict."""
         return json.loads(_native.document([(self._checked, "")]))
 
@@ -112,12 +113,12 @@ class Comparison(Result):
     """What compare() found. It is true if it is ok. Cubes: tensors, differing, apart, pairs."""
 
     @property
-    def verdict(self):
+    def verdict(self) -> str:
         """"agrees"; "differs": a row of one is wrong, or not identical where it must be; or "no evidence"."""
         return self._native.verdict
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         """Whether both kernels are right, with evidence."""
         return self.verdict == "agrees"
 

@@ -2,6 +2,7 @@
 import numpy as np
 
 from kvbound.checks import check_attention, check_topk
+from kvbound.result import CheckResult
 
 
 def _require(result):
@@ -12,13 +13,13 @@ def _require(result):
     return result
 
 
-def assert_attention(out, q, k, v, **options):
+def assert_attention(out, q, k, v, **options) -> CheckResult:
     """check_attention, with one line as AssertionError unless the outputs agree, with evidence. Returns the CheckResult."""
     __tracebackhide__ = True  # of pytest: the failing line is the caller's
     return _require(check_attention(out, q, k, v, **options))
 
 
-def assert_topk(indices, scores, k=None, **options):
+def assert_topk(indices, scores, k=None, **options) -> CheckResult:
     """check_topk, likewise."""
     __tracebackhide__ = True
     return _require(check_topk(indices, scores, k, **options))

@@ -46,7 +46,7 @@ class Trace:
     def __dir__(self):
         return [*super().__dir__(), *(name for name in dir(self._native) if name[0] != "_")]
 
-    def layer(self, index):
+    def layer(self, index) -> Layer:
         """Layer `index` of the trace, from 0. Raises IndexError; InvalidInput for NaN or infinity in its numbers."""
         return Layer(self._native.layer(index))
 
@@ -61,7 +61,7 @@ class Trace:
                 f"{self.head_dim}, {self.prompt_tokens} prompt tokens, {self.decode_tokens} decode steps>")
 
 
-def open(path):  # noqa: A001: kvbound.open, as gzip.open
+def open(path) -> Trace:  # noqa: A001: kvbound.open, as gzip.open
     """The Trace at `path`: a .safetensors file, or the *.index.json of its shards.
 
     raises  InvalidInput for what is no trace, with the field, its place and what was expected; OSError
