@@ -17,7 +17,7 @@ export PATH=$environment/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
 # install ARGUMENT...: what builds the package is in this environment, too, where ccache finds it again.
 install() {
   pip install --quiet "$@" || {
-    echo "run.sh: pip failed, which has from PyPI what the package for Python is built and tested with" >&2
+    echo "run.sh: pip failed: the package for Python is not built, or PyPI not reached, which has what that needs" >&2
     exit 1
   }
 }
@@ -27,12 +27,14 @@ install "${requirements[@]}"
 options=()
 if ((asan)); then
   options=(-C build-dir="$source/build/python-asan" -C cmake.build-type=None
-           -C cmake.define.CMAKE_CXX_FLAGS="-Og -g1 -fno-omit-frame-pointer -fsanitize=address" -C install.strip=false -C build.targets=_native)
+           -C cmake.define.CMAKE_CXX_FLAGS="-Og -g1 -fno-omit-frame-pointer -fsanitize=address -fPIC" -C install.strip=false -C build.targets=_native)
 fi
 install --no-build-isolation "${options[@]}" "$source/sim/python[test]"
 if ((asan)); then
   (($#)) || set -- -k fuzz
-  export ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc KVBOUND_FUZZED_ARGUMENTS=${KVBOUND_FUZZED_ARGUMENTS:-10000}
+  set -- --capture=no "$@"  # otherwise what AddressSanitizer says is lost
+  # Python's memory is not freed at its end, and NumPy asks for more than there is
+  export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc KVBOUND_FUZZED_ARGUMENTS=${KVBOUND_FUZZED_ARGUMENTS:-10000}
   LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so)"
   export LD_PRELOAD
 fi
