@@ -11,7 +11,8 @@ from conftest import attention
 from kvbound import testing
 
 TRIED = int(os.environ.get("KVBOUND_FUZZED_ARGUMENTS", "1000"))
-ROWS = 2**16 if "ASAN_OPTIONS" in os.environ else 2**40  # AddressSanitizer ends a process that asks for too much memory
+# AddressSanitizer ends a process that asks for too much memory.
+ROWS = 2**16 if "ASAN_OPTIONS" in os.environ else 2**40
 TYPES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", "c8", "c16", "U1", "O", "M8[s]", "g", ">f4", ">i8")
 Q, K, V = testing.decode_case("sink", tokens=12, num_qo_heads=4, num_kv_heads=2, head_dim=8, batch=2)
 OUT = attention(Q, K, V)
