@@ -78,18 +78,3 @@ def test_what_does_not_fit_is_refused_in_one_line(arguments, message):
 def test_options_that_are_none_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         check(**options)
-
-
-def test_torch():
-    torch = pytest.importorskip("torch")
-    arrays = [torch.from_numpy(x) for x in (OUT, Q, K, V)]
-    assert copies(lambda: check(*arrays)) == 0
-    assert check(*arrays).document()["parts"] == check().document()["parts"]
-    assert copies(lambda: check(q=arrays[1].clone().requires_grad_())) == 0
-    halves = [x.to(torch.bfloat16) for x in arrays[1:]]
-    out = torch.from_numpy(attention(*(x.float().numpy() for x in halves)))
-    assert copies(lambda: check(out, *halves)) == 0
-    assert check(out, *halves).ok and not check(out, *arrays[1:])
-    assert copies(lambda: check(k=arrays[2].transpose(1, 2).contiguous().transpose(1, 2))) == 1
-    with pytest.raises(kvbound.InvalidInput, match=r"k: is on the device meta; expected the CPU"):
-        check(k=arrays[2].to("meta"))

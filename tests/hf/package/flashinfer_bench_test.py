@@ -4,10 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("flashinfer_bench")
-
+import torch
 from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.evaluators import DefaultEvaluator, registry, resolve_evaluator
 from flashinfer_bench.bench.utils import compute_error_stats
