@@ -48,7 +48,7 @@ def main():
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 400
     print(f"{'microseconds a call':22}{'Python':>8}{'in all':>8}{'copies':>8}")
     for name, call in cases():
-        answer, before = call()._checked, _native.copies()
+        answer, before = call()._native, _native.copies()
         assert call().ok
         copies, whole = _native.copies() - before, fastest(call, repeats)
         checks._native = SimpleNamespace(check=lambda *_, answer=answer: answer)

@@ -1,4 +1,7 @@
 """Checks of the package are those of the command line, bit for bit."""
+import json
+import subprocess
+
 import kvbound
 import numpy as np
 import pytest
@@ -104,3 +107,36 @@ def test_what_a_result_says():
     assert "out[1, 5, 17]" in result.message and result.message in repr(result)
     lost = kvbound.check_attention(attention(q, k[:, 4:], v[:, 4:]), q, k, v)
     assert "missing" in lost.diagnosis()
+
+
+def test_two_kernels_are_compared_as_the_command_compares_them(tmp_path):
+    q, k, v = CASES["sink"]
+    a = attention(q, k, v)
+    b = a.copy()
+    b[0, 0, 0] = np.nextafter(b[0, 0, 0], np.float32(9))
+    b[1, 2] *= np.float32(0.5)
+    for name, out in (("a", a), ("b", b)):
+        np.savez(tmp_path / f"{name}.npz", out=out, q=q, k=k, v=v)
+    done = subprocess.run(["kvbound", "check", "attention", "a.npz", "--against", "b.npz", "--json", "out.json"], cwd=tmp_path,
+                          capture_output=True, text=True, check=False)
+    part, = json.loads((tmp_path / "out.json").read_text("utf-8"))["parts"]
+    result = kvbound.compare(a, b, against={"q": q, "k": k, "v": v}, names=("a.npz", "b.npz"))
+    assert result.document()["parts"] == [part]
+    assert str(result) == done.stdout.rstrip("\n") and done.returncode == 1
+    rows = result["tensors"]
+    assert [rows[name].tolist() for name in ("identical", "reordered", "wrong_a", "wrong_b")] == [[14], [1], [0], [1]]
+    assert not result and result.verdict == "differs" and result.unlikely == []
+    assert result.message.startswith("A a.npz and B b.npz: 14 of 16 rows identical, 1 reordered")
+
+
+def test_identical_rows_are_asked_for():
+    q, k, v = CASES["sink"]
+    a = attention(q, k, v)
+    b = a.copy()
+    b[0, 0, 0] = np.nextafter(b[0, 0, 0], np.float32(9))
+    against = {"q": q, "k": k, "v": v, "sm_scale": 0.125}
+    same, reordered, strict = (kvbound.compare(a, other, against=against, identical=identical)
+                               for other, identical in ((a, True), (b, False), (b, True)))
+    assert same and same.message == "" and reordered and not strict
+    with pytest.raises(kvbound.InvalidOption, match="topk"):
+        kvbound.compare({"indices": [[0]]}, {"indices": [[0]]}, against={"scores": [[1.0]]}, operation="topk")

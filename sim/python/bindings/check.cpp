@@ -15,7 +15,6 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/sim/check/operations.hpp>
-#include <kvbound/sim/diff/unlikely.hpp>
 #include <kvbound/sim/figures/document.hpp>
 #include <kvbound/sim/report/check_against_report.hpp>
 #include <kvbound/sim/report/check_report.hpp>
@@ -53,12 +52,7 @@ class Checked {
   std::string text(int64_t width) const { return sim::text_report(report_, part(), {.width = width}); }
   // One line: what differs, what is unlikely, or why nothing can be said; empty if nothing is wrong.
   std::string message() const { return sim::text_of_verdict(report_.summaries()); }
-  std::vector<std::string> unlikely() const {
-    std::vector<std::string> all;
-    const sim::ChanceVerdict chance(report_.tensors);
-    for (const sim::UnlikelyOutput& one : chance.found) all.push_back(sim::text_of(one));
-    return all;
-  }
+  std::vector<std::string> unlikely() const { return unlikely_texts(sim::ChanceVerdict(report_.tensors)); }
   const TensorAgreement& tensor(const std::string& name) const {
     for (const TensorAgreement& one : result_.tensors) {
       if (one.tensor == name) return one;
@@ -110,6 +104,19 @@ class Compared final : public Result {
   }
   sim::Json provenance() const override { return sim::provenance(); }
   std::string verdict() const { return sim::word(report_.verdict()); }
+  std::string message() const {
+    if (report_.verdict() == sim::Verdict::agrees) return "";
+    return sentence({report_.a.path, report_.a.verdict()}, {report_.b.path, report_.b.verdict()},
+                    report_.compared);
+  }
+  std::vector<std::string> unlikely() const {
+    std::vector<std::string> all;
+    for (const CheckReport* report : {&report_.a, &report_.b}) {
+      for (const std::string& text : unlikely_texts(sim::ChanceVerdict(report->tensors)))
+        all.push_back(report->path + ": " + text);
+    }
+    return all;
+  }
 
  private:
   sim::CheckAgainstReport report_;
@@ -191,7 +198,10 @@ void bind_checks(nb::module_& module) {
       .def("outside", [](const Checked& all, const std::string& name) { return outside(all.tensor(name)); })
       .def("diagnosis",
            [](const Checked& all, const std::string& name) { return sim::diagnosis_text(all.tensor(name)); });
-  nb::class_<Compared, Result>(module, "Compared").def_prop_ro("verdict", &Compared::verdict);
+  nb::class_<Compared, Result>(module, "Compared")
+      .def_prop_ro("verdict", &Compared::verdict)
+      .def_prop_ro("message", &Compared::message)
+      .def_prop_ro("unlikely", &Compared::unlikely);
   module.def("check", &check);
   module.def("compare",
              [](const std::string& operation, const std::string& a_name, const nb::dict& a,

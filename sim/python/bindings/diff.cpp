@@ -12,7 +12,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/sim/diff/unlikely.hpp>
 #include <kvbound/sim/report/diff_report.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/traces/safetensors.hpp>
@@ -40,12 +39,7 @@ class Diffed final : public Result {
 
   std::string verdict() const { return sim::word(report_.verdict()); }
   std::string message() const { return sim::text_of_verdict(report_.summaries()); }
-  std::vector<std::string> unlikely() const {
-    const sim::ChanceVerdict chance = report_.by_chance();
-    std::vector<std::string> all;
-    for (const sim::UnlikelyOutput& one : chance.found) all.push_back(sim::text_of(one));
-    return all;
-  }
+  std::vector<std::string> unlikely() const { return unlikely_texts(report_.by_chance()); }
 
  private:
   sim::DiffReport report_;

@@ -15,6 +15,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/sim/options/layer_choice.hpp>
 #include <kvbound/sim/replay/backend.hpp>
 #include <kvbound/sim/replay/replay.hpp>
@@ -70,16 +71,16 @@ sim::Scope scope_of(const Trace& trace, const std::optional<std::string>& layers
   if (layers) {
     const auto chosen = sim::layers_named(*layers, info);
     if (!chosen)
-      throw InvalidPolicy("layers: is " + traces::quoted(*layers) + "; expected " +
-                          sim::expected_layers(info));
+      throw sim::UsageError("layers: is " + traces::quoted(*layers) + "; expected " +
+                            sim::expected_layers(info));
     scope.layers = *chosen;
   } else {
     for (int64_t l = 0; l < info.layers; ++l) scope.layers.push_back(l);
   }
   if (scope.steps < 0 || scope.steps > info.decode_tokens)
-    throw InvalidPolicy("steps: is " + std::to_string(scope.steps) + "; expected 0 to " +
-                        std::to_string(info.decode_tokens));
-  if (recall < 1) throw InvalidPolicy("recall: is " + std::to_string(recall) + "; expected 1 or more");
+    throw sim::UsageError("steps: is " + std::to_string(scope.steps) + "; expected 0 to " +
+                          std::to_string(info.decode_tokens));
+  if (recall < 1) throw sim::UsageError("recall: is " + std::to_string(recall) + "; expected 1 or more");
   return scope;
 }
 

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <nanobind/nanobind.h>
 
+#include <kvbound/sim/diff/unlikely.hpp>
 #include <kvbound/sim/figures/cube.hpp>
 #include <kvbound/sim/figures/json.hpp>
 #include <kvbound/sim/figures/table.hpp>
@@ -23,5 +25,12 @@ class Result {
   /// A document's end.
   virtual sim::Json provenance() const = 0;
 };
+
+/// A line for each.
+inline std::vector<std::string> unlikely_texts(const sim::ChanceVerdict& chance) {
+  std::vector<std::string> all;
+  for (const sim::UnlikelyOutput& one : chance.found) all.push_back(sim::text_of(one));
+  return all;
+}
 
 }  // namespace kvbound::python

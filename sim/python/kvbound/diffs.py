@@ -4,35 +4,13 @@ import os
 from kvbound import _native
 from kvbound.arrays import exported
 from kvbound.cubes import Result
+from kvbound.judgement import Judgement
 from kvbound.policies import budget_text
 from kvbound.trace import Trace
 
 
-class Diff(Result):
-    """What diff() found. It prints as the command does, and is true if it is ok. Cubes: agreement, tensors, functionals, unlikely."""
-
-    @property
-    def verdict(self) -> str:
-        """"agrees", "differs", or "no evidence"."""
-        return self._native.verdict
-
-    @property
-    def ok(self) -> bool:
-        """Whether everything agrees with the reference, with evidence."""
-        return self.verdict == "agrees"
-
-    def __bool__(self):
-        return self.ok
-
-    @property
-    def message(self) -> str:
-        """One line: what differs, or why nothing can be said; empty if all agrees."""
-        return self._native.message
-
-    @property
-    def unlikely(self):
-        """A line for each output that is within its bounds, but hardly by rounding (probability below 1e-9)."""
-        return self._native.unlikely
+class Diff(Judgement, Result):
+    """What diff() found. It prints as the command does. Cubes: agreement, tensors, functionals, unlikely."""
 
 
 def diff(trace, results, *, policy=None, budget=None, compression_ratio=None, storage=None, accumulate="F32", weights=None,

@@ -12,7 +12,7 @@ import kvbound
 # Chapters: what they are for, and the modules that they describe, with the names of each that users need:
 # those of the package where there is an ellipsis.
 CHAPTERS = {
-    "Check what a kernel has computed": {"checks": ..., "result": ...},
+    "Check what a kernel has computed": {"checks": ..., "result": ..., "judgement": ("Judgement",)},
     "In tests": {"testing": ("assert_attention", "assert_topk", "decode_case", "has_teeth"), "pytest_plugin": ()},
     "Replay recorded decode steps": {"trace": ..., "replays": ..., "cubes": ..., "diffs": ...},
     "Methods of your own": {"methods": ()},

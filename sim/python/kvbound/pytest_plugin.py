@@ -2,13 +2,13 @@
 import os
 from pathlib import Path
 
-_collected = None  # results of this session, each with its test; None: nobody asks for them
+_collected = None  # results of the run, each with its test; None: nobody asks for them
 
 
 def collect(result):
     """Called by the assertions of kvbound.testing with every CheckResult."""
     if _collected is not None:
-        _collected.append((result._checked, os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]))
+        _collected.append((result._native, os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]))
 
 
 def pytest_addoption(parser):

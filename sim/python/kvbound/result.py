@@ -7,6 +7,7 @@ import numpy as np
 
 from kvbound import _native
 from kvbound.cubes import Result
+from kvbound.judgement import Judgement
 
 
 class Worst(NamedTuple):
@@ -33,47 +34,29 @@ class Factor(NamedTuple):
     outside: int  # rows beyond their band
 
 
-class CheckResult:
-    """Whether a kernel's results are what they should be. It prints as `kvbound check` does, and is true if it is ok."""
+class CheckResult(Judgement):
+    """Whether a kernel's results are what they should be. It prints as `kvbound check` does."""
 
-    __slots__ = ("_checked", "_shape")
+    __slots__ = ("_native", "_shape")
 
-    def __init__(self, checked, tensors):
-        self._checked = checked
+    def __init__(self, native, tensors):
+        self._native = native
         main = next(iter(tensors.values()))  # the kernel's main result is the first argument of every check
         self._shape = (main[0] if type(main) is tuple else main).shape
 
     @property
-    def verdict(self) -> str:
-        """"agrees", "differs", or "no evidence": bounds so large that zeros would pass, or nothing to judge."""
-        return self._checked.verdict
-
-    @property
-    def ok(self) -> bool:
-        """Whether everything agrees with the reference, with evidence."""
-        return self.verdict == "agrees"
-
-    def __bool__(self):
-        return self.ok
-
-    @property
-    def message(self) -> str:
-        """One line: what differs, or why nothing can be said; empty if all agrees."""
-        return self._checked.message
-
-    @property
     def tensors(self):
         """The names of what was judged; the first is the kernel's main result."""
-        return self._checked.tensors
+        return self._native.tensors
 
     def worst(self, tensor=None):
         """The Worst element of a tensor (by default the first), None of no elements."""
-        found = self._checked.worst(tensor or self.tensors[0])
+        found = self._native.worst(tensor or self.tensors[0])
         return None if found is None else Worst(*found)
 
     def factors(self, tensor=None):
         """{name: Factor} of a tensor that is judged as rows, too: "gain", and others that its operation has."""
-        return {name: Factor(*found) for name, found in self._checked.functionals(tensor or self.tensors[0]).items()}
+        return {name: Factor(*found) for name, found in self._native.functionals(tensor or self.tensors[0]).items()}
 
     @property
     def gain(self):
@@ -86,41 +69,23 @@ class CheckResult:
         tensor = self.tensors[0]
         shape = self._shape
         head = len(shape) - 2 if tensor == "out" else 0 if len(shape) == 2 else len(shape) - 1
-        elements = np.asarray(self._checked.outside(tensor), dtype=np.int64)
+        elements = np.asarray(self._native.outside(tensor), dtype=np.int64)
         return sorted(set(np.unravel_index(elements, shape)[head].tolist())) if elements.size else []
 
     def diagnosis(self, tensor=None) -> str:
         """The one fault that explains the rows that differ, in words; empty if none does."""
-        return self._checked.diagnosis(tensor or self.tensors[0])
-
-    @property
-    def unlikely(self):
-        """A line for each result that is within its bounds, but hardly by rounding (probability below 1e-9)."""
-        return self._checked.unlikely
+        return self._native.diagnosis(tensor or self.tensors[0])
 
     def document(self) -> dict:
         """What `kvbound check --json` writes, as a dict."""
-        return json.loads(_native.document([(self._checked, "")]))
+        return json.loads(_native.document([(self._native, "")]))
 
     def __str__(self):
-        return self._checked.text(shutil.get_terminal_size().columns)
+        return self._native.text(shutil.get_terminal_size().columns)
 
     def __repr__(self):
         return f"<CheckResult {self.verdict}{': ' if self.message else ''}{self.message}>"
 
 
-class Comparison(Result):
-    """What compare() found. It is true if it is ok. Cubes: tensors, differing, apart, pairs."""
-
-    @property
-    def verdict(self) -> str:
-        """"agrees"; "differs": a row of one is wrong, or not identical where it must be; or "no evidence"."""
-        return self._native.verdict
-
-    @property
-    def ok(self) -> bool:
-        """Whether both kernels are right, with evidence."""
-        return self.verdict == "agrees"
-
-    def __bool__(self):
-        return self.ok
+class Comparison(Judgement, Result):
+    """What compare() found; it differs also where rows must be identical and are not. Cubes: tensors, differing, apart, pairs."""

@@ -1,15 +1,15 @@
 """Assertions for tests of kernels, inputs that break them, and proof that a check would notice."""
 import numpy as np
 
+from kvbound import pytest_plugin
 from kvbound.checks import check_attention, check_topk
 from kvbound.result import CheckResult
 
 
 def _require(result):
-    from kvbound import pytest_plugin  # after all else: the plug-in need not be there
     pytest_plugin.collect(result)
     if not result.ok:
-        raise AssertionError(f"{result.message}")
+        raise AssertionError(result.message)
     return result
 
 
