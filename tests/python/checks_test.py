@@ -138,5 +138,6 @@ def test_identical_rows_are_asked_for():
     same, reordered, strict = (kvbound.compare(a, other, against=against, identical=identical)
                                for other, identical in ((a, True), (b, False), (b, True)))
     assert same and same.message == "" and reordered and not strict
-    with pytest.raises(kvbound.InvalidOption, match="topk"):
-        kvbound.compare({"indices": [[0]]}, {"indices": [[0]]}, against={"scores": [[1.0]]}, operation="topk")
+    with pytest.raises(kvbound.InvalidOption, match="is not of compact, whose results are exact"):
+        moved = {"before": np.ones((1, 2, 3)), "kept": np.array([1]), "kept_offsets": np.array([0, 1])}
+        kvbound.compare({"after": np.ones((1, 3))}, {"after": np.ones((1, 3))}, against=moved, operation="compact")

@@ -153,7 +153,7 @@ def compare(a, b, *, against, operation="attention", identical=False, names=("a"
     a, b        what is compared: arrays as `out`, or dicts such as {"out": out, "lse": lse}
     against     the inputs, and options, by the names that the operation's check has them: {"q": q, "k": k, "v": v,
                 "sm_scale": 0.1}
-    operation   "attention", "norms", "scores" or "merge"
+    operation   "attention", "topk", "norms", "scores" or "merge"
     identical   whether rows must be the same to the last bit, as of a batch and of one sequence of it alone
     names       of the two kernels, for people
 
