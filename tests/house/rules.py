@@ -133,6 +133,21 @@ def includes_upwards(tree):
     return {file: "; ".join(what) for file, what in found.items()}
 
 
+def public_headers(tree):
+    """The headers that the top folders' CMakeLists.txt have installed."""
+    return {normal(f"{top}/{folder}/{stem}.hpp") for top in FOLDERS if (tree.root / top / "CMakeLists.txt").exists()
+            for folder, stems in re.findall(r"^kvbound_public_headers\((\S+)\s+([^)]*)\)",
+                                            (tree.root / top / "CMakeLists.txt").read_text("utf-8"), re.MULTILINE)
+            for stem in stems.split()}
+
+
+def private_includes(tree):
+    """Headers that are installed and include one that is not."""
+    public = public_headers(tree)
+    private = {file: [target for target in tree.includes.get(file, ()) if target not in public] for file in public}
+    return {file: "is public and includes " + ", ".join(names) for file, names in private.items() if names}
+
+
 def cycles(graph):
     """The sets of two nodes and more that reach each other (Tarjan's algorithm, without recursion)."""
     index, low, stack, on_stack, found = {}, {}, [], set(), []
@@ -322,8 +337,8 @@ def repeated_names(tree):
             for folder, names in files.items() if any(len(where) > 1 for where in names.values())}
 
 
-RULES = [unresolved_includes, includes_upwards, folder_cycles, header_cycles, crowded_folders, vector_lanes, host_questions,
-         defaults, repeated_names]
+RULES = [unresolved_includes, includes_upwards, private_includes, folder_cycles, header_cycles, crowded_folders, vector_lanes,
+         host_questions, defaults, repeated_names]
 
 
 def complaints(tree, allowances):
