@@ -91,7 +91,7 @@ class Includes(unittest.TestCase):
     def test_of_a_private_header_by_a_public_one(self):
         files = {"/traces/CMakeLists.txt": "kvbound_public_headers(. a\n  b)\n", "/traces/a.hpp": include("/traces/b.hpp"),
                  "/traces/b.hpp": '#include "c.hpp"\n', "/traces/c.hpp": include("/traces/d.hpp"), "/traces/d.hpp": ""}
-        self.assertEqual(planted(files, rules.private_includes), {"/traces/b.hpp": "is public and includes traces/c.hpp"})
+        self.assertEqual(planted(files, rules.private_includes).keys(), {"/traces/b.hpp"})
 
     def test_in_a_circle_of_folders(self):
         files = {"/sim/measure/a.hpp": include("/sim/diff/b.hpp"), "/sim/diff/b.cpp": include("/sim/replay/c.hpp"),
