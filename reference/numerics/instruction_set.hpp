@@ -44,12 +44,13 @@ inline InstructionSet instruction_set() {
 /// Numbers processed at a time: whole vectors at every level, two vectors at the widest.
 inline constexpr size_t kLanes = 16;
 
-/// kLanes doubles (reals) or 64-bit unsigned integers (bits) in vectors of `width`, so that a loop body is
-/// written once. Everything is inlined into the function of the level that calls it.
+/// kLanes doubles (reals), 64-bit unsigned integers (bits) or four times as many 16-bit ones (halves) in vectors
+/// of `width`, so that a loop body is written once. Everything is inlined into the function of the level that calls it.
 template <size_t width>
 struct Lanes {
   using Reals [[gnu::vector_size(8 * width)]] = double;
   using Bits [[gnu::vector_size(8 * width)]] = uint64_t;
+  using Halves [[gnu::vector_size(8 * width)]] = uint16_t;
   static constexpr size_t kWidth = width;
   static constexpr size_t kVectors = kLanes / width;
 
