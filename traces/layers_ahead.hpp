@@ -14,7 +14,8 @@ class LayersAhead {
  public:
   /// trace   outlives the object
   /// layers  in the order in which they are wanted
-  LayersAhead(const Trace& trace, std::vector<int64_t> layers) : trace_(trace), layers_(std::move(layers)) {}
+  LayersAhead(const Trace& trace, std::vector<int64_t> layers, const Trace::Also& also = {})
+      : trace_(trace), layers_(std::move(layers)), also_(also) {}
 
   /// The next layer. Reading of the one behind it begins: by an eighth of the threads, at least one, beside
   /// those that work; not ahead if there is one thread only. Two layers are in memory then.
@@ -25,6 +26,7 @@ class LayersAhead {
  private:
   const Trace& trace_;
   std::vector<int64_t> layers_;
+  Trace::Also also_;
   size_t next_ = 0;
   std::future<Layer> coming_;  // the layer layers_[next_], if it is being read
 };

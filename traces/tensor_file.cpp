@@ -9,6 +9,7 @@
 
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/parallel.hpp>
+#include <kvbound/reference/core/shape_check.hpp>
 
 #include "messages.hpp"
 #include "npz.hpp"
@@ -72,20 +73,33 @@ void TensorFile::read_in_chunks(const TensorEntry& tensor, int64_t first, std::s
   });
 }
 
+void TensorFile::refuse_non_finite(const TensorEntry& tensor, std::span<const double> numbers,
+                                   int64_t begin) const {
+  const auto bad = std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
+  const int64_t element = begin + (bad - numbers.begin());
+  throw TraceError(path(), tensor.begin < 0 ? -1 : tensor.begin + element * size_of(tensor.dtype),
+                   printable(tensor.name),
+                   "element " + std::to_string(element) + " is " + (std::isnan(*bad) ? "NaN" : "infinite") +
+                       "; expected a finite number");
+}
+
 void TensorFile::read(const TensorEntry& tensor, int64_t first, std::span<double> out,
                       NonFiniteNumbers non_finite) const {
   require_dtype(path(), tensor, is_real(tensor.dtype), "F64, F32, F16 or BF16");
-  read_in_chunks(
-      tensor, first, out, [&](std::span<const char> bytes, std::span<double> numbers, int64_t begin) {
-        if (widen(tensor.dtype, bytes, numbers) || non_finite == NonFiniteNumbers::allowed) return;
-        const auto bad =
-            std::find_if(numbers.begin(), numbers.end(), [](double x) { return !std::isfinite(x); });
-        const int64_t element = begin + (bad - numbers.begin());
-        throw TraceError(path(), tensor.begin < 0 ? -1 : tensor.begin + element * size_of(tensor.dtype),
-                         printable(tensor.name),
-                         "element " + std::to_string(element) + " is " +
-                             (std::isnan(*bad) ? "NaN" : "infinite") + "; expected a finite number");
-      });
+  read_in_chunks(tensor, first, out,
+                 [&](std::span<const char> bytes, std::span<double> numbers, int64_t begin) {
+                   if (widen(tensor.dtype, bytes, numbers) || non_finite == NonFiniteNumbers::allowed) return;
+                   refuse_non_finite(tensor, numbers, begin);
+                 });
+}
+
+void TensorFile::read(const TensorEntry& tensor, std::span<double> out, std::span<uint16_t> bits) const {
+  require_dtype(path(), tensor, tensor.dtype == Dtype::f16 || tensor.dtype == Dtype::bf16, "F16 or BF16");
+  require_equal("bits of " + printable(tensor.name), std::ssize(bits), "its elements", std::ssize(out));
+  read_in_chunks(tensor, 0, out, [&](std::span<const char> bytes, std::span<double> numbers, int64_t begin) {
+    std::memcpy(bits.data() + begin, bytes.data(), bytes.size());
+    if (!widen(tensor.dtype, bytes, numbers)) refuse_non_finite(tensor, numbers, begin);
+  });
 }
 
 void TensorFile::read(const TensorEntry& tensor, int64_t first, std::span<int64_t> out) const {

@@ -57,6 +57,9 @@ class TensorFile {
   ///         NaN or infinite and that is not allowed; ShapeMismatch if the tensor has fewer elements; IoError
   void read(const TensorEntry& tensor, int64_t first, std::span<double> out,
             NonFiniteNumbers non_finite = NonFiniteNumbers::refused) const;
+  /// All elements of a real tensor of 16 bits, also as their bits. The same errors; ShapeMismatch if the
+  /// sizes are not those of the tensor.
+  void read(const TensorEntry& tensor, std::span<double> out, std::span<uint16_t> bits) const;
   /// The same for I64, I32 and U32.
   void read(const TensorEntry& tensor, int64_t first, std::span<int64_t> out) const;
   /// The bytes of a tensor of any type, from its byte `first` on. Throws TraceError for a
@@ -73,6 +76,9 @@ class TensorFile {
   Metadata metadata_;
 
  private:
+  /// Throws TraceError for the first of the numbers, which begin at element `begin`, that is not finite.
+  [[noreturn]] void refuse_non_finite(const TensorEntry& tensor, std::span<const double> numbers,
+                                      int64_t begin) const;
   template <class Number, class Widen>
   void read_in_chunks(const TensorEntry& tensor, int64_t first, std::span<Number> out,
                       const Widen& widen) const;

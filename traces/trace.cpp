@@ -120,18 +120,34 @@ std::vector<int64_t> model_layers_of(const ShardSet& files, int64_t layers) {
   return std::move(*numbers);
 }
 
-Tensor read_tensor(const StoredTensor& stored) {
+// bits  receives the numbers' bits; null: they are not wanted
+void read_numbers(const StoredTensor& stored, std::span<double> numbers, Layer::Bits::Numbers* bits) {
+  if (!bits) return stored.file->read(*stored.entry, 0, numbers);
+  bits->resize(numbers.size());
+  stored.file->read(*stored.entry, numbers, *bits);
+}
+
+Tensor read_tensor(const StoredTensor& stored, Layer::Bits::Numbers* bits = nullptr) {
   const std::vector<int64_t>& shape = stored.entry->shape;
   Tensor tensor = Tensor::for_overwrite(shape[0], shape[1], shape[2]);
-  stored.file->read(*stored.entry, 0, tensor.numbers());
+  read_numbers(stored, tensor.numbers(), bits);
   return tensor;
 }
 
-Matrix read_matrix(const StoredTensor& stored) {
+Matrix read_matrix(const StoredTensor& stored, Layer::Bits::Numbers* bits) {
   const std::vector<int64_t>& shape = stored.entry->shape;
   Matrix matrix = Matrix::for_overwrite(shape[0], shape[1]);
-  stored.file->read(*stored.entry, 0, std::span(matrix.data(), matrix.numbers().size()));
+  read_numbers(stored, std::span(matrix.data(), matrix.numbers().size()), bits);
   return matrix;
+}
+
+// The bits of a layer's numbers from an entry and a query on.
+RecordedBits bits_from(const Layer& layer, int64_t entry, int64_t query) {
+  const auto from = [&](const Layer::Bits::Numbers& bits, int64_t row) {
+    return bits.empty() ? nullptr : bits.data() + row * layer.shape.head_dim;
+  };
+  return {layer.bits.dtype, from(layer.bits.keys, entry), from(layer.bits.values, entry),
+          from(layer.bits.queries, query), from(layer.bits.output_projection, 0)};
 }
 
 }  // namespace
@@ -153,12 +169,14 @@ LayerView Layer::prompt() const {
   view.queries = queries.view().middle_rows(0, window_queries);
   view.output_projection = output_projection;
   view.index = index;
+  view.bits = bits_from(*this, 0, 0);
   return view;
 }
 
 StepView Layer::step(int64_t t) const {
-  return {keys.view().row_of_slices(prompt_tokens + t), values.view().row_of_slices(prompt_tokens + t),
-          queries.view().row_of_slices(window_queries + t)};
+  const int64_t entry = prompt_tokens + t, query = window_queries + t;
+  return {keys.view().row_of_slices(entry), values.view().row_of_slices(entry),
+          queries.view().row_of_slices(query), bits_from(*this, entry, query)};
 }
 
 Trace::Trace(const std::string& path, const Options& options)
@@ -186,7 +204,7 @@ Trace& Trace::operator=(Trace&&) noexcept = default;
 
 std::vector<std::string> Trace::paths() const { return files_->paths(); }
 
-Layer Trace::read_layer(int64_t layer, bool with_attention_output) const {
+Layer Trace::read_layer(int64_t layer, const Also& also) const {
   if (layer < 0 || layer >= info_.layers) {
     throw ShapeMismatch("layer " + std::to_string(layer) + " of a trace that has " +
                         std::to_string(info_.layers) + " layers");
@@ -198,11 +216,18 @@ Layer Trace::read_layer(int64_t layer, bool with_attention_output) const {
   result.scale = info_.scale;
   result.prompt_tokens = info_.prompt_tokens;
   result.window_queries = info_.window_queries;
-  result.keys = read_tensor(stored("key"));
-  result.values = read_tensor(stored("value"));
-  result.queries = read_tensor(stored("query"));
-  result.output_projection = read_matrix(stored("output_projection"));
-  if (const StoredTensor output = stored("attention_output"); output && with_attention_output) {
+  result.bits.dtype = info_.storage;
+  // Where a tensor's bits go, if they are wanted.
+  const auto bits_of = [&](const StoredTensor& tensor, Layer::Bits::Numbers& bits) {
+    return also.bits && tensor.entry->dtype == info_.storage && size_of(info_.storage) == 2 ? &bits : nullptr;
+  };
+  const StoredTensor keys = stored("key"), values = stored("value"), queries = stored("query"),
+                     projection = stored("output_projection");
+  result.keys = read_tensor(keys, bits_of(keys, result.bits.keys));
+  result.values = read_tensor(values, bits_of(values, result.bits.values));
+  result.queries = read_tensor(queries, bits_of(queries, result.bits.queries));
+  result.output_projection = read_matrix(projection, bits_of(projection, result.bits.output_projection));
+  if (const StoredTensor output = stored("attention_output"); output && also.attention_output) {
     result.attention_output = read_tensor(output);
     result.attention_output_storage = output.entry->dtype;
   }

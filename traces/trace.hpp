@@ -56,6 +56,12 @@ struct Layer {
   Matrix output_projection;                ///< [query_heads * head_dim, model_dim]
   std::optional<Tensor> attention_output;  ///< as queries
   Dtype attention_output_storage = Dtype::f32;
+  /// Bits of 16-bit tensors of the trace's storage type, if they were asked for; others are empty.
+  struct Bits {
+    using Numbers = std::vector<uint16_t, kvbound::detail::NumberAllocator<uint16_t>>;
+    Dtype dtype = Dtype::f64;
+    Numbers keys, values, queries, output_projection;
+  } bits = {};
 
   /// The layer at the end of its prompt.
   LayerView prompt() const;
@@ -67,6 +73,10 @@ class Trace {
  public:
   struct Options {
     int64_t header_limit = int64_t{16} << 20;  ///< largest JSON header accepted, in bytes
+  };
+  struct Also {
+    bool attention_output = false;  ///< the model's own, if it was recorded
+    bool bits = false;              ///< a quarter more memory
   };
   /// Called with the bytes done, and the total.
   using Progress = std::function<void(int64_t, int64_t)>;
@@ -87,8 +97,9 @@ class Trace {
   /// Reads one layer. Throws TraceError if the file was truncated after it was opened, or a
   /// number is NaN or infinite.
   ///
-  /// with_attention_output  also read the model's own attention output, if it was recorded
-  Layer read_layer(int64_t layer, bool with_attention_output = false) const;
+  /// also  what it has besides the views of prompt() and step()
+  Layer read_layer(int64_t layer) const { return read_layer(layer, Also{}); }
+  Layer read_layer(int64_t layer, const Also& also) const;
 
   /// [n + T] token ids; empty if they were not recorded.
   std::vector<int64_t> tokens() const;

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "dtype.hpp"
 #include "policy.hpp"
 #include "view.hpp"
 
@@ -27,6 +28,16 @@ struct LayerShape {
   friend bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 
+/// The bits of numbers that were recorded in 16 bits each, at the places of their doubles: the bits of the
+/// number keys.data[i] are keys[i]. Null: only the doubles are known.
+struct RecordedBits {
+  Dtype dtype = Dtype::f64;
+  const uint16_t* keys = nullptr;
+  const uint16_t* values = nullptr;
+  const uint16_t* queries = nullptr;
+  const uint16_t* output_projection = nullptr;  ///< of LayerView alone
+};
+
 /// One layer's cache after a prompt of n tokens. The viewed memory must outlive the
 /// session that is given the view.
 struct LayerView {
@@ -38,7 +49,8 @@ struct LayerView {
   /// [query_heads * head_dim, model_dim]: W^O; rows h * head_dim ..
   /// (h + 1) * head_dim - 1 belong to query head h.
   MatrixView output_projection;
-  int64_t index = 0;  ///< the layer's number in its trace or model; seeds draws only
+  int64_t index = 0;       ///< the layer's number in its trace or model; seeds draws only
+  RecordedBits bits = {};  ///< for backends that store numbers so
 
   int64_t prompt_tokens() const { return keys.rows; }
   int64_t window_queries() const { return queries.rows; }
@@ -49,9 +61,10 @@ struct LayerView {
 
 /// The inputs of one decode step.
 struct StepView {
-  MatrixView keys;     ///< [kv_heads, head_dim]
-  MatrixView values;   ///< [kv_heads, head_dim]
-  MatrixView queries;  ///< [query_heads, head_dim]
+  MatrixView keys;         ///< [kv_heads, head_dim]
+  MatrixView values;       ///< [kv_heads, head_dim]
+  MatrixView queries;      ///< [query_heads, head_dim]
+  RecordedBits bits = {};  ///< as in LayerView
 };
 
 /// The entries of one KV head that were merged into one. With CaM, the evicted

@@ -101,7 +101,7 @@ std::vector<VerifiedLayer> verify(const traces::Trace& trace, bool quiet) {
   std::vector<VerifiedLayer> layers;
   Progress progress("verifying", !quiet);
   for (int64_t l = 0; l < trace.info().layers; ++l) try {
-      const traces::Layer layer = trace.read_layer(l, true);
+      const traces::Layer layer = trace.read_layer(l, {.attention_output = true});
       progress.update(l + 1, trace.info().layers);
       if (layer.attention_output)
         layers.push_back({trace.info().layer_number(l), verify_attention_output(layer)});

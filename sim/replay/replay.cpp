@@ -188,7 +188,8 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
     ++done;
     if (progress) progress(done, pieces_per_layer * std::ssize(scope.layers));
   };
-  traces::LayersAhead layers(trace, scope.layers);
+  const bool on_device = std::ranges::any_of(runs, [](const Run& run) { return run.backend != kReference; });
+  traces::LayersAhead layers(trace, scope.layers, {.bits = on_device});
   for (const int64_t l : scope.layers) {
     const auto layer = std::make_shared<const traces::Layer>(layers.next());
     try {

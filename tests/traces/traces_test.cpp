@@ -2,6 +2,8 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <string>
@@ -12,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/float16.hpp>
 #include <kvbound/traces/sha256.hpp>
 #include <kvbound/traces/trace.hpp>
 
@@ -133,15 +136,69 @@ TEST(Trace, LetsLayersDifferInType) {
   EXPECT_EQ(trace.read_layer(1).keys.slice(0)(0, 0), 0);
 }
 
+// Every tensor of 16 bits whose type is that of the first layer's keys, at the places of its doubles.
+TEST(Trace, KeepsBitsOnRequest) {
+  const TemporaryFolder folder;
+  SafetensorsParts parts = small_trace();
+  for (const char* const name :
+       {"layers.0.key", "layers.1.key", "layers.1.query", "layers.1.output_projection"}) {
+    auto& tensor = parts.tensor(name);
+    tensor.dtype = "BF16";
+    tensor.data.resize(tensor.data.size() / 2);
+    for (size_t i = 0; i < tensor.data.size() / 2; ++i) {
+      const uint16_t bits = to_bfloat16(static_cast<double>(i) - 7);
+      std::memcpy(tensor.data.data() + 2 * i, &bits, 2);
+    }
+  }
+  parts.tensor("layers.1.value").dtype = "F16";
+  parts.tensor("layers.1.value").data.assign(64, '\0');
+  const Trace trace(folder.write("t.safetensors", parts.bytes()));
+  EXPECT_EQ(trace.read_layer(1).prompt().bits.keys, nullptr);
+  const Layer layer = trace.read_layer(1, {.bits = true});
+  const auto expect_bits = [](const uint16_t* bits, MatrixView numbers) {
+    ASSERT_NE(bits, nullptr);
+    for (int64_t r = 0; r < numbers.rows; ++r) {
+      for (int64_t c = 0; c < numbers.cols; ++c) {
+        ASSERT_EQ(from_bfloat16(bits[r * numbers.row_stride + c]), numbers(r, c)) << r << ", " << c;
+      }
+    }
+  };
+  const LayerView prompt = layer.prompt();
+  EXPECT_EQ(prompt.bits.dtype, Dtype::bf16);
+  expect_bits(prompt.bits.keys + prompt.keys.slice_stride, prompt.keys.slice(1));
+  expect_bits(prompt.bits.queries + 3 * prompt.queries.slice_stride, prompt.queries.slice(3));
+  expect_bits(prompt.bits.output_projection, prompt.output_projection);
+  EXPECT_EQ(prompt.bits.values, nullptr) << "of another type";
+  const StepView step = layer.step(1);
+  expect_bits(step.bits.keys, step.keys);
+  expect_bits(step.bits.queries, step.queries);
+  EXPECT_EQ(step.bits.values, nullptr);
+  EXPECT_EQ(trace.read_layer(0, {.bits = true}).prompt().bits.queries, nullptr) << "of 32 bits";
+}
+
+TEST(Trace, RefusesNonFiniteNumbersAlsoWithTheirBits) {
+  const TemporaryFolder folder;
+  SafetensorsParts parts = small_trace();
+  auto& key = parts.tensor("layers.0.key");
+  key.dtype = "BF16";
+  key.data.assign(64, '\0');
+  key.data[2 * 13] = '\x80';
+  key.data[2 * 13 + 1] = '\x7f';
+  const Trace trace(folder.write("t.safetensors", parts.bytes()));
+  const std::string without = message_of<TraceError>([&] { trace.read_layer(0); });
+  EXPECT_THAT(without, HasSubstr("element 13 is infinite"));
+  EXPECT_EQ(message_of<TraceError>([&] { trace.read_layer(0, {.bits = true}); }), without);
+}
+
 TEST(Trace, ReadsAttentionOutputOnRequest) {
   const TemporaryFolder folder;
   SafetensorsParts parts = small_trace();
   parts.tensors.push_back({"layers.0.attention_output", "F32", "[4,6,2]", f32_data(48), ""});
   const std::string path = folder.write("t.safetensors", parts.bytes());
   EXPECT_FALSE(Trace(path).info().has_attention_output) << "one layer lacks it";
-  EXPECT_TRUE(Trace(path).read_layer(0, true).attention_output.has_value());
+  EXPECT_TRUE(Trace(path).read_layer(0, {.attention_output = true}).attention_output.has_value());
   EXPECT_FALSE(Trace(path).read_layer(0).attention_output.has_value());
-  EXPECT_FALSE(Trace(path).read_layer(1, true).attention_output.has_value());
+  EXPECT_FALSE(Trace(path).read_layer(1, {.attention_output = true}).attention_output.has_value());
   parts.tensors.push_back({"layers.1.attention_output", "F32", "[4,6,2]", f32_data(48), ""});
   folder.write("t.safetensors", parts.bytes());
   EXPECT_TRUE(Trace(path).info().has_attention_output);
@@ -469,7 +526,7 @@ TEST(Samples, RecordTheAttentionOutputThatTheirTensorsGive) {
     const Trace trace((kSamples / name).string());
     ASSERT_TRUE(trace.info().has_attention_output);
     for (int64_t index = 0; index < trace.info().layers; ++index) {
-      const Layer layer = trace.read_layer(index, true);
+      const Layer layer = trace.read_layer(index, {.attention_output = true});
       for (int64_t head = 0; head < layer.shape.query_heads; ++head) {
         const MatrixView recorded = layer.attention_output->slice(head);
         for (const int64_t row :

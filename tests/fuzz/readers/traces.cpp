@@ -21,7 +21,8 @@ namespace kvbound::fuzz {
 namespace {
 
 void read_layers(const traces::Trace& trace) {
-  for (int64_t layer = 0; layer < trace.info().layers; ++layer) trace.read_layer(layer, true);
+  for (int64_t layer = 0; layer < trace.info().layers; ++layer)
+    trace.read_layer(layer, {.attention_output = true});
   trace.tokens();
 }
 

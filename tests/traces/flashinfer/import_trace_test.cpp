@@ -38,7 +38,7 @@ TEST_F(ImportTraceTest, IsAPromptWhoseLastTokensHaveTheQueries) {
   EXPECT_EQ(trace.info().window_queries, 1);
   EXPECT_EQ(trace.info().scale, 0.25);
   EXPECT_EQ(trace.info().model, "FlashInfer 0.6.4, BatchDecodeWithPagedKVCacheWrapper.run");
-  const Layer layer = trace.read_layer(1, true);
+  const Layer layer = trace.read_layer(1, {.attention_output = true});
   EXPECT_EQ(layer.keys.slice(0)(2, 1), 2);
   EXPECT_EQ(layer.values.slice(0)(2, 1), 102);
   EXPECT_EQ(layer.attention_output->slice(1)(0, 0), 0);
