@@ -2,10 +2,10 @@
 #include <cstddef>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <utility>
-#include <vector>
 
 #include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/cuda/support/device.hpp>
@@ -13,6 +13,7 @@
 #include "block.hpp"
 #include "memory.hpp"
 #include "multiprocessors.hpp"
+#include "queued_copies.hpp"
 #include "recorded_work.hpp"
 
 namespace kvbound::cuda {
@@ -66,17 +67,6 @@ void* allocate_guarded(int64_t bytes) {
   }
 }
 
-// A copy to the host that has been queued: it is taken at once, and arrives when the stream is synchronised.
-struct QueuedCopy {
-  void* to;
-  std::vector<std::byte> bytes;
-};
-
-std::vector<QueuedCopy>& queued_copies() {
-  static thread_local std::vector<QueuedCopy> of_thread;
-  return of_thread;
-}
-
 }  // namespace
 
 void* allocate(int64_t bytes, int64_t) {
@@ -106,6 +96,7 @@ void queue_to_device(void* to, const void* from, int64_t bytes, Stream) {
   emulation::require_not_recording("copy to the device");
   require_device_memory("copy to the device", to, bytes);
   std::memcpy(to, from, static_cast<size_t>(bytes));
+  emulation::QueuedCopies::of_thread().add_to_device(from, bytes);
   ++counters().uploads;
   counters().upload_bytes += bytes;
 }
@@ -113,8 +104,7 @@ void queue_to_device(void* to, const void* from, int64_t bytes, Stream) {
 void queue_to_host(void* to, const void* from, int64_t bytes, Stream) {
   emulation::require_not_recording("copy to the host");
   require_device_memory("copy to the host", from, bytes);
-  const auto* const first = static_cast<const std::byte*>(from);
-  queued_copies().push_back({to, {first, first + bytes}});
+  emulation::QueuedCopies::of_thread().add_to_host(to, from, bytes);
   ++counters().downloads;
   counters().download_bytes += bytes;
 }
@@ -139,12 +129,30 @@ void set_zero(void* to, int64_t bytes, Stream) {
 
 }  // namespace detail
 
+struct Event::Mark {
+  int64_t copies;  // before it
+};
+
+Event::Event() = default;
+Event::~Event() = default;
+
+void Event::record(Stream) {
+  emulation::require_not_recording("record an event");
+  mark_ = std::make_unique<Mark>(Mark{emulation::QueuedCopies::of_thread().added()});
+}
+
+void Event::wait() {
+  emulation::require_not_recording("wait for an event");
+  if (!mark_) return;
+  ++counters().synchronisations;
+  emulation::QueuedCopies::of_thread().complete(mark_->copies);
+}
+
 void synchronise(Stream) {
   emulation::require_not_recording("synchronise");
   ++counters().synchronisations;
-  for (const detail::QueuedCopy& copy : std::exchange(detail::queued_copies(), {})) {
-    std::memcpy(copy.to, copy.bytes.data(), copy.bytes.size());
-  }
+  emulation::QueuedCopies& copies = emulation::QueuedCopies::of_thread();
+  copies.complete(copies.added());
   if (const auto overwritten = emulation::overwritten_canaries()) {
     throw DeviceError("synchronise", *overwritten, __FILE__, __LINE__);
   }

@@ -170,6 +170,29 @@ void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
 
 }  // namespace detail
 
+struct Event::Mark {
+  Mark() { check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate"); }
+  ~Mark() { cudaEventDestroy(event); }
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+
+  cudaEvent_t event = nullptr;
+};
+
+Event::Event() = default;
+Event::~Event() = default;
+
+void Event::record(Stream stream) {
+  if (!mark_) mark_ = std::make_unique<Mark>();
+  check(cudaEventRecord(mark_->event, stream), "cudaEventRecord");
+}
+
+void Event::wait() {
+  if (!mark_) return;
+  ++counters().synchronisations;
+  check(cudaEventSynchronize(mark_->event), "cudaEventSynchronize");
+}
+
 void synchronise(Stream stream) {
   ++counters().synchronisations;
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");

@@ -31,11 +31,14 @@ template <Storage T>
 UploadedLayer<T>::UploadedLayer(const LayerView& layer, Queue& queue)
     : shape_(layer.shape), scale_(layer.scale) {
   queue.run("upload", [&] {
-    keys_ = StoredTensor<T>(layer.keys, queue.stream());
-    values_ = StoredTensor<T>(layer.values, queue.stream());
-    queries_ = StoredTensor<T>(layer.queries, queue.stream());
+    const auto stored = [&](TensorView numbers, const uint16_t* bits) {
+      return StoredTensor<T>(numbers, queue.stream(), layer.bits.dtype, bits);
+    };
+    keys_ = stored(layer.keys, layer.bits.keys);
+    values_ = stored(layer.values, layer.bits.values);
+    queries_ = stored(layer.queries, layer.bits.queries);
     output_projection_ =
-        StoredTensor<T>(as_slices(layer.output_projection, layer.shape.head_dim), queue.stream());
+        stored(as_slices(layer.output_projection, layer.shape.head_dim), layer.bits.output_projection);
   });
 }
 

@@ -65,10 +65,7 @@ class Queue {
   /// The flag that merges raise where a merged key or value is not finite.
   int* merge_status() { return status_.data() + 1; }
   /// Forgets what operations have left behind of which one failed.
-  void begin() {
-    pending_.clear();
-    status_.clear(stream());
-  }
+  void begin() { forget(); }
   /// Reads both flags back: NonFinite is thrown if one was raised, and names `score`
   /// or a merged key or value.
   void require_numbers(Readback& reads, const char* score) {
@@ -82,15 +79,24 @@ class Queue {
 
   /// Something to be read back, which finish() hands over.
   Readback& read_back() { return pending_.emplace_back(); }
+  /// Ends a part of what is read back, which may be handed over while the device does the next one.
+  void end_part() {
+    Part& part = parts_.emplace_back();
+    part.reads.swap(pending_);
+    part.done.record(stream());
+  }
+  /// Waits for all parts but the last one, and hands over what they read back; throws what that throws.
+  void finish_all_but_last_part() {
+    while (parts_.size() > 1) {
+      parts_.front().done.wait();
+      hand_over_part();
+    }
+  }
   /// Waits. Hands over what was read back, in order; throws what that throws.
   void finish() {
     pool_.wait();
-    try {
-      for (const Readback& reads : std::exchange(pending_, {})) reads.arrive();
-    } catch (const NonFinite&) {
-      status_.clear(stream());
-      throw;
-    }
+    while (!parts_.empty()) hand_over_part();
+    hand_over(std::exchange(pending_, {}));
   }
 
  private:
@@ -100,12 +106,39 @@ class Queue {
     ~Restore() { queue.stream_ = queue.pool_.stream(); }
   };
 
+  using Reads = std::deque<Readback>;
+  struct Part {
+    Reads reads;
+    Event done = {};
+  };
+
+  void hand_over(const Reads& all) {
+    try {
+      for (const Readback& reads : all) reads.arrive();
+    } catch (const NonFinite&) {
+      forget();
+      throw;
+    }
+  }
+  void hand_over_part() {
+    const Reads reads = std::exchange(parts_.front().reads, {});
+    parts_.pop_front();
+    hand_over(reads);
+  }
+  // Nothing is read back any more, and no flag is raised.
+  void forget() {
+    pending_.clear();
+    parts_.clear();
+    status_.clear(stream());
+  }
+
   OperationTimes* times_;
   Stream stream_;
   MemoryPool pool_;
   Buffer<int> status_;  // of scores, of merges
   Buffer<std::byte> workspace_;
-  std::deque<Readback> pending_;
+  Reads pending_;
+  std::deque<Part> parts_;  // before those
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

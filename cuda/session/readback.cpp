@@ -5,14 +5,16 @@
 
 #include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/rounding.hpp>
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
 Matrix Arrived::matrix(const MatrixRead& read, const char* what) const {
-  Matrix matrix(read.rows, read.cols);
-  std::ranges::copy((*this)[read.numbers], matrix.data());
-  if (launches_are_whole()) require_finite(std::string(what) + " in single precision", matrix.numbers());
+  Matrix matrix = Matrix::for_overwrite(read.rows, read.cols);
+  if (!reference::widen((*this)[read.numbers], matrix.data()) && launches_are_whole()) {
+    require_finite(std::string(what) + " in single precision", matrix.numbers());
+  }
   return matrix;
 }
 

@@ -93,15 +93,20 @@ class DeviceSession final : public Session {
       require_range("position of the last step", next_position_ + count - 1, 0, most - 1);
     }
     const PoolScope scope(queue_.pool());
-    step_->upload(views, next_position_, merge_rules_.prediction, queue_.stream());
     if (cache_.make_room(count, queue_)) recorded_step_.forget();
     if (full_cache_) full_cache_->make_room(count, queue_);
     std::vector<StepRecord> records(count);
-    for (int64_t t = 0; t < count; ++t) {
-      step_->select(t, queue_.stream());
-      if (std::exchange(rehearses_, false)) rehearse_rebuild();
-      take_step(records[t]);
-      ++next_position_;
+    for (int64_t first = 0; first < count; first += kStepsAtOnce) {
+      const int64_t steps = std::min(kStepsAtOnce, count - first);
+      step_->upload(views.subspan(first, steps), next_position_, merge_rules_.prediction, queue_.stream());
+      for (int64_t t = 0; t < steps; ++t) {
+        step_->select(t, queue_.stream());
+        if (std::exchange(rehearses_, false)) rehearse_rebuild();
+        take_step(records[first + t]);
+        ++next_position_;
+      }
+      queue_.end_part();
+      queue_.finish_all_but_last_part();
       if (queue_.pool().staged() > kMostAwaited) queue_.finish();
     }
     queue_.finish();
@@ -109,6 +114,8 @@ class DeviceSession final : public Session {
   }
 
  private:
+  // Steps whose inputs are uploaded, and whose results handed over, while the device takes as many others.
+  static constexpr int64_t kStepsAtOnce = 8;
   // Bytes of page-locked memory that steps taken together may use before they are waited for.
   static constexpr int64_t kMostAwaited = int64_t{64} << 20;
 

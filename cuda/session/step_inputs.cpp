@@ -1,8 +1,6 @@
 #include "step_inputs.hpp"
 
-#include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include <kvbound/cuda/merging/score_ema.hpp>
 
@@ -12,21 +10,20 @@ inline namespace KVBOUND_CUDA_BUILD {
 template <Storage T>
 void StepInputs<T>::upload(std::span<const StepView> steps, int64_t position,
                            const std::optional<PredictedScores>& prediction, Stream stream) {
-  std::vector<std::byte> blocks(std::ssize(steps) * block_bytes());
-  for (size_t t = 0; t < steps.size(); ++t) {
-    std::byte* const block = blocks.data() + t * block_bytes();
-    const auto offset = static_cast<int64_t>(t);
-    const Header header{position + offset,
-                        prediction ? log_seen_share(*prediction, position + offset + 1) : 0};
-    std::memcpy(block, &header, sizeof(header));
-    store(steps[t].keys, block + kHeaderBytes);
-    store(steps[t].values, block + kHeaderBytes + entry_bytes());
-    store(steps[t].queries, block + kHeaderBytes + 2 * entry_bytes());
-  }
-  alone_ = steps.size() == 1;
-  if (alone_) return current_.upload(blocks, stream);
-  if (uploaded_.size() < std::ssize(blocks)) uploaded_ = Buffer<std::byte>(std::ssize(blocks));
-  uploaded_.upload(blocks, stream);
+  const auto count = std::ssize(steps);
+  alone_ = count == 1;
+  if (!alone_ && uploaded_.size() < count * block_bytes())
+    uploaded_ = Buffer<std::byte>(count * block_bytes());
+  (alone_ ? current_ : uploaded_)
+      .upload_rows(
+          count, block_bytes(),
+          [&](int64_t first, int64_t blocks, std::byte* to) {
+            for (int64_t t = first; t < first + blocks; ++t, to += block_bytes()) {
+              const float log_seen = prediction ? log_seen_share(*prediction, position + t + 1) : 0;
+              write(steps[static_cast<size_t>(t)], {position + t, log_seen}, to);
+            }
+          },
+          stream);
 }
 
 template <Storage T>
@@ -35,12 +32,15 @@ void StepInputs<T>::select(int64_t t, Stream stream) {
 }
 
 template <Storage T>
-void StepInputs<T>::store(MatrixView rows, std::byte* to) const {
-  std::vector<T> row(padded<T>(rows.cols));
-  for (int64_t r = 0; r < rows.rows; ++r) {
-    std::ranges::transform(rows.row(r), row.begin(), stored<T>);
-    std::memcpy(to + r * row_bytes(), row.data(), row_bytes());
-  }
+void StepInputs<T>::write(const StepView& step, const Header& header, std::byte* block) const {
+  std::memset(block, 0, kHeaderBytes);
+  std::memcpy(block, &header, sizeof(header));
+  const auto store = [&](MatrixView rows, const uint16_t* bits, int64_t byte) {
+    store_rows(HostRows<T>(rows, step.bits.dtype, bits), reinterpret_cast<T*>(block + byte));
+  };
+  store(step.keys, step.bits.keys, kHeaderBytes);
+  store(step.values, step.bits.values, kHeaderBytes + entry_bytes());
+  store(step.queries, step.bits.queries, kHeaderBytes + 2 * entry_bytes());
 }
 
 template class StepInputs<float>;

@@ -18,8 +18,8 @@ class StepInputs {
  public:
   explicit StepInputs(const LayerShape& shape) : shape_(shape), current_(block_bytes()) {}
 
-  /// Queues the transfer of successive steps in one copy. None of them is the current one yet, but
-  /// for a step that is alone.
+  /// Queues the transfer of successive steps in one copy, behind the work with those before them. None of
+  /// them is the current one yet, but for a step that is alone.
   ///
   /// position    of the first one's entries
   /// prediction  as in MergeRules
@@ -54,7 +54,7 @@ class StepInputs {
   int64_t entry_bytes() const { return shape_.kv_heads * row_bytes(); }
   int64_t block_bytes() const { return kHeaderBytes + 2 * entry_bytes() + shape_.query_heads * row_bytes(); }
 
-  void store(MatrixView rows, std::byte* to) const;
+  void write(const StepView& step, const Header& header, std::byte* block) const;
   const Header* header() const { return reinterpret_cast<const Header*>(current_.data()); }
   const T* numbers(int64_t byte) const { return reinterpret_cast<const T*>(current_.data() + byte); }
   DeviceTensor<const T> entries(int64_t byte) const {

@@ -2,7 +2,10 @@
 // without its headers. In the emulated build the device is this processor.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -51,8 +54,9 @@ void* renew(void* set_aside, int64_t bytes);
 void* allocate_page_locked(int64_t bytes);
 void release_page_locked(void* memory) noexcept;
 
-// Copies that are not waited for. The host's memory must stay as it is until the stream was synchronised;
-// emulated, what is copied to the host arrives only then.
+// Copies that are not waited for. The host's memory must stay as it is until the stream was synchronised or
+// an event behind them waited for: emulated, what is copied to the host arrives only then, and memory that
+// has changed before is an error.
 void queue_to_device(void* to, const void* from, int64_t bytes, Stream stream);
 void queue_to_host(void* to, const void* from, int64_t bytes, Stream stream);
 void queue_on_device(void* to, const void* from, int64_t bytes, Stream stream);
@@ -64,6 +68,10 @@ void give(void* memory, MemoryPool* pool) noexcept;
 MemoryPool* pool_in_force();
 /// Returns when the host's memory may be changed again.
 void upload(void* to, const void* from, int64_t bytes, Stream stream);
+/// Uploads `rows` rows of row_bytes bytes each: write(first, count, memory) writes `count` of them, from
+/// `first` on, into page-locked memory, of many rows some while the device copies those before them.
+using WriteRows = std::function<void(int64_t first, int64_t count, std::byte* memory)>;
+void upload_rows(void* to, int64_t rows, int64_t row_bytes, const WriteRows& write, Stream stream);
 /// Returns when the copy is complete.
 void download(void* to, const void* from, int64_t bytes, Stream stream);
 }  // namespace detail
@@ -71,6 +79,25 @@ void download(void* to, const void* from, int64_t bytes, Stream stream);
 /// Waits for everything that was queued on the stream. Throws DeviceError, also for an
 /// earlier operation's failure.
 void synchronise(Stream stream);
+
+/// A mark behind what was queued on a stream, which may be waited for while more is queued.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  /// Sets the mark, again if it was set. Throws DeviceError, as wait() does.
+  void record(Stream stream);
+  /// Returns when all before the mark is done, at once if it was never set. Host memory that copies before it
+  /// use is free again, and what they brought to the host has arrived.
+  void wait();
+
+ private:
+  struct Mark;
+  std::unique_ptr<Mark> mark_;
+};
 
 /// `size` objects in device memory, not initialised; from the pool in force on the thread, if there is one.
 template <class T>
@@ -107,6 +134,18 @@ class Buffer {
   void upload(std::span<const T> numbers, Stream stream = nullptr, int64_t first = 0) {
     require_inside(first, numbers.size());
     detail::upload(data_ + first, numbers.data(), static_cast<int64_t>(numbers.size_bytes()), stream);
+  }
+  /// Copies `rows` rows of row_size objects each to positions first, first + 1, ..., as detail::upload_rows.
+  void upload_rows(int64_t rows, int64_t row_size,
+                   const std::function<void(int64_t first, int64_t count, T* memory)>& write,
+                   Stream stream = nullptr, int64_t first = 0) {
+    require_inside(first, static_cast<size_t>(rows * row_size));
+    detail::upload_rows(
+        data_ + first, rows, row_size * static_cast<int64_t>(sizeof(T)),
+        [&write](int64_t from, int64_t count, std::byte* memory) {
+          write(from, count, reinterpret_cast<T*>(memory));
+        },
+        stream);
   }
   /// Copies from positions first, first + 1, ... until `numbers` is full; returns when the copy is complete.
   void download(std::span<T> numbers, Stream stream = nullptr, int64_t first = 0) const {

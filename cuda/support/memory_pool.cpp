@@ -31,6 +31,7 @@ MemoryPool::~MemoryPool() {
     detail::release(block.memory);
   }
   for (const Staging& staging : staging_) detail::release_page_locked(staging.data);
+  for (const Chunk& chunk : chunks_) detail::release_page_locked(chunk.data);
 }
 
 int64_t MemoryPool::room_for(int64_t bytes) const {
@@ -81,6 +82,17 @@ std::byte* MemoryPool::stage(int64_t bytes) {
   return place->data + std::exchange(place->used, place->used + needed);
 }
 
+MemoryPool::Chunk& MemoryPool::chunk(int64_t bytes) {
+  Chunk& chunk = chunks_[turn_++ % chunks_.size()];
+  chunk.copied.wait();
+  if (chunk.bytes < bytes) {
+    detail::release_page_locked(std::exchange(chunk.data, nullptr));
+    chunk.data = static_cast<std::byte*>(detail::allocate_page_locked(bytes));
+    chunk.bytes = bytes;
+  }
+  return chunk;
+}
+
 int64_t MemoryPool::staged() const {
   int64_t bytes = 0;
   for (const Staging& staging : staging_) bytes += staging.used;
@@ -113,15 +125,32 @@ void give(void* memory, MemoryPool* pool) noexcept {
 
 void upload(void* to, const void* from, int64_t bytes, Stream stream) {
   if (bytes == 0) return;
-  MemoryPool* const pool = in_force;
-  if (pool == nullptr || pool->stream() != stream || bytes > kMostStaged) {
+  if (in_force == nullptr || in_force->stream() != stream) {
     queue_to_device(to, from, bytes, stream);
-    synchronise(stream);
-    return;
+    return synchronise(stream);
   }
-  std::byte* const staged = pool->stage(bytes);
-  std::memcpy(staged, from, static_cast<size_t>(bytes));
-  queue_to_device(to, staged, bytes, stream);
+  upload_rows(
+      to, bytes, 1,
+      [from](int64_t first, int64_t count, std::byte* memory) {
+        std::memcpy(memory, static_cast<const std::byte*>(from) + first, static_cast<size_t>(count));
+      },
+      stream);
+}
+
+void upload_rows(void* to, int64_t rows, int64_t row_bytes, const WriteRows& write, Stream stream) {
+  MemoryPool* const pool = in_force && in_force->stream() == stream ? in_force : nullptr;
+  const int64_t at_once = std::min(rows, std::max<int64_t>(1, kMostStaged / std::max<int64_t>(1, row_bytes)));
+  if (at_once * row_bytes == 0) return;
+  std::vector<std::byte> own(pool ? 0 : static_cast<size_t>(at_once * row_bytes));
+  for (int64_t first = 0; first < rows; first += at_once) {
+    const int64_t count = std::min(at_once, rows - first);
+    MemoryPool::Chunk* const chunk = pool && at_once < rows ? &pool->chunk(at_once * row_bytes) : nullptr;
+    std::byte* const memory = chunk ? chunk->data : pool ? pool->stage(count * row_bytes) : own.data();
+    write(first, count, memory);
+    queue_to_device(static_cast<std::byte*>(to) + first * row_bytes, memory, count * row_bytes, stream);
+    if (chunk) chunk->copied.record(stream);
+    if (!pool) synchronise(stream);
+  }
 }
 
 void download(void* to, const void* from, int64_t bytes, Stream stream) {

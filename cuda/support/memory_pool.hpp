@@ -1,6 +1,7 @@
 // Memory that is used again and again by the work of one stream.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -15,8 +16,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// While a PoolScope is in force on a thread, every Buffer of that thread takes its memory from the pool
 /// and gives it back at its end, without waiting: the next owner's work is queued on the same stream,
 /// behind that of the last one. Uploads then do not wait either: their numbers are kept in page-locked
-/// memory until wait(). Those of more than 4 MiB are waited for instead: to page-lock memory for a whole
-/// prompt takes longer than its copy.
+/// memory until wait(). Those of more than 4 MiB pass through two chunks of so many bytes, one of which is
+/// written while the other is copied: to page-lock memory for a whole prompt takes longer than its copy.
 class MemoryPool {
  public:
   explicit MemoryPool(Stream stream) : stream_(stream) {}
@@ -48,6 +49,14 @@ class MemoryPool {
 
   /// Page-locked memory of so many bytes, valid until wait().
   std::byte* stage(int64_t bytes);
+  /// The one of two chunks of page-locked memory of so many bytes whose turn it is: waits for the copies out
+  /// of it. The event is to be recorded behind the next one.
+  struct Chunk {
+    std::byte* data = nullptr;
+    int64_t bytes = 0;
+    Event copied = {};
+  };
+  Chunk& chunk(int64_t bytes);
   /// Bytes of page-locked memory in use since the last wait().
   int64_t staged() const;
   /// Waits for the stream. Staged memory may then be used anew.
@@ -74,6 +83,8 @@ class MemoryPool {
   Phase phase_ = Phase::usual;
   std::vector<Block> blocks_;
   std::vector<Staging> staging_;
+  std::array<Chunk, 2> chunks_;
+  size_t turn_ = 0;
 };
 
 /// Puts a pool in force on the calling thread until the end of the scope; or none.

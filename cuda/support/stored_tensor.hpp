@@ -14,6 +14,7 @@
 #include <kvbound/reference/core/view.hpp>
 
 #include "device.hpp"
+#include "stored_rows.hpp"
 #include "view.hpp"
 
 namespace kvbound::cuda {
@@ -44,28 +45,21 @@ class StoredTensor {
   StoredTensor() = default;
   StoredTensor(int64_t slices, int64_t rows, int64_t cols)
       : slices_(slices), rows_(rows), cols_(cols), numbers_(slices * slice_stride()) {}
-  StoredTensor(TensorView tensor, Stream stream) : StoredTensor(tensor.slices, tensor.rows, tensor.cols) {
-    assign(tensor, stream);
+  StoredTensor(TensorView tensor, Stream stream, Dtype dtype = Dtype::f64, const uint16_t* bits = nullptr)
+      : StoredTensor(tensor.slices, tensor.rows, tensor.cols) {
+    assign(tensor, stream, dtype, bits);
   }
 
-  /// From a tensor of the same shape; one slice is converted at a time.
-  void assign(TensorView tensor, Stream stream) {
-    std::vector<T> slice(slice_stride());
+  /// From a tensor of the same shape, and its bits if they are known.
+  void assign(TensorView tensor, Stream stream, Dtype dtype = Dtype::f64, const uint16_t* bits = nullptr) {
     for (int64_t s = 0; s < slices_; ++s) {
-      for (int64_t r = 0; r < rows_; ++r) {
-        std::ranges::transform(tensor.slice(s).row(r), slice.begin() + r * padded<T>(cols_), stored<T>);
-      }
-      numbers_.upload(slice, stream, s * slice_stride());
+      const uint16_t* const own = bits ? bits + s * tensor.slice_stride : nullptr;
+      upload(HostRows<T>(tensor.slice(s), dtype, own), s * slice_stride(), stream);
     }
   }
-
   /// A tensor of one slice, from a matrix whose rows may have a stride.
   void assign(MatrixView matrix, Stream stream) {
-    std::vector<T> slice(slice_stride());
-    for (int64_t r = 0; r < rows_; ++r) {
-      std::ranges::transform(matrix.row(r), slice.begin() + r * padded<T>(cols_), stored<T>);
-    }
-    numbers_.upload(slice, stream, 0);
+    upload(HostRows<T>(matrix, Dtype::f64, nullptr), 0, stream);
   }
 
   int64_t rows() const { return rows_; }
@@ -81,6 +75,12 @@ class StoredTensor {
 
  private:
   int64_t slice_stride() const { return rows_ * padded<T>(cols_); }
+  void upload(const HostRows<T>& rows, int64_t first, Stream stream) {
+    numbers_.upload_rows(
+        rows_, padded<T>(cols_),
+        [&rows](int64_t row, int64_t count, T* to) { store_rows(rows.middle(row, count), to); }, stream,
+        first);
+  }
 
   int64_t slices_ = 0;
   int64_t rows_ = 0;

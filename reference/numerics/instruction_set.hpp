@@ -44,8 +44,9 @@ inline InstructionSet instruction_set() {
 /// Numbers processed at a time: whole vectors at every level, two vectors at the widest.
 inline constexpr size_t kLanes = 16;
 
-/// kLanes doubles (reals), 64-bit unsigned integers (bits) or four times as many 16-bit ones (halves) in vectors
-/// of `width`, so that a loop body is written once. Everything is inlined into the function of the level that calls it.
+/// kLanes doubles (reals), 64-bit unsigned integers (bits) or four times as many 16-bit ones (halves) in
+/// vectors of `width`, so that a loop body is written once. Everything is inlined into the function of the
+/// level that calls it.
 template <size_t width>
 struct Lanes {
   using Reals [[gnu::vector_size(8 * width)]] = double;

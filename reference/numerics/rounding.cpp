@@ -1,6 +1,7 @@
 #include "rounding.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include <kvbound/reference/core/float16.hpp>
 
@@ -20,11 +21,10 @@ template <class L>
   std::memcpy(rounded, &halves, sizeof halves);
 }
 
-// Rounds `count` numbers, a multiple of four vectors' numbers, without branches, if every one is finite and normal
-// in the format; or else returns false.
-// The bits of a double's magnitude, taken as an integer, grow with it: nearly half a unit of the last place
-// that the format has is added to them, a whole half if that place is odd, and what lies behind it cut off. A
-// carry raises the exponent, also to that of infinity.
+// Rounds `count` numbers, a multiple of four vectors' numbers, without branches, if every one is finite and
+// normal in the format; or else returns false. The bits of a double's magnitude, taken as an integer, grow
+// with it: nearly half a unit of the last place that the format has is added to them, a whole half if that
+// place is odd, and what lies behind it cut off. A carry raises the exponent, also to that of infinity.
 template <int exponent_bits, class L>
 [[gnu::always_inline]] inline bool round_usual(const double* numbers, size_t count, uint16_t* rounded) {
   using Format = kvbound::detail::Format16<exponent_bits>;
@@ -84,6 +84,16 @@ void round_to_float16(MatrixView numbers, uint16_t* rounded, int64_t row_stride,
 
 void round_to_bfloat16(MatrixView numbers, uint16_t* rounded, int64_t row_stride, InstructionSet level) {
   round_rows<8>(numbers, rounded, row_stride, level);
+}
+
+bool widen(std::span<const float> numbers, double* widened) {
+  uint32_t carry = 0;  // into the sign, of exponents that are all ones
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    constexpr uint32_t kMagnitude = 0x7fff'ffff, kUnit = 0x0080'0000;
+    carry |= (std::bit_cast<uint32_t>(numbers[i]) & kMagnitude) + kUnit;
+    widened[i] = numbers[i];
+  }
+  return carry >> 31 == 0;
 }
 
 }  // namespace kvbound::reference

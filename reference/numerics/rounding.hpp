@@ -1,7 +1,8 @@
-// Numbers rounded to the 16-bit storage formats, as float16.hpp rounds one.
+// Numbers rounded to the 16-bit storage formats, as float16.hpp rounds one, and single precision widened.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include <kvbound/reference/core/view.hpp>
 
@@ -15,5 +16,8 @@ void round_to_float16(MatrixView numbers, uint16_t* rounded, int64_t row_stride,
 /// rounded[r * row_stride + c] = to_bfloat16(numbers(r, c)), likewise.
 void round_to_bfloat16(MatrixView numbers, uint16_t* rounded, int64_t row_stride,
                        InstructionSet level = instruction_set());
+
+/// widened[i] = numbers[i]; whether all are finite.
+bool widen(std::span<const float> numbers, double* widened);
 
 }  // namespace kvbound::reference

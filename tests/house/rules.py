@@ -24,6 +24,8 @@ ORDER = {
 USES = {
     "reference": [],
     "cuda": ["reference/core"],
+    "cuda/support": ["reference/core", "reference/numerics"],
+    "cuda/session": ["reference/core", "reference/numerics"],
     "traces": ["reference/core"],
     "traces/models": ["reference/core", "reference/numerics"],
     "proofs": ["reference"],

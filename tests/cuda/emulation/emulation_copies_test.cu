@@ -128,6 +128,26 @@ TEST(EmulationCopies, AsyncCopiesGoFromAlignedToAligned) {
   }
 }
 
+// As an event that is waited for too early lets it happen, or one that is not waited for.
+TEST(EmulationCopies, MemoryOfTheHostStaysAsItIsUntilACopyIsWaitedFor) {
+  for (const size_t changed : {size_t{0}, size_t{7}, size_t{12}}) {  // of a whole word, of the rest
+    Buffer<char> to(13);
+    std::vector<char> from(13, 'a');
+    Event event;
+    detail::queue_to_device(to.data(), from.data(), 13, nullptr);
+    event.record(nullptr);
+    event.wait();
+    from[changed] = 'b';
+    EXPECT_EQ(fault_of([] { synchronise(nullptr); }), "");
+    detail::queue_to_device(to.data(), from.data(), 13, nullptr);
+    from[changed] = 'c';
+    event.wait();  // for the first copy alone
+    expect_words(fault_of([] { synchronise(nullptr); }),
+                 {"copy to the device", "13 bytes of the host have changed"});
+    EXPECT_EQ(fault_of([] { synchronise(nullptr); }), "");
+  }
+}
+
 TEST(EmulationCopies, GoOnAfterAFault) {
   for (int repetition = 0; repetition < 50; ++repetition) {
     EXPECT_NE(copies({.no_commit = true}, false).fault, "");

@@ -106,18 +106,64 @@ TEST_F(MemoryPoolTest, UploadsDoNotWaitAndKeepWhatTheyWereGiven) {
   EXPECT_EQ(cuda::download(second), std::vector<int>(3000, 7));
 }
 
-TEST_F(MemoryPoolTest, AWholePromptIsNotStaged) {
+// In pieces, of which the first two need not wait for another.
+TEST_F(MemoryPoolTest, AWholePromptPassesThroughTwoChunks) {
   constexpr int64_t kMost = int64_t{1} << 20;  // numbers, of 4 bytes each
   cuda::MemoryPool pool(nullptr);
   const cuda::PoolScope scope(pool);
-  for (const int64_t size : {kMost, kMost + 1}) {
-    cuda::Buffer<int> numbers(size);
-    const std::vector<int> from = ascending(size, 1);
+  struct Expected {
+    int64_t size, uploads, waits, allocations;
+  };
+  for (const Expected& expected :
+       {Expected{kMost, 1, 0, 1}, {kMost + 1, 2, 0, 2}, {5 * kMost - 3, 5, 5, 0}}) {
+    cuda::Buffer<int> numbers(expected.size);
+    const std::vector<int> from = ascending(expected.size, 1);
     const cuda::DeviceCounters requests = requests_of([&] { numbers.upload(from); });
-    EXPECT_EQ(requests.synchronisations, size > kMost ? 1 : 0);
-    EXPECT_EQ(requests.allocations, size > kMost ? 0 : 1);
+    EXPECT_EQ(requests.uploads, expected.uploads);
+    EXPECT_EQ(requests.synchronisations, expected.waits);
+    EXPECT_EQ(requests.allocations, expected.allocations);
     EXPECT_EQ(cuda::download(numbers), from);
   }
+}
+
+TEST_F(MemoryPoolTest, RowsAreWrittenWholeAndInOrderWithAPoolAndWithout) {
+  constexpr int64_t kRow = 1000, kRows = 3000;  // 12 MB
+  const auto upload_and_check = [&] {
+    cuda::Buffer<int> numbers(kRow * kRows + 1);
+    int64_t next = 0;
+    numbers.upload_rows(
+        kRows, kRow,
+        [&](int64_t first, int64_t count, int* memory) {
+          EXPECT_EQ(first, next);
+          next += count;
+          for (int64_t i = 0; i < count * kRow; ++i) memory[i] = static_cast<int>(first * kRow + i);
+        },
+        nullptr, 1);
+    EXPECT_EQ(next, kRows);
+    std::vector<int> expected = ascending(kRow * kRows + 1, -1), arrived = cuda::download(numbers);
+    arrived[0] = -1;
+    EXPECT_EQ(arrived, expected);
+  };
+  upload_and_check();
+  cuda::MemoryPool pool(nullptr);
+  const cuda::PoolScope scope(pool);
+  upload_and_check();
+}
+
+TEST_F(MemoryPoolTest, AnEventWaitsForWhatIsBeforeItAlone) {
+  cuda::Event event, never;
+  const cuda::Buffer<int> numbers(std::span<const int>(ascending(100, 1)));
+  std::vector<int> before(100, -7), behind(100, -7);
+  event.wait();
+  event.record(nullptr);  // once more below
+  cuda::detail::queue_to_host(before.data(), numbers.data(), 400, nullptr);
+  event.record(nullptr);
+  cuda::detail::queue_to_host(behind.data(), numbers.data(), 400, nullptr);
+  EXPECT_EQ(requests_of([&] { event.wait(); }).synchronisations, 1);
+  EXPECT_EQ(before, ascending(100, 1));
+  cuda::synchronise(nullptr);
+  EXPECT_EQ(behind, ascending(100, 1));
+  EXPECT_EQ(requests_of([&] { never.wait(); }).synchronisations, 0);
 }
 
 TEST_F(MemoryPoolTest, StagedMemoryIsUsedAnewOnlyAfterAWait) {

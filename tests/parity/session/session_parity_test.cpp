@@ -100,6 +100,72 @@ TEST_F(SessionParity, RefusesTooLargeAHeadAtEveryCallAndStaysUsable) {
   EXPECT_EQ(session->step({entry, entry, queries}).evicted.size(), 1);
 }
 
+// Numbers with their bits, which the doubles need not agree with.
+struct RecordedLayer {
+  OwnedLayer layer;
+  std::vector<uint16_t> keys, values, queries, projection;
+
+  explicit RecordedLayer(uint64_t seed) : layer({4, 2, 24, 12}, 40, 6) {
+    const auto fill = [&](Tensor& tensor, std::vector<uint16_t>& bits, uint64_t number) {
+      tensor = rounded<cuda::Bfloat16>(
+          random_tensor(seed + number, tensor.view().slices, tensor.view().rows, tensor.view().cols));
+      for (const double entry : tensor.numbers()) bits.push_back(to_bfloat16(entry));
+    };
+    fill(layer.keys, keys, 1);
+    fill(layer.values, values, 2);
+    fill(layer.queries, queries, 3);
+    fill(layer.projection, projection, 4);
+  }
+
+  LayerView with_bits(const LayerView& view, Dtype dtype) const {
+    LayerView with = view;
+    with.bits = {dtype, keys.data(), values.data(), queries.data(), projection.data()};
+    return with;
+  }
+  StepView step(int64_t t) const {
+    return {layer.keys.view().row_of_slices(t), layer.values.view().row_of_slices(t),
+            layer.queries.view().row_of_slices(t % 6)};
+  }
+  StepView with_bits(StepView step, int64_t t, Dtype dtype) const {
+    step.bits = {dtype, keys.data() + t * 24, values.data() + t * 24, queries.data() + t % 6 * 24};
+    return step;
+  }
+};
+
+// Bits of the session's storage are uploaded as they are, without a look at the doubles; others are not used.
+TEST_F(SessionParity, TakesTheBitsThatWereRecorded) {
+  const RecordedLayer one(100), other(200);
+  const Policy policy{H2o{4, 1, 1}, AttentionScore{}, Critical{}, Uniform{}, NoMerge{}};
+  const auto outputs = [&](Dtype storage, const RecordedLayer& doubles, const RecordedLayer* bits,
+                           Dtype of_bits) {
+    const std::unique_ptr<Session> session = on_device(storage);
+    const LayerView view = doubles.layer.view();
+    const std::vector<int64_t> budgets{12, 12};
+    session->compress(bits ? bits->with_bits(view, of_bits) : view, policy, budgets);
+    std::vector<StepView> steps;
+    for (int64_t t = 0; t < 19; ++t) {
+      steps.push_back(bits ? bits->with_bits(doubles.step(t), t, of_bits) : doubles.step(t));
+    }
+    std::vector<double> all;
+    for (const StepRecord& record : session->steps(steps)) {
+      all.insert(all.end(), record.output.numbers().begin(), record.output.numbers().end());
+    }
+    return all;
+  };
+  for (const Dtype storage : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
+    const std::vector<double> of_one = outputs(storage, one, nullptr, Dtype::f64);
+    EXPECT_NE(of_one, outputs(storage, other, nullptr, Dtype::f64));
+    for (const Dtype of_bits : {Dtype::f16, Dtype::bf16}) {
+      if (storage == Dtype::f16 && of_bits == Dtype::f16) continue;  // bits are those of BF16
+      const bool taken = storage == of_bits;
+      EXPECT_EQ(outputs(storage, taken ? other : one, &one, of_bits), of_one) << name(storage);
+      if (!taken) {
+        EXPECT_EQ(outputs(storage, one, &other, of_bits), of_one) << name(storage);
+      }
+    }
+  }
+}
+
 // What NonFinite says of a call; empty if it is not thrown.
 template <class Call>
 std::string not_finite(const Call& call) {

@@ -43,7 +43,9 @@ class RowOfSixteenBits : public testing::TestWithParam<Format> {
   }
   static void expect_as_one_by_one(const std::vector<double>& numbers) {
     for (const InstructionSet level : kInstructionSets) {
-      if (is_available(level)) ASSERT_EQ(difference(numbers, level), "");
+      if (is_available(level)) {
+        ASSERT_EQ(difference(numbers, level), "");
+      }
     }
   }
 };
@@ -106,6 +108,28 @@ TEST_P(RowOfSixteenBits, IsOneOfAMatrixWithStrides) {
     for (int64_t r = 0; r < 4; ++r) {
       for (int64_t c = 0; c < 88; ++c) {
         ASSERT_EQ(rounded[r * 88 + c], c < 81 ? GetParam().round(matrix(r, c)) : 0x1234) << r << ", " << c;
+      }
+    }
+  }
+}
+
+TEST(Widen, KeepsNumbersAndTellsOfThoseThatAreNotFinite) {
+  test::Random random(4);
+  for (const size_t size : {0, 1, 7, 64, 133}) {
+    std::vector<float> numbers;
+    for (size_t i = 0; i < size; ++i) numbers.push_back(static_cast<float>(random.normal()));
+    if (size > 2) numbers[1] = std::numeric_limits<float>::max(), numbers[2] = -0.0F;
+    std::vector<double> widened(size + 1, 7);
+    EXPECT_TRUE(widen(numbers, widened.data()));
+    EXPECT_TRUE(std::equal(numbers.begin(), numbers.end(), widened.begin()));
+    EXPECT_EQ(widened.back(), 7);
+    for (const float bad :
+         {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+          std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN()}) {
+      for (size_t i = 0; i < size; ++i) {
+        const float usual = std::exchange(numbers[i], bad);
+        EXPECT_FALSE(widen(numbers, widened.data())) << bad << " at " << i;
+        numbers[i] = usual;
       }
     }
   }
