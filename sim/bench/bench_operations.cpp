@@ -16,6 +16,7 @@
 #include <kvbound/traces/portable_random.hpp>
 
 #include "bench.hpp"
+#include "bench_host.hpp"
 #include "bench_layer.hpp"
 #include "bench_lockstep.hpp"
 #include "bench_merge.hpp"
@@ -218,6 +219,9 @@ constexpr BenchOperation kOperations[] = {
     {"step-joint", "the same with h2o+obcache-joint", bench_step_joint},
     {"step-exact", "the same with h2o+exact", bench_step_exact},
     {"step-keepkv", "the same with h2o+keepkv, where every evicted entry merges", bench_step_keepkv},
+    {"upload", "keys and values of a layer in BF16, as they go to a device, against a copy of as many bytes",
+     bench_upload},
+    {"step-host", "what the processor does for a decode step on a device, against 6 us", bench_step_host},
     {"replay", "ten policies over a layer, on one thread: the serial share of what 64 threads would take",
      bench_replay},
     {"prefill", "a model (--model) reads --prompt tokens, as record runs it, against SGEMM's rate",

@@ -35,6 +35,19 @@ def without(*path):
     return change
 
 
+class Host(CommandLineTest):
+    def test_what_the_processor_does_for_a_device_is_timed(self):
+        result = self.run_program(*SMALL, "upload", "step-host", "--json", "out.json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        upload, step = parts(read(self.folder / "out.json"))[0].rows("operations")
+        stored = 2 * 2 * 256 * 64 * 2  # keys and values of two heads
+        self.assertEqual(upload["work"], 2 * stored, "read and written")
+        self.assertEqual(step["work"], 8)
+        for row in upload, step:
+            self.assertGreater(row["seconds"], 0)
+            self.assertGreater(row["ratio"], 0)
+
+
 class Peer(CommandLineTest):
     def setUp(self):
         super().setUp()

@@ -231,12 +231,26 @@ std::vector<std::string> names_of(std::string_view backend) {
 }
 
 TEST(BenchOperations, AreKnownByName) {
-  EXPECT_EQ(
-      names_of("reference"),
-      (std::vector<std::string>{"exponential", "projected-value-norms", "projected-value-norms-l2",
-                                "window-attention", "window-scores-joint", "window-scores-exact", "selection",
-                                "nearest-key", "compress", "step-attention", "step-value", "step-key",
-                                "step-joint", "step-exact", "step-keepkv", "replay", "prefill", "lockstep"}));
+  EXPECT_EQ(names_of("reference"), (std::vector<std::string>{"exponential",
+                                                             "projected-value-norms",
+                                                             "projected-value-norms-l2",
+                                                             "window-attention",
+                                                             "window-scores-joint",
+                                                             "window-scores-exact",
+                                                             "selection",
+                                                             "nearest-key",
+                                                             "compress",
+                                                             "step-attention",
+                                                             "step-value",
+                                                             "step-key",
+                                                             "step-joint",
+                                                             "step-exact",
+                                                             "step-keepkv",
+                                                             "upload",
+                                                             "step-host",
+                                                             "replay",
+                                                             "prefill",
+                                                             "lockstep"}));
   std::vector<std::string> emulated = names_of("emulated");
   EXPECT_EQ(emulated.front(), "attention");
   EXPECT_EQ(emulated.back(), "step");
