@@ -27,13 +27,17 @@ struct Recording::Graph {
 Recording::Recording() = default;
 Recording::~Recording() = default;
 
-void Recording::run(Stream stream, const std::function<void(Stream)>& work) {
+void Recording::run(Stream stream, const std::function<void(Stream)>& work, const void* memory) {
   if (!ran_) {
     work(stream);
     ran_ = true;
     return;
   }
-  if (!graph_) graph_ = std::make_unique<Graph>(work);
+  if (!graph_) {
+    graph_ = std::make_unique<Graph>(work);
+    memory_ = memory;
+  }
+  require_in_place(memory);
   for (const std::function<void()>& launch : graph_->launches) launch();
 }
 

@@ -9,6 +9,7 @@
 #include <kvbound/cuda/support/device.hpp>
 
 #include "check.hpp"
+#include "cuda_event.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -171,12 +172,7 @@ void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
 }  // namespace detail
 
 struct Event::Mark {
-  Mark() { check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate"); }
-  ~Mark() { cudaEventDestroy(event); }
-  Mark(const Mark&) = delete;
-  Mark& operator=(const Mark&) = delete;
-
-  cudaEvent_t event = nullptr;
+  CudaEvent event{cudaEventDisableTiming};
 };
 
 Event::Event() = default;
@@ -184,13 +180,13 @@ Event::~Event() = default;
 
 void Event::record(Stream stream) {
   if (!mark_) mark_ = std::make_unique<Mark>();
-  check(cudaEventRecord(mark_->event, stream), "cudaEventRecord");
+  mark_->event.record(stream);
 }
 
 void Event::wait() {
   if (!mark_) return;
   ++counters().synchronisations;
-  check(cudaEventSynchronize(mark_->event), "cudaEventSynchronize");
+  mark_->event.wait();
 }
 
 void synchronise(Stream stream) {

@@ -47,11 +47,14 @@ class Queue {
   template <class Work>
   void repeat(Recording& recording, const Work& work) {
     if (times_) return work();
-    recording.run(pool_.stream(), [&](Stream recorded) {
-      stream_ = recorded;
-      const Restore restore{*this};
-      work();
-    });
+    recording.run(
+        pool_.stream(),
+        [&](Stream recorded) {
+          stream_ = recorded;
+          const Restore restore{*this};
+          work();
+        },
+        workspace_.data());
   }
 
   /// Scratch memory of at least so many bytes, valid until the next call.

@@ -23,15 +23,23 @@ class Recording {
   /// Queues work on a stream. The first time it is called as it is, so that it may allocate what it needs;
   /// the second time it is called to record what it queues on the stream that it is given; from then on it
   /// is not called any more. Throws DeviceError, the second time also if the work waits, allocates, or
-  /// copies to or from the host.
-  void run(Stream stream, const std::function<void(Stream)>& work);
+  /// copies to or from the host, and from then on if its memory has moved.
+  ///
+  /// memory  of those that the work uses one that others may move, where it is now
+  void run(Stream stream, const std::function<void(Stream)>& work, const void* memory = nullptr);
   /// The next work is another one, or has other arguments.
   void forget();
 
  private:
   struct Graph;
+  void require_in_place(const void* memory) const {
+    if (memory == memory_) return;
+    throw DeviceError("repeat recorded work", "the memory that it uses has moved", __FILE__, __LINE__);
+  }
+
   bool ran_ = false;
   std::unique_ptr<Graph> graph_;
+  const void* memory_ = nullptr;  // when it was recorded
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

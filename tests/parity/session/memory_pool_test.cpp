@@ -275,6 +275,23 @@ TEST_F(RecordingTest, ForgetsWhatItRecorded) {
   EXPECT_EQ(other.calls, 2);
 }
 
+TEST_F(RecordingTest, RefusesMemoryThatHasMoved) {
+  cuda::Recording recording;
+  const std::vector<int> one(1), other(1);
+  int calls = 0;
+  const auto run = [&](const std::vector<int>& memory) {
+    recording.run(
+        nullptr, [&](cuda::Stream) { ++calls; }, memory.data());
+  };
+  run(other);  // not recorded yet
+  run(one);
+  run(one);
+  EXPECT_THROW(run(other), DeviceError);
+  recording.forget();
+  for (int round = 0; round < 3; ++round) run(other);
+  EXPECT_EQ(calls, 4);
+}
+
 TEST_F(RecordingTest, RefusesWhatCannotBeRepeated) {
   const auto record = [](const std::function<void(cuda::Stream)>& work) {
     cuda::Recording recording;
