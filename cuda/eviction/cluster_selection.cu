@@ -16,7 +16,7 @@ constexpr int kBlocks = 8;
 // as for its keys. Only so many keys that registers do not suffice for have more threads.
 template <int kKeys>
 constexpr int kThreadsWith = kKeys <= 16 ? kBins : 2 * kBins;
-constexpr int kMostKeys = static_cast<int>(kMostScores / (kBlocks * 2 * kBins));  // of a thread
+constexpr int kMostKeys = static_cast<int>(kMostColumns / (kBlocks * 2 * kBins));  // of a thread
 constexpr int64_t kLeastCols = 4096;  // with fewer columns, blocks would wait for each other more than work
 
 __host__ __device__ int of_block(int64_t cols) {
@@ -216,7 +216,8 @@ void launch_selection_of(const Arguments& arguments, int64_t rows, Stream stream
 }  // namespace
 
 bool can(int64_t rows, int64_t cols) {
-  return cols > kLeastCols && rows <= INT32_MAX / kBlocks && device().compute_capability == 90;
+  return cols > kLeastCols && cols <= kMostColumns && rows <= INT32_MAX / kBlocks &&
+         device().compute_capability == 90;
 }
 
 void launch_selection(const Arguments& arguments, int64_t rows, Stream stream) {

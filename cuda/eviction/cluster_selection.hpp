@@ -19,7 +19,11 @@ struct Arguments {
   SelectionResult selection, stage_one;
 };
 
-/// Whether this device has clusters, and so many rows of so many columns are long enough for them.
+/// The most columns whose keys fit into the registers of a cluster.
+inline constexpr int64_t kMostColumns = 131072;
+
+/// Whether this device has clusters, and so many rows of so many columns are long enough for them, and not
+/// too long.
 bool can(int64_t rows, int64_t cols);
 
 /// As select_top or select_critical, without workspace.

@@ -86,7 +86,7 @@ int64_t select_critical_workspace(int64_t rows, int64_t cols);
 /// stage-two score among the rest, k in all.
 ///
 /// attention_scores, stage_two_scores  [rows, cols], device memory, row_stride numbers from row to row
-/// k, stage_one_count  [rows], device memory; 0 <= stage_one_count[r] <= k[r] <= cols <= 131072
+/// k, stage_one_count  [rows], device memory; 0 <= stage_one_count[r] <= k[r] <= cols <= kMostScores
 /// selection           receives the indices of both stages; stage_one those of stage one
 ///                     (indices null: not written)
 /// exact; a NaN raises selection.status, unless it is the stage-two score of an entry of stage one

@@ -30,7 +30,7 @@ struct SelectCriticalArguments {
 // shared     32,912 bytes, and 4 cols if the keys fit (else they are in the workspace)
 // registers  40 (sm_90a), 40 (sm_80)
 // bytes      read: 8 cols a row; written: 8 k, and 8 stage_one_count if wanted; keys are written twice and
-//            read up to 19 times (4 cols each), in shared memory or through the L2 cache
+//            read up to 21 times (4 cols each), in shared memory or through the L2 cache
 // no FLOP
 __global__ void __launch_bounds__(kThreads, 1) select_critical_kernel(SelectCriticalArguments p) {
   SharedMemory memory;

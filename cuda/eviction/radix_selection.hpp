@@ -1,13 +1,13 @@
 // Selection by one thread block, or by a cluster of them: the steps of select_top,
 // rank_top and select_critical.
 //
-// Every entry has a rank, a number of 50 bits: the key of its score in front, its index, reversed, behind.
+// Every entry has a rank, a number of 60 bits: the key of its score in front, its index, reversed, behind.
 // Ranks are distinct and ordered as the reference orders entries, ties included, so that an entry is selected
 // if its rank is at least the k-th largest rank. That rank is found by its digits of 8 bits, most significant
 // first, one pass over the keys for each, until the entries with the digits found are all selected:
 //
-//       rank     | key: 32 bits                      | reversed index: 18 bits |
-//       digits   | 0: 8   | 1: 8   | 2: 8   | 3: 8   | 4: 8   | 5: 8   | 6: 2  |
+//       rank     | key: 32 bits                      | reversed index: 28 bits           |
+//       digits   | 0: 8   | 1: 8   | 2: 8   | 3: 8   | 4: 8   | 5: 8   | 6: 8   | 7: 4   |
 #pragma once
 
 #include <kvbound/cuda/primitives/cluster.hpp>
@@ -23,7 +23,7 @@ namespace radix_selection {
 inline constexpr int kThreads = 1024;
 inline constexpr int kWarps = kThreads / 32;
 
-inline constexpr int kIndexBits = 18;
+inline constexpr int kIndexBits = 28;
 static_assert(kMostScores <= kMostPositions && kMostPositions == int64_t{1} << kIndexBits);
 
 inline constexpr int kDigitBits = 8;

@@ -18,7 +18,7 @@ struct SelectionResult {
 inline namespace KVBOUND_CUDA_BUILD {
 
 /// The most scores in a row.
-inline constexpr int64_t kMostScores = 131072;
+inline constexpr int64_t kMostScores = int64_t{1} << 27;
 /// Positions of entries that are ranked while decoding are below this.
 inline constexpr int64_t kMostPositions = 2 * kMostScores;
 

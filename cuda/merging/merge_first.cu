@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kEach = 128;
 constexpr int kWarps = 4;
-constexpr int kMostRounds = 20;
+constexpr int kMostRounds = 29;
 static_assert(int64_t{1} << (kMostRounds - 1) > kMostScores);
 
 struct RootArguments {

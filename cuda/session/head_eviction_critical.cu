@@ -17,6 +17,7 @@ using radix_selection::kNoRank;
 static_assert(kThreads == radix_selection::kThreads);
 
 constexpr int64_t kMostSlots = kMostScores + 8;  // with room for the entry that enters, by whole sectors
+constexpr int64_t kMostRanks = 131072 + 8;       // that a cluster has shared memory for
 constexpr int kRankBits = 32 + radix_selection::kIndexBits;
 constexpr int kHeads = 4;  // query heads of a group, whose weights are summed at a time
 
@@ -29,10 +30,10 @@ struct Arguments {
 };
 
 // Other blocks also read candidates, masses and the last one of `least`.
-template <int kBlocks>
+template <int kBlocks, bool kKeepsRanks>
 struct Shared {
   radix_selection::SearchShared search;
-  uint64_t* ranks;  // [entries of a thread, kThreads]; none for a block alone
+  uint64_t* ranks;  // [entries of a thread, kThreads], if they are kept
   int* candidates;  // [2]
   float* totals;    // [kHeads, kWarps]
   float* masses;    // [2, kHeads]
@@ -41,7 +42,7 @@ struct Shared {
   __host__ __device__ Shared(SharedMemory& memory, int64_t capacity)
       : search(memory, kBlocks > 1),
         ranks(
-            memory.array<uint64_t>(kBlocks > 1 ? ceil_division(capacity, kBlocks * kThreads) * kThreads : 0)),
+            memory.array<uint64_t>(kKeepsRanks ? ceil_division(capacity, kBlocks * kThreads) * kThreads : 0)),
         candidates(memory.array<int>(2)),
         totals(memory.array<float>(kHeads * kWarps)),
         masses(memory.array<float>(2 * kHeads)),
@@ -50,17 +51,17 @@ struct Shared {
 
 // One KV head's two stages. A thread of block b of the head has the slots 1024 b + t, and those that are
 // multiples of 1024 kBlocks behind.
-template <int kBlocks>
+template <int kBlocks, bool kKeepsRanks>
 struct Stages {
   const Arguments& p;
   const HeadEntries<kBlocks>& head;
-  const Shared<kBlocks>& shared;
+  const Shared<kBlocks, kKeepsRanks>& shared;
   int turn = 0;  // of what blocks exchange
 
   __device__ Stages(const Arguments& arguments, const HeadEntries<kBlocks>& entries,
-                    const Shared<kBlocks>& memory)
+                    const Shared<kBlocks, kKeepsRanks>& memory)
       : p(arguments), head(entries), shared(memory) {
-    if constexpr (kBlocks > 1) {
+    if constexpr (kKeepsRanks) {
       each_slot([&](int slot) {
         if (slot < head.entries) own_rank(slot) = rank_in_memory(slot);
       });
@@ -88,7 +89,7 @@ struct Stages {
   }
   // Entries are ordered by score, and equal scores by the smaller position; always-kept entries have no rank.
   __device__ uint64_t rank(int slot) const {
-    if constexpr (kBlocks > 1) {
+    if constexpr (kKeepsRanks) {
       return own_rank(slot);
     } else {
       return rank_in_memory(slot);
@@ -199,26 +200,27 @@ struct Stages {
   }
 };
 
-// The entry that one KV head evicts by two stages. The blocks of a cluster keep their entries' ranks, and
-// exchange numbers of candidates, of digits and, for an adaptive stage one, sums of weights.
+// The entry that one KV head evicts by two stages. The blocks of a cluster keep their entries' ranks, unless
+// these are too many, and exchange numbers of candidates, of digits and, for an adaptive stage one, sums of
+// weights.
 //
 //     ranks -> the number of candidates -> one digit after the other of the rank that stage one reaches
 //           -> the least of the other candidates' stage-two scores
 //
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
-// shared     33,736 bytes; of kBlocks 8: 35,784 and 8,192 ceil(capacity / 8,192)
+// shared     33,736 bytes; of kBlocks 8: 35,784, and 8,192 ceil(capacity / 8,192) for ranks
 // registers  60, of kBlocks 8 64 (sm_90a); 56, of kBlocks 8 30 (sm_80, where it is never launched)
-// bytes      read: 12 for each KV head and entry, of kBlocks 1 in each of up to nine passes, 8 for each query
-//            head and entry; an adaptive stage one reads 4 group more for each entry up to 50 times, from the
-//            L2 cache; written: 16 for each KV head
-// FLOP       5 for each query head and entry; an adaptive stage one up to 50 more
-template <int kBlocks>
+// bytes      read: 12 for each KV head and entry, without kept ranks in each of up to ten passes, 8 for each
+//            query head and entry; an adaptive stage one reads 4 group more for each entry up to 60 times,
+//            from the L2 cache; written: 16 for each KV head
+// FLOP       5 for each query head and entry; an adaptive stage one up to 60 more
+template <int kBlocks, bool kKeepsRanks>
 __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p) {
   SharedMemory memory;
-  const Shared<kBlocks> shared(memory, p.choice.slots.capacity);
+  const Shared<kBlocks, kKeepsRanks> shared(memory, p.choice.slots.capacity);
   const HeadEntries<kBlocks> head(p.choice);
-  Stages<kBlocks> stages(p, head, shared);
+  Stages<kBlocks, kKeepsRanks> stages(p, head, shared);
   const int64_t candidates = stages.candidates(), leaving = head.entries - head.budget;
   uint64_t stage_one = kNoRank;
   if (leaving > 0 && candidates > leaving) stage_one = stages.least_in_stage_one(candidates - leaving);
@@ -242,9 +244,17 @@ void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const f
                             stages,
                             query_heads / slots.kv_heads,
                             static_cast<float>(stages.epsilon)};
-  launch_heads(slots, stream, [&]<int kBlocks>(LaunchShape shape) {
-    shape.shared_bytes = shared_bytes<Shared<kBlocks>>(slots.capacity);
-    launch<evict_critical_kernel<kBlocks>>(shape, arguments);
+  const auto launch_kernel = [&]<int kBlocks, bool kKeepsRanks>(LaunchShape shape) {
+    shape.shared_bytes = shared_bytes<Shared<kBlocks, kKeepsRanks>>(slots.capacity);
+    launch<evict_critical_kernel<kBlocks, kKeepsRanks>>(shape, arguments);
+  };
+  launch_heads(slots, stream, [&]<int kBlocks>(const LaunchShape& shape) {
+    constexpr bool kMayKeepRanks = kBlocks > 1;
+    if (slots.capacity <= kMostRanks) {
+      launch_kernel.template operator()<kBlocks, kMayKeepRanks>(shape);
+    } else {
+      launch_kernel.template operator()<kBlocks, false>(shape);
+    }
   });
 }
 

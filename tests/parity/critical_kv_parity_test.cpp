@@ -7,6 +7,7 @@
 
 #include <gmock/gmock-matchers.h>
 
+#include <kvbound/cuda/eviction/cluster_selection.hpp>
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/reference/bounds/error_bounds.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
@@ -170,10 +171,12 @@ TEST_F(SelectCriticalParity, MatchesReferenceAcrossShapesAndScores) {
   }
 }
 
-TEST_F(SelectCriticalParity, MatchesReferenceForTheLongestRows) {
-  const int64_t cols = cuda::kMostScores;
-  expect_parity({{scores_of(ScoreKind::softmax, 1, cols), scores_of(ScoreKind::few_values, 2, cols), cols / 5,
-                  cols / 10}});
+TEST_F(SelectCriticalParity, MatchesReferenceForTheLongestRowsOfAClusterAndForLongerOnes) {
+  const int64_t cols = cuda::cluster_selection::kMostColumns;
+  for (const int64_t more : {int64_t{0}, int64_t{1}, cols}) {
+    expect_parity({{scores_of(ScoreKind::softmax, 1, cols + more),
+                    scores_of(ScoreKind::few_values, 2, cols + more), cols / 5, cols / 10}});
+  }
   without_clusters([&] {
     expect_parity({{scores_of(ScoreKind::softmax, 1, cols), scores_of(ScoreKind::few_values, 2, cols),
                     cols / 5, cols / 10}});

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <kvbound/cuda/eviction/cluster_selection.hpp>
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/reference/eviction/selection.hpp>
 
@@ -137,12 +138,18 @@ TEST_P(SelectionParity, GivesTheSameUnderEveryScheduleForRowsThatBlocksShare) {
   in_every_schedule([&] { return run(*GetParam().operation, rows, {1300}).indices; });
 }
 
-TEST_P(SelectionParity, MatchesReferenceForTheLongestRows) {
+TEST_P(SelectionParity, MatchesReferenceForTheLongestRowsOfAClusterAndForLongerOnes) {
+  constexpr int64_t kMost = cuda::cluster_selection::kMostColumns;
   for (const ScoreKind kind : {ScoreKind::softmax, ScoreKind::few_values}) {
-    expect_parity({scores_of(kind, 3, cuda::kMostScores)}, {cuda::kMostScores / 5});
+    for (const int64_t cols : {kMost, kMost + 1}) expect_parity({scores_of(kind, 3, cols)}, {cols / 5});
   }
-  without_clusters(
-      [&] { expect_parity({scores_of(ScoreKind::equal, 3, cuda::kMostScores)}, {cuda::kMostScores - 1}); });
+  without_clusters([&] { expect_parity({scores_of(ScoreKind::equal, 3, kMost)}, {kMost - 1}); });
+}
+
+// Of equal scores the positions decide, beyond 18 bits of them.
+TEST_P(SelectionParity, MatchesReferenceForAMillionScores) {
+  constexpr int64_t kCols = (int64_t{1} << 20) + 77;
+  expect_parity({scores_of(ScoreKind::equal, 3, kCols)}, {kCols - 100'000});
 }
 
 TEST_P(SelectionParity, TakesInfinitiesAndZerosForTheScoresThatTheyAre) {

@@ -300,6 +300,15 @@ TEST_F(EvictCriticalParity, EvictsFromMoreEntriesThanAClusterHasThreads) {
   }
 }
 
+TEST_F(EvictCriticalParity, EvictsFromMoreEntriesThanAClusterKeepsTheRanksOf) {
+  for (const ScoreKind scores : {ScoreKind::softmax, ScoreKind::rising}) {
+    const CriticalCase c{
+        {shuffled(1, 131'200)}, {131'100}, 1, 4, 30, 1e-4, GqaProduct::mean_of_products, false, scores,
+        ScoreKind::softmax};
+    EXPECT_EQ(expect_parity(c), 1);
+  }
+}
+
 // The candidates are slots 1 to 4, of which stage one takes the one of largest score: slot 4.
 TEST_F(EvictCriticalParity, TellsOfNan) {
   const CriticalCase c{.positions = {{0, 1, 2, 3, 4, 5}},

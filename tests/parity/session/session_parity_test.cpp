@@ -1,5 +1,6 @@
 // Sessions in situations that whole replays do not reach, against the reference's session.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -163,6 +164,30 @@ TEST_F(SessionParity, TakesTheBitsThatWereRecorded) {
         EXPECT_EQ(outputs(storage, one, &other, of_bits), of_one) << name(storage);
       }
     }
+  }
+}
+
+// Keys of 16 values and values of 8, at random places: of the entries with the last score that is selected,
+// positions decide, up to the last of a million.
+TEST_F(SessionParity, CompressesAMillionTokens) {
+  constexpr int64_t kTokens = int64_t{1} << 20;
+  OwnedLayer layer({1, 1, 8, 8}, kTokens, 4);
+  const Tensor random = random_tensor(5, 1, 2, kTokens);
+  for (int64_t j = 0; j < kTokens; ++j) {
+    const auto one_of = [&](int64_t row, double count) {
+      return std::fmod(std::floor(64 * std::abs(random.slice(0)(row, j))), count);
+    };
+    layer.keys.slice(0)(j, 0) = one_of(0, 16) / 4;
+    layer.values.slice(0)(j, 3) = 1 + one_of(1, 8) / 8;
+  }
+  for (int64_t i = 0; i < 4; ++i) layer.queries.slice(0)(i, 0) = 1;
+  const Policy policy{SnapKv{4, 1}, AttentionScore{}, Critical{}, Uniform{}, NoMerge{}};
+  for (const int64_t budget : {kTokens / 5, kTokens * 3 / 4}) {
+    const std::vector<int64_t> budgets{budget};
+    const PromptRecord expected = reference::make_session()->compress(layer.view(), policy, budgets),
+                       record = on_device(Dtype::bf16)->compress(layer.view(), policy, budgets);
+    EXPECT_TRUE(record.stage_one == expected.stage_one);
+    EXPECT_TRUE(record.kept == expected.kept);
   }
 }
 
