@@ -35,10 +35,12 @@ __device__ uint64_t select_row(const SelectArguments& p, int64_t row, uint32_t* 
 
 // The k largest scores of one row, ascending.
 //
-// grid       rows block      1024 shared     32,912 bytes, and 4 cols if the keys fit (else they are in the
-// workspace) registers  40 (sm_90a), 40 (sm_80) bytes      read: 4 cols a row; written: 8 k; keys are written
-// once and read up to 10 times (4 cols each), in
-//            shared memory or through the L2 cache
+// grid       rows
+// block      1024
+// shared     32,912 bytes, and 4 cols if the keys fit (else they are in the workspace)
+// registers  40 (sm_90a), 40 (sm_80)
+// bytes      read: 4 cols a row; written: 8 k; keys are written once and read up to 10 times (4 cols each),
+//            in shared memory or through the L2 cache
 // no FLOP
 __global__ void __launch_bounds__(kThreads, 1) select_top_kernel(SelectArguments p) {
   SharedMemory memory;

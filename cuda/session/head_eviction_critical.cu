@@ -1,4 +1,5 @@
 // CriticalKV's evictions during decoding.
+#include <kvbound/cuda/eviction/cluster_selection.hpp>
 #include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/loads_first.hpp>
@@ -17,7 +18,7 @@ using radix_selection::kNoRank;
 static_assert(kThreads == radix_selection::kThreads);
 
 constexpr int64_t kMostSlots = kMostScores + 8;  // with room for the entry that enters, by whole sectors
-constexpr int64_t kMostRanks = 131072 + 8;       // that a cluster has shared memory for
+constexpr int64_t kMostRanks = cluster_selection::kMostColumns + 8;  // that a cluster has shared memory for
 constexpr int kRankBits = 32 + radix_selection::kIndexBits;
 constexpr int kHeads = 4;  // query heads of a group, whose weights are summed at a time
 
@@ -164,11 +165,13 @@ struct Stages {
     if (p.stages.stage_one_counts) return least_of(p.stages.stage_one_counts[kept]);
     const uint64_t least = least_of(kept);
     if (least == kNoRank || !suffices(least)) return least;
-    // The largest rank that still suffices, bit by bit.
+    // The largest rank that still suffices, bit by bit; bits that no position has are set in all ranks.
+    const int64_t newest = *p.choice.newest;
     uint64_t found = 0;
     for (int bit = kRankBits - 1; bit >= 0; --bit) {
       const uint64_t next = found | uint64_t{1} << bit;
-      if (next <= least || suffices(next)) found = next;
+      const bool is_in_all = bit < radix_selection::kIndexBits && newest >> bit == 0;
+      if (is_in_all || next <= least || suffices(next)) found = next;
     }
     return max(found, least);
   }
@@ -210,10 +213,11 @@ struct Stages {
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
 // shared     33,736 bytes; of kBlocks 8: 35,784, and 8,192 ceil(capacity / 8,192) for ranks
-// registers  60, of kBlocks 8 64 (sm_90a); 56, of kBlocks 8 30 (sm_80, where it is never launched)
+// registers  62, of kBlocks 8 64 (sm_90a); 60, of kBlocks 8 30 (sm_80, where it is never launched)
 // bytes      read: 12 for each KV head and entry, without kept ranks in each of up to ten passes, 8 for each
-//            query head and entry; an adaptive stage one reads 4 group more for each entry up to 60 times,
-//            from the L2 cache; written: 16 for each KV head
+//            query head and entry; an adaptive stage one reads 4 group more for each entry, and 12 without
+//            kept ranks, up to 32 times and once for each bit of the newest position, from the L2 cache;
+//            written: 16 for each KV head
 // FLOP       5 for each query head and entry; an adaptive stage one up to 60 more
 template <int kBlocks, bool kKeepsRanks>
 __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p) {
