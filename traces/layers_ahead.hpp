@@ -14,6 +14,7 @@ class LayersAhead {
  public:
   /// trace   outlives the object
   /// layers  in the order in which they are wanted
+  /// also    as for Trace::read_layer
   LayersAhead(const Trace& trace, std::vector<int64_t> layers, const Trace::Also& also = {})
       : trace_(trace), layers_(std::move(layers)), also_(also) {}
 

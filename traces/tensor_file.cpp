@@ -95,7 +95,8 @@ void TensorFile::read(const TensorEntry& tensor, int64_t first, std::span<double
 
 void TensorFile::read(const TensorEntry& tensor, std::span<double> out, std::span<uint16_t> bits) const {
   require_dtype(path(), tensor, tensor.dtype == Dtype::f16 || tensor.dtype == Dtype::bf16, "F16 or BF16");
-  require_equal("bits of " + printable(tensor.name), std::ssize(bits), "its elements", std::ssize(out));
+  require_equal("numbers of " + printable(tensor.name), std::ssize(out), "its elements", tensor.elements);
+  require_equal("bits of " + printable(tensor.name), std::ssize(bits), "its elements", tensor.elements);
   read_in_chunks(tensor, 0, out, [&](std::span<const char> bytes, std::span<double> numbers, int64_t begin) {
     std::memcpy(bits.data() + begin, bytes.data(), bytes.size());
     if (!widen(tensor.dtype, bytes, numbers)) refuse_non_finite(tensor, numbers, begin);

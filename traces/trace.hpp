@@ -76,7 +76,7 @@ class Trace {
   };
   struct Also {
     bool attention_output = false;  ///< the model's own, if it was recorded
-    bool bits = false;              ///< a quarter more memory
+    bool bits = false;              ///< Layer::bits, a quarter more memory
   };
   /// Called with the bytes done, and the total.
   using Progress = std::function<void(int64_t, int64_t)>;

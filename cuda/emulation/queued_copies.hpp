@@ -21,8 +21,8 @@ class QueuedCopies {
   void add_to_host(void* to, const void* from, int64_t bytes);
   /// The number of copies that were ever queued.
   int64_t added() const { return completed_ + std::ssize(waiting_); }
-  /// Completes the first `count` of all that were ever queued. Throws DeviceError if the host has changed
-  /// memory that a copy to the device still used.
+  /// Completes the first `count` of all that were ever queued, of those that there are. Throws DeviceError if
+  /// the host has changed memory that a copy to the device still used.
   void complete(int64_t count);
 
  private:

@@ -21,7 +21,8 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// A session's stream with its memory. Nothing is waited for but by finish(), unless times are measured.
+/// A session's stream with its memory. Nothing is waited for but to finish what is read
+/// back, unless times are measured.
 class Queue {
  public:
   /// times  receives the time of every operation, each of which is then waited for; null: not measured
@@ -68,7 +69,15 @@ class Queue {
   /// The flag that merges raise where a merged key or value is not finite.
   int* merge_status() { return status_.data() + 1; }
   /// Forgets what operations have left behind of which one failed.
-  void begin() { forget(); }
+  void begin() {
+    drop();
+    status_.clear(stream());
+  }
+  /// Nothing is read back any more.
+  void drop() {
+    pending_.clear();
+    parts_.clear();
+  }
   /// Reads both flags back: NonFinite is thrown if one was raised, and names `score`
   /// or a merged key or value.
   void require_numbers(Readback& reads, const char* score) {
@@ -80,7 +89,7 @@ class Queue {
     });
   }
 
-  /// Something to be read back, which finish() hands over.
+  /// Something to be read back, which a finish hands over.
   Readback& read_back() { return pending_.emplace_back(); }
   /// Ends a part of what is read back, which may be handed over while the device does the next one.
   void end_part() {
@@ -118,8 +127,8 @@ class Queue {
   void hand_over(const Reads& all) {
     try {
       for (const Readback& reads : all) reads.arrive();
-    } catch (const NonFinite&) {
-      forget();
+    } catch (...) {
+      begin();
       throw;
     }
   }
@@ -127,12 +136,6 @@ class Queue {
     const Reads reads = std::exchange(parts_.front().reads, {});
     parts_.pop_front();
     hand_over(reads);
-  }
-  // Nothing is read back any more, and no flag is raised.
-  void forget() {
-    pending_.clear();
-    parts_.clear();
-    status_.clear(stream());
   }
 
   OperationTimes* times_;

@@ -63,7 +63,7 @@ class Arrived {
 ///     1. of(...) for everything that is wanted, and then(...) for what is done with it
 ///     2. fetch(...), or pack(...) and transfer(...), behind the work that computes it; its
 ///        memory may then be released
-///     3. after the pool's wait(): arrive()
+///     3. when the transfer has been waited for: arrive()
 class Readback {
  public:
   template <class T>

@@ -93,6 +93,7 @@ class DeviceSession final : public Session {
       require_range("position of the last step", next_position_ + count - 1, 0, most - 1);
     }
     const PoolScope scope(queue_.pool());
+    queue_.drop();  // what a call that failed has left refers to its records
     if (cache_.make_room(count, queue_)) recorded_step_.forget();
     if (full_cache_) full_cache_->make_room(count, queue_);
     std::vector<StepRecord> records(count);

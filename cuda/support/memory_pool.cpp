@@ -87,8 +87,10 @@ MemoryPool::Chunk& MemoryPool::chunk(int64_t bytes) {
   chunk.copied.wait();
   if (chunk.bytes < bytes) {
     detail::release_page_locked(std::exchange(chunk.data, nullptr));
-    chunk.data = static_cast<std::byte*>(detail::allocate_page_locked(bytes));
-    chunk.bytes = bytes;
+    chunk.bytes = 0;
+    const int64_t room = std::max(bytes, kMostStaged);
+    chunk.data = static_cast<std::byte*>(detail::allocate_page_locked(room));
+    chunk.bytes = room;
   }
   return chunk;
 }

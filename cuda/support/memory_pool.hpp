@@ -15,8 +15,8 @@ inline namespace KVBOUND_CUDA_BUILD {
 ///
 /// While a PoolScope is in force on a thread, every Buffer of that thread takes its memory from the pool
 /// and gives it back at its end, without waiting: the next owner's work is queued on the same stream,
-/// behind that of the last one. Uploads then do not wait either: their numbers are kept in page-locked
-/// memory until wait(). Those of more than 4 MiB pass through two chunks of so many bytes, one of which is
+/// behind that of the last one. Uploads of up to 4 MiB then do not wait either: their numbers are kept in
+/// page-locked memory until wait(). Larger ones pass through two chunks of so many bytes, one of which is
 /// written while the other is copied: to page-lock memory for a whole prompt takes longer than its copy.
 class MemoryPool {
  public:
@@ -49,13 +49,14 @@ class MemoryPool {
 
   /// Page-locked memory of so many bytes, valid until wait().
   std::byte* stage(int64_t bytes);
-  /// The one of two chunks of page-locked memory of so many bytes whose turn it is: waits for the copies out
-  /// of it. The event is to be recorded behind the next one.
+  /// Page-locked memory that is used again once what was copied out of it has arrived.
   struct Chunk {
     std::byte* data = nullptr;
     int64_t bytes = 0;
     Event copied = {};
   };
+  /// The one of two chunks, of at least so many bytes, whose turn it is: waits for its event, which is to be
+  /// recorded behind the next copy out of it.
   Chunk& chunk(int64_t bytes);
   /// Bytes of page-locked memory in use since the last wait().
   int64_t staged() const;

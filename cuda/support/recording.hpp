@@ -25,7 +25,7 @@ class Recording {
   /// is not called any more. Throws DeviceError, the second time also if the work waits, allocates, or
   /// copies to or from the host, and from then on if its memory has moved.
   ///
-  /// memory  of those that the work uses one that others may move, where it is now
+  /// memory  where the memory is that the work shares with others, which may replace it by larger one
   void run(Stream stream, const std::function<void(Stream)>& work, const void* memory = nullptr);
   /// The next work is another one, or has other arguments.
   void forget();

@@ -19,7 +19,7 @@ struct HostRows {
   const uint16_t* bits = nullptr;
 
   HostRows(MatrixView numbers_, Dtype dtype, const uint16_t* bits_)
-      : numbers(numbers_), bits(dtype == dtype_of<T> ? bits_ : nullptr) {}
+      : numbers(numbers_), bits(dtype == dtype_of<T> && sizeof(T) == sizeof(uint16_t) ? bits_ : nullptr) {}
   HostRows middle(int64_t first, int64_t count) const {
     return {numbers.middle_rows(first, count), dtype_of<T>,
             bits ? bits + first * numbers.row_stride : nullptr};

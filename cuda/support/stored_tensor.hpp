@@ -52,14 +52,22 @@ class StoredTensor {
 
   /// From a tensor of the same shape, and its bits if they are known.
   void assign(TensorView tensor, Stream stream, Dtype dtype = Dtype::f64, const uint16_t* bits = nullptr) {
-    for (int64_t s = 0; s < slices_; ++s) {
-      const uint16_t* const own = bits ? bits + s * tensor.slice_stride : nullptr;
-      upload(HostRows<T>(tensor.slice(s), dtype, own), s * slice_stride(), stream);
-    }
+    const auto write = [&](int64_t row, int64_t count, T* to) {
+      for (int64_t now = 0; count > 0; row += now, count -= now, to += now * padded<T>(cols_)) {
+        const int64_t slice = row / rows_, first = row % rows_;
+        now = std::min(count, rows_ - first);
+        const uint16_t* const own = bits ? bits + slice * tensor.slice_stride : nullptr;
+        store_rows(HostRows<T>(tensor.slice(slice), dtype, own).middle(first, now), to);
+      }
+    };
+    numbers_.upload_rows(slices_ * rows_, padded<T>(cols_), write, stream);
   }
   /// A tensor of one slice, from a matrix whose rows may have a stride.
   void assign(MatrixView matrix, Stream stream) {
-    upload(HostRows<T>(matrix, Dtype::f64, nullptr), 0, stream);
+    const HostRows<T> rows(matrix, Dtype::f64, nullptr);
+    numbers_.upload_rows(
+        rows_, padded<T>(cols_),
+        [&rows](int64_t row, int64_t count, T* to) { store_rows(rows.middle(row, count), to); }, stream);
   }
 
   int64_t rows() const { return rows_; }
@@ -75,12 +83,6 @@ class StoredTensor {
 
  private:
   int64_t slice_stride() const { return rows_ * padded<T>(cols_); }
-  void upload(const HostRows<T>& rows, int64_t first, Stream stream) {
-    numbers_.upload_rows(
-        rows_, padded<T>(cols_),
-        [&rows](int64_t row, int64_t count, T* to) { store_rows(rows.middle(row, count), to); }, stream,
-        first);
-  }
 
   int64_t slices_ = 0;
   int64_t rows_ = 0;

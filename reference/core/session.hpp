@@ -50,7 +50,7 @@ struct LayerView {
   /// (h + 1) * head_dim - 1 belong to query head h.
   MatrixView output_projection;
   int64_t index = 0;       ///< the layer's number in its trace or model; seeds draws only
-  RecordedBits bits = {};  ///< for backends that store numbers so
+  RecordedBits bits = {};  ///< for backends that store numbers so; who replaces a view drops them
 
   int64_t prompt_tokens() const { return keys.rows; }
   int64_t window_queries() const { return queries.rows; }

@@ -14,11 +14,16 @@ constexpr size_t kAtOnce = 4 * kLanes;  // whole vectors by four of them
 template <class L>
 [[gnu::always_inline]] inline void store_transposed(const typename L::Bits& four, uint16_t* rounded) {
   using Halves = typename L::Halves;
+  const Halves halves = reinterpret_cast<Halves>(four);
   Halves order{};
   for (size_t j = 0; j < 4 * L::kWidth; ++j)
     order[j] = static_cast<uint16_t>(4 * (j % L::kWidth) + j / L::kWidth);
-  const Halves halves = __builtin_shuffle(reinterpret_cast<Halves>(four), order);
-  std::memcpy(rounded, &halves, sizeof halves);
+#ifdef __clang__  // which has no shuffle in an order that is a vector
+  for (size_t j = 0; j < 4 * L::kWidth; ++j) rounded[j] = halves[order[j]];
+#else
+  const Halves transposed = __builtin_shuffle(halves, order);
+  std::memcpy(rounded, &transposed, sizeof transposed);
+#endif
 }
 
 // Rounds `count` numbers, a multiple of four vectors' numbers, without branches, if every one is finite and

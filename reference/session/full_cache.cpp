@@ -44,6 +44,7 @@ LayerView FullCache::layer() {
   LayerView layer = layer_;
   layer.keys = all_keys_;
   layer.values = all_values_;
+  layer.bits = {};
   layer.queries = {queries_.data(), queries_.rows(), 1, queries_.cols(), queries_.cols()};
   return layer;
 }

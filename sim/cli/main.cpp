@@ -1,5 +1,8 @@
-#include <malloc.h>
 #include <new>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <kvbound/reference/numerics/quiet_threads.hpp>
 

@@ -439,7 +439,7 @@ class Bench(CommandLineTest):
 
     def test_what_is_printed_is_what_the_document_says(self):
         _, items, result = self.part("--threads", "2")
-        self.assertEqual(len(items), 16)
+        self.assertEqual(len(items), 18)
         for item in items:
             for row in (item, *item["against"]):
                 self.assertRegex(result.stdout, rf"(?m)^ *{re.escape(row['timed'])} +[\d.]+ [mun]?s ")

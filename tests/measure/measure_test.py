@@ -29,7 +29,8 @@ CHANGED = ("AttentionParity", "PackParity", "GroupReductionParity")
 WITHOUT_A_SMALL_CASE = {
     "AttentionArithmetic", "NearestKeyArithmetic", "SessionArithmeticParity", "KeepKvOverflowParity", "MergeFirstOperations",
     "MemoryPoolTest", "RecordingTest", "SessionParity", "SessionGivenParity", "SessionErrors", "SessionRequests", "WindowArithmetic",
-    "ParityComparator", "ParityStorage", "ParityBits", "ParityMemory", "All/SessionRequestsOf"
+    "ParityComparator", "ParityStorage", "ParityBits", "ParityMemory", "All/SessionRequestsOf", "StoredRowsTest/0", "StoredRowsTest/1",
+    "StoredRowsTest/2"
 }
 
 PROFILE = '''"operation","attention"

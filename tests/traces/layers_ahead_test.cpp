@@ -18,7 +18,7 @@ namespace {
 class LayersAheadTest : public ::testing::TestWithParam<int> {
  protected:
   LayersAheadTest() : threads_(omp_get_max_threads()) {
-    GenerateOptions options{.tokens = 300, .decode = 2, .layers = 5};
+    GenerateOptions options{.tokens = 300, .decode = 2, .layers = 5, .dtype = Dtype::bf16};
     generate(options, path());
     omp_set_num_threads(GetParam());
   }
@@ -33,10 +33,12 @@ class LayersAheadTest : public ::testing::TestWithParam<int> {
 
 TEST_P(LayersAheadTest, AreTheTraces) {
   const Trace trace(path());
-  LayersAhead layers(trace, {0, 3, 4, 1});
+  LayersAhead layers(trace, {0, 3, 4, 1}), with_bits(trace, {0, 3, 4, 1}, {.bits = true});
   for (const int64_t index : {0, 3, 4, 1}) {
     const Layer layer = layers.next(), expected = trace.read_layer(index);
     EXPECT_EQ(layer.index, index);
+    EXPECT_TRUE(layer.bits.keys.empty());
+    EXPECT_EQ(with_bits.next().bits.keys, trace.read_layer(index, {.bits = true}).bits.keys);
     EXPECT_TRUE(std::ranges::equal(layer.keys.view().slice(0).row(7), expected.keys.view().slice(0).row(7)));
     EXPECT_TRUE(std::ranges::equal(layer.values.numbers(), expected.values.numbers()));
     EXPECT_TRUE(std::ranges::equal(layer.queries.numbers(), expected.queries.numbers()));

@@ -19,6 +19,7 @@ using Positions = std::vector<int64_t>;
 // The layer as if its prompt ended with this step, whose queries are the only ones.
 LayerView view_at(const traces::Layer& layer, int64_t t) {
   LayerView view = layer.prompt();
+  view.bits = {};
   const int64_t tokens = layer.prompt_tokens + t + 1;
   view.keys = layer.keys.view().middle_rows(0, tokens);
   view.values = layer.values.view().middle_rows(0, tokens);
