@@ -75,8 +75,8 @@ class Queue {
   }
   /// Nothing is read back any more.
   void drop() {
+    part_.clear();
     pending_.clear();
-    parts_.clear();
   }
   /// Reads both flags back: NonFinite is thrown if one was raised, and names `score`
   /// or a merged key or value.
@@ -93,21 +93,20 @@ class Queue {
   Readback& read_back() { return pending_.emplace_back(); }
   /// Ends a part of what is read back, which may be handed over while the device does the next one.
   void end_part() {
-    Part& part = parts_.emplace_back();
-    part.reads.swap(pending_);
-    part.done.record(stream());
+    part_.swap(pending_);
+    part_done_.record(stream());
   }
-  /// Waits for all parts but the last one, and hands over what they read back; throws what that throws.
-  void finish_all_but_last_part() {
-    while (parts_.size() > 1) {
-      parts_.front().done.wait();
-      hand_over_part();
-    }
+  /// Waits for the part that was ended, if there is one, and hands over what it read back; throws what that
+  /// throws.
+  void finish_part() {
+    if (part_.empty()) return;
+    part_done_.wait();
+    hand_over(std::exchange(part_, {}));
   }
   /// Waits. Hands over what was read back, in order; throws what that throws.
   void finish() {
     pool_.wait();
-    while (!parts_.empty()) hand_over_part();
+    hand_over(std::exchange(part_, {}));
     hand_over(std::exchange(pending_, {}));
   }
 
@@ -119,10 +118,6 @@ class Queue {
   };
 
   using Reads = std::deque<Readback>;
-  struct Part {
-    Reads reads;
-    Event done = {};
-  };
 
   void hand_over(const Reads& all) {
     try {
@@ -132,19 +127,15 @@ class Queue {
       throw;
     }
   }
-  void hand_over_part() {
-    const Reads reads = std::exchange(parts_.front().reads, {});
-    parts_.pop_front();
-    hand_over(reads);
-  }
 
   OperationTimes* times_;
   Stream stream_;
   MemoryPool pool_;
   Buffer<int> status_;  // of scores, of merges
   Buffer<std::byte> workspace_;
+  Reads part_;  // before those that are pending
   Reads pending_;
-  std::deque<Part> parts_;  // before those
+  Event part_done_;
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -106,8 +106,8 @@ class DeviceSession final : public Session {
         take_step(records[first + t]);
         ++next_position_;
       }
-      queue_.end_part();
-      queue_.finish_all_but_last_part();
+      queue_.finish_part();
+      if (first + steps < count) queue_.end_part();
       if (queue_.pool().staged() > kMostAwaited) queue_.finish();
     }
     queue_.finish();
