@@ -1,6 +1,7 @@
 #include <unistd.h>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -59,9 +60,9 @@ const DeviceInfo& device() {
 namespace detail {
 namespace {
 
-void* allocate_guarded(int64_t bytes) {
+void* guarded(int64_t bytes, const std::function<void*(size_t)>& allocate) {
   try {
-    return emulation::allocate_device_memory(static_cast<size_t>(bytes));
+    return allocate(static_cast<size_t>(bytes));
   } catch (const std::bad_alloc&) {
     throw DeviceError("allocate", "no memory for " + std::to_string(bytes) + " bytes", __FILE__, __LINE__);
   }
@@ -69,20 +70,21 @@ void* allocate_guarded(int64_t bytes) {
 
 }  // namespace
 
-void* allocate(int64_t bytes, int64_t) {
+void* allocate(int64_t bytes, int64_t room) {
   emulation::require_not_recording("allocate");
   ++counters().allocations;
-  return allocate_guarded(bytes);
+  return guarded(bytes, [room](size_t size) {
+    return emulation::allocate_device_memory(size, static_cast<size_t>(room));
+  });
 }
 
 void release(void* memory) noexcept { emulation::release_device_memory(memory); }
 
-void* set_aside(void* memory) noexcept {
-  release(memory);
-  return nullptr;
-}
+void* set_aside(void* memory) noexcept { return emulation::set_aside_device_memory(memory); }
 
-void* renew(void*, int64_t bytes) { return allocate_guarded(bytes); }
+void* renew(void* set_aside, int64_t bytes) {
+  return guarded(bytes, [set_aside](size_t size) { return emulation::renew_device_memory(set_aside, size); });
+}
 
 void* allocate_page_locked(int64_t bytes) {
   emulation::require_not_recording("allocate page-locked memory");

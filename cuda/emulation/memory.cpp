@@ -24,15 +24,24 @@ unsigned char canary_at(const void* address) {
 
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+// Pages with guards on either side, at whose end a buffer is.
+struct Mapping {
+  std::byte* begin;
+  size_t bytes;
+
+  std::byte* first() const { return begin + kGuard; }
+  std::byte* past_last() const { return begin + bytes - kGuard; }
+};
+
 struct Area {
-  std::byte* mapped;
-  size_t mapped_bytes;
+  Mapping mapping;
   std::byte* data;
   size_t bytes;
 
-  std::byte* first() const { return mapped + kGuard; }
+  // Of the pages that are accessible.
+  std::byte* first() const { return past_last() - round_up(round_up(bytes, kAlignment), kPage); }
   std::byte* past_data() const { return data + bytes; }
-  std::byte* past_last() const { return mapped + mapped_bytes - kGuard; }
+  std::byte* past_last() const { return mapping.past_last(); }
 };
 
 std::string offset_from(const Area& area, const std::byte* place) {
@@ -78,6 +87,16 @@ class Areas {
     return area;
   }
 
+  void set_aside(const Mapping& mapping) {
+    const std::lock_guard lock(mutex_);
+    set_aside_.emplace(mapping.begin, mapping);
+  }
+  std::optional<Mapping> take(void* begin) {
+    const std::lock_guard lock(mutex_);
+    const auto node = set_aside_.extract(static_cast<std::byte*>(begin));
+    return node ? std::optional(node.mapped()) : std::nullopt;
+  }
+
   std::optional<std::string> overwritten_canaries() {
     const std::lock_guard lock(mutex_);
     std::optional<std::string> report = std::exchange(remembered_, std::nullopt);
@@ -101,8 +120,8 @@ class Areas {
     auto next = areas_.upper_bound(place);
     for (int candidates = 0; candidates < 2; ++candidates) {
       if (next != areas_.end()) {
-        const auto begin = reinterpret_cast<uintptr_t>(next->second.mapped);
-        if (begin <= place && place < begin + next->second.mapped_bytes) return next->second;
+        const auto begin = reinterpret_cast<uintptr_t>(next->second.mapping.begin);
+        if (begin <= place && place < begin + next->second.mapping.bytes) return next->second;
       }
       if (next == areas_.begin()) break;
       --next;
@@ -113,6 +132,7 @@ class Areas {
  private:
   std::mutex mutex_;
   std::map<uintptr_t, Area> areas_;
+  std::map<std::byte*, Mapping> set_aside_;  // by their begin
   std::optional<std::string> remembered_;
 };
 
@@ -123,18 +143,12 @@ Areas& areas() {
   return *all;
 }
 
-}  // namespace
-
-void* allocate_device_memory(size_t bytes) {
-  const size_t room = round_up(bytes, kAlignment);
-  if (room < bytes || room > PTRDIFF_MAX - 4 * kGuard) throw std::bad_alloc();
-  const size_t mapped_bytes = round_up(room, kPage) + 2 * kGuard;
-  void* memory = mmap(nullptr, mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  auto* const mapped = static_cast<std::byte*>(memory);
-  const Area area{mapped, mapped_bytes, mapped + mapped_bytes - kGuard - room, bytes};
-  if (mprotect(area.first(), mapped_bytes - 2 * kGuard, PROT_READ | PROT_WRITE) != 0) {
-    munmap(mapped, mapped_bytes);
+// A buffer of so many bytes at the end of a mapping of which nothing is accessible; releases it on failure.
+void* open_buffer(const Mapping& mapping, size_t bytes) {
+  const Area area{mapping, mapping.past_last() - round_up(bytes, kAlignment), bytes};
+  const auto accessible = static_cast<size_t>(area.past_last() - area.first());
+  if (mprotect(area.first(), accessible, PROT_READ | PROT_WRITE) != 0) {
+    munmap(mapping.begin, mapping.bytes);
     throw std::bad_alloc();
   }
   std::memset(area.data, std::to_integer<int>(fill.load()), bytes);
@@ -146,10 +160,40 @@ void* allocate_device_memory(size_t bytes) {
   return area.data;
 }
 
+}  // namespace
+
+void* allocate_device_memory(size_t bytes, size_t room) {
+  const size_t most = round_up(std::max(bytes, room), kPage);
+  if (most < bytes || most > PTRDIFF_MAX - 4 * kGuard) throw std::bad_alloc();
+  const size_t mapped_bytes = most + 2 * kGuard;
+  void* memory = mmap(nullptr, mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return open_buffer({static_cast<std::byte*>(memory), mapped_bytes}, bytes);
+}
+
+void* set_aside_device_memory(void* memory) noexcept {
+  const std::optional<Area> area = areas().remove(memory);
+  if (!area) return nullptr;
+  const size_t bytes = area->mapping.bytes - 2 * kGuard;
+  allow(area->mapping.first(), bytes);
+  mprotect(area->mapping.first(), bytes, PROT_NONE);
+  madvise(area->mapping.first(), bytes, MADV_DONTNEED);
+  areas().set_aside(area->mapping);
+  return area->mapping.begin;
+}
+
+void* renew_device_memory(void* set_aside, size_t bytes) {
+  const std::optional<Mapping> mapping = areas().take(set_aside);
+  if (!mapping) throw std::bad_alloc();
+  return open_buffer(*mapping, bytes);
+}
+
 void release_device_memory(void* memory) noexcept {
   if (const std::optional<Area> area = areas().remove(memory)) {
-    allow(area->first(), static_cast<size_t>(area->past_last() - area->first()));
-    munmap(area->mapped, area->mapped_bytes);
+    allow(area->mapping.first(), area->mapping.bytes - 2 * kGuard);
+    munmap(area->mapping.begin, area->mapping.bytes);
+  } else if (const std::optional<Mapping> mapping = areas().take(memory)) {
+    munmap(mapping->begin, mapping->bytes);
   }
 }
 

@@ -23,9 +23,17 @@ inline constexpr size_t kPage = 4096;
 inline constexpr size_t kGuard = size_t{64} << 20;
 
 /// Bytes, all of them 0xff unless fill_new_buffers_with says otherwise. Throws std::bad_alloc.
-void* allocate_device_memory(size_t bytes);
-/// Releases a buffer of allocate_device_memory. Overwritten canaries are recorded for overwritten_canaries().
+///
+/// room  bytes that it may have when it is renewed
+void* allocate_device_memory(size_t bytes, size_t room);
+/// Releases a buffer, also one that is set aside. Overwritten canaries are recorded for
+/// overwritten_canaries().
 void release_device_memory(void* memory) noexcept;
+/// Makes a buffer inaccessible; returns what it is renewed by.
+void* set_aside_device_memory(void* memory) noexcept;
+/// Makes a buffer of so many bytes, as a new one, of what was set aside: where the last one with as many was.
+/// Throws std::bad_alloc.
+void* renew_device_memory(void* set_aside, size_t bytes);
 
 /// A description of a write outside a buffer since the last call; nullopt if there was none.
 std::optional<std::string> overwritten_canaries();

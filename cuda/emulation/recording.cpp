@@ -1,3 +1,4 @@
+#include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/cuda/support/recording.hpp>
 
 #include "recorded_work.hpp"
@@ -35,6 +36,7 @@ void Recording::run(Stream stream, const std::function<void(Stream)>& work, cons
   }
   if (!graph_) {
     graph_ = std::make_unique<Graph>(work);
+    ++counters().recordings;
     memory_ = memory;
   }
   require_in_place(memory);

@@ -66,6 +66,7 @@ void Recording::run(Stream stream, const std::function<void(Stream)>& work, cons
   }
   if (!graph_) {
     graph_ = std::make_unique<Graph>(work);
+    ++counters().recordings;
     memory_ = memory;
   }
   require_in_place(memory);

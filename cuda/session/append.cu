@@ -1,73 +1,46 @@
 #include "append.hpp"
 
+#include <string>
+
 #include <kvbound/cuda/merging/key_lengths.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/row_lanes.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
+#include "entry_rows.hpp"
+
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
-constexpr int kThreads = 64;
+constexpr int kThreads = 64;  // of append_numbers_kernel
 
-template <Storage T>
-struct AppendArguments {
-  DeviceTensor<const T> new_keys, new_values;
-  DeviceTensor<T> keys, values;
-  CacheSlots slots;
-  const int64_t* position;
-  float* key_norms;
-};
-
-// Copies one key and one value to a slot of a KV head's cache: a warp has one, which it reads before the slot
-// is known. Only this block reads and changes the head's numbers.
+// Copies one entry to a slot of a KV head's cache: a warp reads it before the slot is known. Only this block
+// reads and changes the head's numbers.
 //
 // grid       kv_heads
-// block      64; no shared memory
-// registers  up to 40 (sm_90a and sm_80)
-// bytes      read: 2 padded rows and 24 for each KV head; written: 2 padded rows and up to 44
+// block      32; no shared memory
+// registers  up to 50 (sm_90a), 48 (sm_80)
+// bytes      read: 2 padded rows and 24 for each KV head, and a padded row where keys' lengths are kept;
+//            written: 2 padded rows and up to 44
 // FLOP       3 head_dim for each KV head whose keys' lengths are kept
 template <int kDims, Storage T>
-__global__ void __launch_bounds__(kThreads) append_kernel(AppendArguments<T> p) {
-  using Lanes = RowLanes<T, kDims>;
+__global__ void __launch_bounds__(32)
+    append_kernel(NewEntries new_entries, CacheSlots slots, float* key_norms, int head_dim) {
   const int64_t head = blockIdx.x;
-  const bool is_key = warp() == 0;
-  const DeviceTensor<const T>& entry = is_key ? p.new_keys : p.new_values;
-  const DeviceTensor<T>& cache = is_key ? p.keys : p.values;
-  const T* const from = entry.data + head * entry.slice_stride;
-  const auto has = [&](int v) { return Lanes::row() == 0 && Lanes::column(v) < padded<T>(entry.cols); };
-  uint4 vectors[Lanes::kVectors] = {};
-#pragma unroll
-  for (int v = 0; v < Lanes::kVectors; ++v) {
-    if (has(v)) vectors[v] = *reinterpret_cast<const uint4*>(from + Lanes::column(v));
-  }
-  const int64_t entries = p.slots.entries[head], free = p.slots.free[head];
-  const int64_t at = p.slots.positions ? *p.position : 0;
+  const EntryRows rows(new_entries, head);
+  const int64_t entries = slots.entries[head], free = slots.free[head];
   float length = 0;
-  if (is_key && p.key_norms) {
+  if (key_norms) {
+    using Lanes = RowLanes<T, kDims>;
     LoadedRow<T, kDims> key[1];
-    key[0].load(from + Lanes::column(0), Lanes::row() == 0 ? 0 : -1, 0, static_cast<int>(entry.cols));
+    const auto* const from =
+        reinterpret_cast<const T*>(new_entries.keys.from + head * new_entries.keys.from_stride);
+    key[0].load(from + Lanes::column(0), Lanes::row() == 0 ? 0 : -1, 0, head_dim);
     length = key_lengths::own_length(key);
   }
-  __syncthreads();
-  const int64_t slot = free >= 0 ? free : entries;
-  const bool fits = slot < p.slots.capacity;
-  T* const to = cache.data + head * cache.slice_stride + slot * cache.row_stride;
-#pragma unroll
-  for (int v = 0; v < Lanes::kVectors; ++v) {
-    if (fits && has(v)) *reinterpret_cast<uint4*>(to + Lanes::column(v)) = vectors[v];
-  }
-  if (threadIdx.x > 0) return;
-  p.slots.newest[head] = fits ? slot : -1;
-  if (!fits) return;
-  const int64_t place = head * p.slots.capacity + slot;
-  if (p.key_norms) p.key_norms[place] = length;
-  if (p.slots.positions) p.slots.positions[place] = at;
-  if (p.slots.votes) p.slots.votes[place] = 1;
-  if (p.slots.log_votes) p.slots.log_votes[place] = 0;
-  p.slots.free[head] = -1;
-  if (free < 0) p.slots.entries[head] = entries + 1;
+  __syncwarp();
+  rows.put(slots, free >= 0 ? free : entries, entries, key_norms, length);
 }
 
 // grid       ceil(query_heads / 64)
@@ -84,35 +57,59 @@ __global__ void append_numbers_kernel(const float* numbers, int64_t query_heads,
 
 }  // namespace
 
+namespace {
+
+// Checks the shapes of new rows and of the tensor that they go to.
 template <Storage T>
-void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
-            DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position, float* key_norms,
-            Stream stream) {
-  require_layout("new_keys", new_keys);
-  require_layout("new_values", new_values);
-  require_layout("keys", keys);
-  require_layout("values", values);
-  require_equal("slices of new_keys", new_keys.slices, "slices of keys", keys.slices);
-  require_equal("slices of new_values", new_values.slices, "slices of keys", keys.slices);
+NewRows new_rows(const char* new_name, DeviceTensor<const T> rows, const char* name, DeviceTensor<T> cache) {
+  require_layout(new_name, rows);
+  require_layout(name, cache);
+  require_equal(std::string("slices of ") + new_name, rows.slices, std::string("slices of ") + name,
+                cache.slices);
+  require_equal(std::string("columns of ") + new_name, rows.cols, std::string("columns of ") + name,
+                cache.cols);
+  require_equal(std::string("rows of ") + new_name, rows.rows, "new entries", 1);
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+  return {reinterpret_cast<const std::byte*>(rows.data), reinterpret_cast<std::byte*>(cache.data),
+          rows.slice_stride * kBytes, cache.slice_stride * kBytes, cache.row_stride * kBytes};
+}
+
+}  // namespace
+
+template <Storage T>
+NewEntries new_entries(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
+                       DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position) {
   require_equal("slices of values", values.slices, "slices of keys", keys.slices);
-  require_equal("columns of new_keys", new_keys.cols, "columns of keys", keys.cols);
-  require_equal("columns of new_values", new_values.cols, "columns of keys", keys.cols);
   require_equal("columns of values", values.cols, "columns of keys", keys.cols);
-  require_range("head_dim", keys.cols, 0, kMostHeadDim);
-  require_equal("rows of new_keys", new_keys.rows, "new entries", 1);
-  require_equal("rows of new_values", new_values.rows, "new entries", 1);
   require_equal("rows of values", values.rows, "rows of keys", keys.rows);
   require_equal("KV heads of the slots", slots.kv_heads, "slices of keys", keys.slices);
   require_equal("capacity of the slots", slots.capacity, "rows of keys", keys.rows);
   require_range("head_dim", keys.cols, 1, kMostHeadDim);
+  return {new_rows("new_keys", new_keys, "keys", keys), new_rows("new_values", new_values, "values", values),
+          padded<T>(keys.cols) * static_cast<int64_t>(sizeof(T)), position};
+}
+
+template <Storage T>
+void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
+            DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position, float* key_norms,
+            Stream stream) {
+  const NewEntries entries = new_entries<T>(new_keys, new_values, keys, values, slots, position);
   if (keys.slices == 0) return;
   by_dims(keys.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
-    launch<append_kernel<kDims, T>>(
-        {extent(keys.slices), extent(kThreads), 0, stream},
-        AppendArguments<T>{new_keys, new_values, keys, values, slots, position, key_norms});
+    launch<append_kernel<kDims, T>>({extent(keys.slices), extent(32), 0, stream}, entries, slots, key_norms,
+                                    static_cast<int>(keys.cols));
   });
 }
 
+template NewEntries new_entries<float>(DeviceTensor<const float>, DeviceTensor<const float>,
+                                       DeviceTensor<float>, DeviceTensor<float>, const CacheSlots&,
+                                       const int64_t*);
+template NewEntries new_entries<Float16>(DeviceTensor<const Float16>, DeviceTensor<const Float16>,
+                                         DeviceTensor<Float16>, DeviceTensor<Float16>, const CacheSlots&,
+                                         const int64_t*);
+template NewEntries new_entries<Bfloat16>(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>,
+                                          DeviceTensor<Bfloat16>, DeviceTensor<Bfloat16>, const CacheSlots&,
+                                          const int64_t*);
 template void append<float>(DeviceTensor<const float>, DeviceTensor<const float>, DeviceTensor<float>,
                             DeviceTensor<float>, const CacheSlots&, const int64_t*, float*, Stream);
 template void append<Float16>(DeviceTensor<const Float16>, DeviceTensor<const Float16>, DeviceTensor<Float16>,

@@ -1,13 +1,40 @@
 // Appends a decode step's entry to the cache.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include <kvbound/cuda/support/device.hpp>
 #include <kvbound/cuda/support/view.hpp>
 
 namespace kvbound::cuda {
+
+/// The rows of new keys, or of new values, of any storage type, and where they go; device memory. Strides are
+/// in bytes, multiples of 16.
+struct NewRows {
+  const std::byte* from = nullptr;  ///< [kv_heads], a row each
+  std::byte* to = nullptr;          ///< [kv_heads, capacity], a row each
+  int64_t from_stride = 0;
+  int64_t head_stride = 0, row_stride = 0;  ///< of `to`
+};
+
+/// A decode step's entries and the cache that they are appended to.
+struct NewEntries {
+  NewRows keys, values;
+  int64_t row_bytes = 0;              ///< padding included
+  const int64_t* position = nullptr;  ///< device memory
+};
+
 inline namespace KVBOUND_CUDA_BUILD {
+
+/// new_keys, new_values  [kv_heads, 1, head_dim], head_dim 1..256
+/// keys, values          [kv_heads, capacity, head_dim]
+/// slots                 of that shape
+/// position              of the new entries, device memory
+/// throws                ShapeMismatch
+template <Storage T>
+NewEntries new_entries(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
+                       DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position);
 
 /// Copies each KV head's new key and value, padding included, to the head's free slot, or
 /// else behind its last slot.
@@ -16,14 +43,11 @@ inline namespace KVBOUND_CUDA_BUILD {
 ///     keys[g, s, :] = new_keys[g, 0, :],   values likewise
 ///     positions[g, s] = *position,   votes[g, s] = 1,   newest[g] = s,   free[g] = -1
 ///
-/// new_keys, new_values  [kv_heads, 1, head_dim], head_dim 1..256
-/// keys, values          [kv_heads, capacity, head_dim]
-/// slots                 of that shape; the caller ensures that every head has a free slot or room for one. A
-///                       full head is left as it is, and its `newest` is set to -1
-/// position              of the new entries, device memory
-/// key_norms             [kv_heads, capacity], device memory: receives key_norms of the new
-///                       keys; null: they are not kept
-/// throws                ShapeMismatch; DeviceError
+/// slots      the caller ensures that every head has a free slot or room for one. A full head is left as it
+///            is, and its `newest` is set to -1
+/// key_norms  [kv_heads, capacity], device memory: receives key_norms of the new keys; null: they are not
+///            kept
+/// throws     ShapeMismatch; DeviceError
 template <Storage T>
 void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
             DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position, float* key_norms,

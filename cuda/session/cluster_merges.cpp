@@ -177,8 +177,10 @@ DeviceMatrix ClusterMerges<T>::log_scores_of(const DeviceLayer<T>& layer, LayerS
     return scores;
   }
   ScoredQuery<T> last(shape_, tokens);
+  DeviceMatrix outputs(shape_.query_heads, shape_.head_dim);
   queue.run("attention", [&] {
-    last.attend(layer.last_queries(), {layer.keys, layer.values, all.data()}, scale_, {}, queue);
+    last.attend(layer.last_queries(), {layer.keys, layer.values, all.data()}, scale_, {}, outputs.data(),
+                queue);
   });
   return std::move(last.logits);
 }
@@ -205,7 +207,7 @@ void ClusterMerges<T>::begin_decoding(const SelectedLayer<T>& selected, const De
 }
 
 template <Storage T>
-void ClusterMerges<T>::observe(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+void ClusterMerges<T>::observe(const StepInput<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
                                Queue& queue) {
   if (!averages()) return;
   observe_scores(*rules_.prediction, query.logits.data(), query.log_sum_exp.data(), cache.slots(),
@@ -221,7 +223,7 @@ const float* ClusterMerges<T>::predicted(const ScoredQuery<T>& query) const {
 }
 
 template <Storage T>
-void ClusterMerges<T>::merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+void ClusterMerges<T>::merge(const StepInput<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
                              Queue& queue) {
   Decoding& own = *decoding_;
   const CacheSlots slots = cache.slots();
@@ -245,7 +247,7 @@ void ClusterMerges<T>::merge(const StepInputs<T>& step, const ScoredQuery<T>& qu
 //
 // log_scores  predicted
 template <Storage T>
-void ClusterMerges<T>::keep_changes(const float* log_scores, const StepInputs<T>& step, LayerCache<T>& cache,
+void ClusterMerges<T>::keep_changes(const float* log_scores, const StepInput<T>& step, LayerCache<T>& cache,
                                     Queue& queue) {
   Decoding& own = *decoding_;
   const CacheSlots slots = cache.slots();

@@ -32,9 +32,9 @@ class ClusterMerges final : public Merges<T> {
   void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
                 std::vector<HeadMerge>& records) override;
   float* key_norms() override { return decoding_->key_norms.data(); }
-  void observe(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+  void observe(const StepInput<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
                Queue& queue) override;
-  void merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+  void merge(const StepInput<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
              Queue& queue) override;
   PositionLists changed() override { return decoding_->kept_list(); }
   void record(Readback& reads, StepRecord& record) const override;
@@ -71,7 +71,7 @@ class ClusterMerges final : public Merges<T> {
   void begin_decoding(const SelectedLayer<T>& selected, const DeviceMatrix& merged_scores,
                       const MergedEntries& merged, LayerCache<T>& cache, Queue& queue);
   const float* predicted(const ScoredQuery<T>& query) const;
-  void keep_changes(const float* log_scores, const StepInputs<T>& step, LayerCache<T>& cache, Queue& queue);
+  void keep_changes(const float* log_scores, const StepInput<T>& step, LayerCache<T>& cache, Queue& queue);
 
   Merge merge_;
   MergeRules rules_;

@@ -6,6 +6,7 @@
 #include <kvbound/cuda/primitives/cluster_minimum.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 
+#include "entry_rows.hpp"
 #include "head_eviction.hpp"
 
 namespace kvbound::cuda {
@@ -18,6 +19,8 @@ struct EvictArguments {
   const int64_t* newest;  ///< position
   int64_t* evicted;
   int* status;
+  NewEntries next;
+  bool appends;  ///< next
 };
 
 /// Threads of a block; and the blocks of a cluster that share a KV head, on compute capability 9.0, if it may
@@ -92,18 +95,20 @@ __device__ void sum_of_blocks(Number (&own)[kCount], Number* of_block, int& turn
 }
 
 /// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot) that may
-/// go; ties: the larger position. All threads call it, once; every slot is asked for by one thread.
+/// go; ties: the larger position. The warp that has it appends the next step's entry in its place; if none
+/// goes, the head's first warp appends it. All threads call it, once; every slot is asked for by one thread.
 ///
 /// least_of  [kWarps + 1], as cluster_minimum takes it
 template <int kBlocks, class Candidates>
 __device__ void evict_least(const HeadEntries<kBlocks>& head, uint64_t* least_of,
                             const Candidates& candidates) {
   constexpr uint64_t kNone = ~uint64_t{0};
-  const int64_t block = block_of_head<kBlocks>();
+  const int block = block_of_head<kBlocks>();
   const EvictArguments& p = head.p;
   uint64_t least = kNone;
-  int64_t slot_of_least = -1;
-  for (int64_t slot = block * kThreads + threadIdx.x; slot < head.entries; slot += kBlocks * kThreads) {
+  int slot_of_least = -1;
+  for (int64_t slot = block * kThreads + static_cast<int>(threadIdx.x); slot < head.entries;
+       slot += kBlocks * kThreads) {
     const Candidate candidate = candidates(slot);
     if (!candidate.may_go) continue;
     const uint32_t key = radix_selection::ordered_key(candidate.score);
@@ -112,14 +117,19 @@ __device__ void evict_least(const HeadEntries<kBlocks>& head, uint64_t* least_of
     const uint64_t order = static_cast<uint64_t>(key) << 32 | ~static_cast<uint32_t>(candidate.position);
     if (order >= least) continue;
     least = order;
-    slot_of_least = slot;
+    slot_of_least = static_cast<int>(slot);
   }
   const uint64_t chosen = cluster_minimum<kBlocks>(least, least_of);
   const bool evicts = head.entries > head.budget && chosen != kNone;
-  if (!evicts && block == 0 && threadIdx.x == 0) p.evicted[head.g] = -1;
-  if (!evicts || least != chosen) return;
-  p.slots.free[head.g] = slot_of_least;
-  p.evicted[head.g] = ~static_cast<uint32_t>(chosen);
+  const bool decides = evicts ? least == chosen : block == 0 && threadIdx.x == 0;
+  if (decides) {
+    p.evicted[head.g] = evicts ? int64_t{~static_cast<uint32_t>(chosen)} : -1;
+    if (evicts && !p.appends) p.slots.free[head.g] = slot_of_least;
+  }
+  const unsigned deciding = __ballot_sync(kAllLanes, decides);
+  if (!p.appends || deciding == 0) return;
+  const int slot = __shfl_sync(kAllLanes, slot_of_least, __ffs(static_cast<int>(deciding)) - 1);
+  EntryRows(p.next, head.g).put(p.slots, evicts ? slot : head.entries, head.entries);
 }
 
 }  // namespace eviction_choice

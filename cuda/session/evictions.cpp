@@ -22,8 +22,7 @@ Evictions<T>::Evictions(const Policy& policy, std::span<const int64_t> budgets,
       merges_(kvbound::rules_of(policy.merge).merges),
       rules_(kvbound::rules_of(policy.host, known.layer().prompt_tokens(), 0)),
       score_(kvbound::rules_of(policy.score)),
-      budgets_(budgets, queue.stream()),
-      evicted_(layer_.shape.kv_heads) {
+      budgets_(budgets, queue.stream()) {
   if (!rules_.ranks()) return;
   running_ = DeviceMatrix(layer_.shape.query_heads, cache.capacity());
   if (head_scores) {
@@ -82,7 +81,7 @@ void Evictions<T>::begin_stages(const TwoStage& options, LayerCache<T>& cache, L
 }
 
 template <Storage T>
-StepScores Evictions<T>::contributions(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
+StepScores Evictions<T>::contributions(const StepInput<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                                        Queue& queue) {
   const CacheView<T> view = cache.view();
   if (!changes_) return {nullptr, query.logits.data(), query.log_sum_exp.data(), view.log_votes};
@@ -105,7 +104,7 @@ ScoreUpdate Evictions<T>::update(const UpdatedScores& updated) const {
 }
 
 template <Storage T>
-void Evictions<T>::score(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
+void Evictions<T>::score(const StepInput<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                          Queue& queue) {
   if (!rules_.ranks()) return;
   step_scores_ = contributions(step, cache, query, queue);
@@ -118,19 +117,21 @@ void Evictions<T>::score(const StepInputs<T>& step, LayerCache<T>& cache, Scored
 }
 
 template <Storage T>
-void Evictions<T>::evict(LayerCache<T>& cache, const int64_t* newest, Queue& queue) {
+void Evictions<T>::evict(const StepInput<T>& step, const StepInput<T>* next, LayerCache<T>& cache,
+                         int64_t* evicted, Queue& queue) {
   const EvictionRules rules{rules_.sinks, rules_.recent, rules_.fills_recent, budgets_.data()};
   const int64_t query_heads = layer_.shape.query_heads;
+  const auto appended = next ? std::optional(cache.new_entries(*next)) : std::nullopt;
   if (!stages_) {
     const auto scores = rules_.ranks() ? std::optional(update({.running = running_.data()})) : std::nullopt;
-    cuda::evict(rules, cache.slots(), scores, query_heads, newest, evicted_.data(), queue.status(),
+    cuda::evict(rules, cache.slots(), scores, appended, query_heads, step.position(), evicted, queue.status(),
                 queue.stream());
     return;
   }
   const EvictionStages stages{running_.data(),         stages_->norms.data(),    stages_->counts.data(),
                               stages_->weights.data(), stages_->options.epsilon, stages_->options.gqa};
-  evict_critical(rules, cache.slots(), stages_->reduced.data(), stages, query_heads, newest, evicted_.data(),
-                 queue.status(), queue.stream());
+  evict_critical(rules, cache.slots(), stages_->reduced.data(), stages, appended, query_heads,
+                 step.position(), evicted, queue.status(), queue.stream());
 }
 
 template <Storage T>
@@ -156,13 +157,6 @@ void Evictions<T>::revalue(const PositionLists& changed, LayerCache<T>& cache, Q
     stages_->norms_of(revalued_.view(), numbers_.data(), queue.stream());
     scatter(stages_->norms);
   }
-}
-
-template <Storage T>
-void Evictions<T>::record(Readback& reads, StepRecord& record) const {
-  reads.then([&record, evicted = reads.of(evicted_)](const Arrived& arrived) {
-    record.evicted.assign(arrived[evicted].begin(), arrived[evicted].end());
-  });
 }
 
 template class Evictions<float>;

@@ -40,17 +40,17 @@ class Evictions {
   /// Queues what the step's scores follow from; the running scores are updated at the latest by the eviction.
   ///
   /// query  has attended over the cache, for change()
-  void score(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query, Queue& queue);
+  void score(const StepInput<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query, Queue& queue);
   /// Queues the eviction of an entry of every KV head that is over its budget.
   ///
-  /// newest  position of the step's entry, device memory
-  void evict(LayerCache<T>& cache, const int64_t* newest, Queue& queue);
+  /// next     the step whose entries are then appended; null: none
+  /// evicted  [kv_heads], device memory: receives the positions, -1 for none
+  void evict(const StepInput<T>& step, const StepInput<T>* next, LayerCache<T>& cache, int64_t* evicted,
+             Queue& queue);
   /// Queues what follows from the new values of merged entries; their running scores do not change.
   ///
   /// changed  their slots
   void revalue(const PositionLists& changed, LayerCache<T>& cache, Queue& queue);
-  /// Reads a step's evicted positions back, into `record`.
-  void record(Readback& reads, StepRecord& record) const;
 
  private:
   // What scores that measure a change need beside the running scores.
@@ -88,7 +88,7 @@ class Evictions {
   void begin_changes(LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
   void begin_stages(const TwoStage& options, LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
   void keep(const DeviceMatrix& of_prompt, LayerCache<T>& cache, DeviceMatrix& of_cache, Queue& queue) const;
-  StepScores contributions(const StepInputs<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
+  StepScores contributions(const StepInput<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                            Queue& queue);
   ScoreUpdate update(const UpdatedScores& updated) const;
 
@@ -97,7 +97,6 @@ class Evictions {
   HostRules rules_;
   ScoreRules score_;
   Buffer<int64_t> budgets_;         // [kv_heads]
-  Buffer<int64_t> evicted_;         // [kv_heads]
   DeviceMatrix running_;            // [query_heads, capacity]
   StepScores step_scores_;          // of the current step
   std::optional<Changes> changes_;  // for scores that measure a change

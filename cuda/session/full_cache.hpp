@@ -31,10 +31,7 @@ class FullCache {
 
   /// As LayerCache's.
   bool make_room(int64_t entries, Queue& queue) { return entries_.make_room(entries, queue); }
-  void append(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* position,
-              Queue& queue) {
-    entries_.append(keys, values, position, nullptr, queue);
-  }
+  void append(const StepInput<T>& step, Queue& queue) { entries_.append(step, nullptr, queue); }
 
   /// All entries so far as a layer whose only recorded queries are these.
   ///

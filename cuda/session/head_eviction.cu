@@ -25,17 +25,13 @@ struct UpdateArguments {
 };
 
 // The log-sum-exps of kHeadsAtATime successive query heads, by one load where there are so many side by side.
-//
-// kByFours  whether they are kept in registers for that, which evict_kernel has none left for
-template <bool kByFours>
 struct LogSumExps {
   const float* from;
   bool are_fours;
   float4 four = {};
 
   __device__ LogSumExps(const StepScores& step, int64_t first, int64_t heads)
-      : from(step.log_sum_exp + first),
-        are_fours(kByFours && step.log_sum_exp && heads == 4 && first % 4 == 0) {
+      : from(step.log_sum_exp + first), are_fours(step.log_sum_exp && heads == 4 && first % 4 == 0) {
     static_assert(kHeadsAtATime == 4);
     if (are_fours) four = *reinterpret_cast<const float4*>(from);
   }
@@ -48,7 +44,6 @@ struct LogSumExps {
 // Updates the running scores of one slot of a KV head and returns their sum or mean. Where there are fewer
 // heads than are loaded at a time, the last one's numbers are loaded again, and where nothing is added, the
 // step's: a load that waited for a condition would wait for the loads before it.
-template <bool kByFours>
 __device__ float updated_score(const UpdateArguments& p, const CacheSlots& slots, int64_t g, int64_t slot) {
   const bool adds = p.accumulates && slot != slots.newest[g];
   const int64_t of_group = g * slots.capacity + slot;
@@ -58,7 +53,7 @@ __device__ float updated_score(const UpdateArguments& p, const CacheSlots& slots
   float sum = 0;
   for (int64_t first = g * p.group_size; first < (g + 1) * p.group_size; first += kHeadsAtATime) {
     const int64_t heads = min(int64_t{kHeadsAtATime}, (g + 1) * p.group_size - first);
-    const LogSumExps<kByFours> log_sum_exp(p.step, first, heads);
+    const LogSumExps log_sum_exp(p.step, first, heads);
     float own[kHeadsAtATime], before[kHeadsAtATime], score[kHeadsAtATime];
 #pragma unroll
     for (int i = 0; i < kHeadsAtATime; ++i) {
@@ -102,7 +97,7 @@ __global__ void __launch_bounds__(kUpdateThreads) update_scores_kernel(UpdateArg
   const int64_t g = blockIdx.y;
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * kUpdateThreads + threadIdx.x;
   if (slot >= slots.entries[g]) return;
-  updated_score<true>(p, slots, g, slot);
+  updated_score(p, slots, g, slot);
 }
 
 struct EvictShared {
@@ -118,9 +113,9 @@ struct EvictShared {
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
 // shared     264 bytes
-// registers  64 (sm_90a), 62 (sm_80)
+// registers  64 (sm_90a), 60 (sm_80)
 // bytes      read: 8 for each KV head and entry; written: 16 for each KV head; with an update also its bytes,
-//            without the scores of the KV heads
+//            without the scores of the KV heads; with a next entry also those of append_kernel
 // FLOP       those of the update
 template <int kBlocks>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -130,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const HeadEntries<kBlocks> head(p);
   evict_least<kBlocks>(head, shared.least, [&](int64_t slot) {
     const int64_t position = head.position(slot);
-    const float score = updates ? updated_score<false>(update, p.slots, head.g, slot) : 0;
+    const float score = updates ? updated_score(update, p.slots, head.g, slot) : 0;
     return Candidate{!head.is_always_kept(position), position, score};
   });
 }
@@ -169,11 +164,13 @@ void update_scores(const ScoreUpdate& update, const CacheSlots& slots, int64_t q
 }
 
 void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optional<ScoreUpdate>& update,
-           int64_t query_heads, const int64_t* newest, int64_t* evicted, int* status, Stream stream) {
+           const std::optional<NewEntries>& next, int64_t query_heads, const int64_t* newest,
+           int64_t* evicted, int* status, Stream stream) {
   require_valid(slots);
   if (slots.kv_heads == 0) return;
   const UpdateArguments of_update = update ? arguments_of(*update, slots, query_heads) : UpdateArguments{};
-  const EvictArguments arguments{rules, slots, newest, evicted, status};
+  const EvictArguments arguments{rules,           slots, newest, evicted, status, next.value_or(NewEntries{}),
+                                 next.has_value()};
   launch_heads(slots, stream, [&]<int kBlocks>(LaunchShape shape) {
     shape.shared_bytes = shared_bytes<EvictShared>();
     launch<evict_kernel<kBlocks>>(shape, arguments, of_update, update.has_value());

@@ -10,6 +10,8 @@
 #include <kvbound/reference/core/policy.hpp>
 #include <kvbound/reference/core/score_rules.hpp>
 
+#include "append.hpp"
+
 namespace kvbound::cuda {
 
 /// A step's scores of a cache's entries, per query head; device memory.
@@ -74,16 +76,19 @@ void update_scores(const ScoreUpdate& update, const CacheSlots& slots, int64_t q
 
 /// Updates the running scores as update_scores does, to the same bits, and evicts an entry of every KV head
 /// that has more entries than its budget: of those that are not always kept the one of smallest reduced
-/// score; ties: the larger position. Its slot becomes the head's free slot.
+/// score; ties: the larger position. Its slot becomes the head's free slot, or the next entry's.
 ///
 /// update   nullopt: nothing is updated, and all scores are equal
+/// next     the next step's entries, which are then appended as `append` does it; no head has a free slot
+///          before. nullopt: none are
 /// newest   position of the newest entry, device memory
 /// evicted  [kv_heads]: the evicted position, -1 for none
 /// status   set to 1 if a score that may go is NaN, else left as it is
 /// exact for the scores that update_scores returns; the same bits always
 /// throws   ShapeMismatch; DeviceError
 void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optional<ScoreUpdate>& update,
-           int64_t query_heads, const int64_t* newest, int64_t* evicted, int* status, Stream stream);
+           const std::optional<NewEntries>& next, int64_t query_heads, const int64_t* newest,
+           int64_t* evicted, int* status, Stream stream);
 
 /// The same by CriticalKV's two stages: of the entries that are not always kept and that stage one does not
 /// take, which are those of largest score, the one of smallest stage-two score is evicted.
@@ -95,12 +100,13 @@ void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optio
 ///
 /// scores     [kv_heads, capacity], from update_scores
 /// newest     the position is below kMostPositions
+/// next       as of evict
 /// precision  stage two and sums of weights in fp32; errors: stage_two_score_errors in
 ///            reference/bounds/error_bounds.hpp
 /// throws     ShapeMismatch; DeviceError
 void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const float* scores,
-                    const EvictionStages& stages, int64_t query_heads, const int64_t* newest,
-                    int64_t* evicted, int* status, Stream stream);
+                    const EvictionStages& stages, const std::optional<NewEntries>& next, int64_t query_heads,
+                    const int64_t* newest, int64_t* evicted, int* status, Stream stream);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

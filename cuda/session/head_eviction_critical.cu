@@ -213,11 +213,11 @@ struct Stages {
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
 // shared     33,736 bytes; of kBlocks 8: 35,784, and 8,192 ceil(capacity / 8,192) for ranks
-// registers  62, of kBlocks 8 64 (sm_90a); 60, of kBlocks 8 30 (sm_80, where it is never launched)
+// registers  64 (sm_90a); 62, of kBlocks 8 30 (sm_80, where it is never launched)
 // bytes      read: 12 for each KV head and entry, without kept ranks in each of up to ten passes, 8 for each
 //            query head and entry; an adaptive stage one reads 4 group more for each entry, and 12 without
 //            kept ranks, up to 32 times and once for each bit of the newest position, from the L2 cache;
-//            written: 16 for each KV head
+//            written: 16 for each KV head; with a next entry also those of append_kernel
 // FLOP       5 for each query head and entry; an adaptive stage one up to 60 more
 template <int kBlocks, bool kKeepsRanks>
 __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p) {
@@ -238,16 +238,17 @@ __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p
 }  // namespace
 
 void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const float* scores,
-                    const EvictionStages& stages, int64_t query_heads, const int64_t* newest,
-                    int64_t* evicted, int* status, Stream stream) {
+                    const EvictionStages& stages, const std::optional<NewEntries>& next, int64_t query_heads,
+                    const int64_t* newest, int64_t* evicted, int* status, Stream stream) {
   require_range("KV heads of the slots", slots.kv_heads, 0, INT32_MAX);
   require_range("capacity of the slots", slots.capacity, 0, kMostSlots);
   require_groups(query_heads, slots.kv_heads);
-  const Arguments arguments{{rules, slots, newest, evicted, status},
-                            scores,
-                            stages,
-                            query_heads / slots.kv_heads,
-                            static_cast<float>(stages.epsilon)};
+  const Arguments arguments{
+      {rules, slots, newest, evicted, status, next.value_or(NewEntries{}), next.has_value()},
+      scores,
+      stages,
+      query_heads / slots.kv_heads,
+      static_cast<float>(stages.epsilon)};
   const auto launch_kernel = [&]<int kBlocks, bool kKeepsRanks>(LaunchShape shape) {
     shape.shared_bytes = shared_bytes<Shared<kBlocks, kKeepsRanks>>(slots.capacity);
     launch<evict_critical_kernel<kBlocks, kKeepsRanks>>(shape, arguments);

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "append.hpp"
 #include "compaction.hpp"
 
 namespace kvbound::cuda {
@@ -56,9 +55,15 @@ bool LayerCache<T>::make_room(int64_t entries, Queue& queue) {
 }
 
 template <Storage T>
-void LayerCache<T>::append(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* position,
-                           float* key_norms, Queue& queue) {
-  cuda::append<T>(keys, values, keys_.view(), values_.view(), slots(), position, key_norms, queue.stream());
+void LayerCache<T>::append(const StepInput<T>& step, float* key_norms, Queue& queue) {
+  cuda::append<T>(step.keys(), step.values(), keys_.view(), values_.view(), slots(), step.position(),
+                  key_norms, queue.stream());
+}
+
+template <Storage T>
+NewEntries LayerCache<T>::new_entries(const StepInput<T>& step) {
+  return cuda::new_entries<T>(step.keys(), step.values(), keys_.view(), values_.view(), slots(),
+                              step.position());
 }
 
 // Copies all rows, by the compaction that filled the cache.

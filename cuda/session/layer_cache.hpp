@@ -8,8 +8,10 @@
 #include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/session.hpp>
 
+#include "append.hpp"
 #include "layer_scores.hpp"
 #include "prompt_selection.hpp"
+#include "step_inputs.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -42,11 +44,10 @@ class LayerCache {
   bool make_room(int64_t entries, Queue& queue);
   /// Appends a decode step's entries, for which there is room.
   ///
-  /// keys, values  [kv_heads, 1, head_dim]
-  /// position      of the entries, device memory
-  /// key_norms     [kv_heads, capacity]: receives the keys' lengths; null: they are not kept
-  void append(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* position,
-              float* key_norms, Queue& queue);
+  /// key_norms  [kv_heads, capacity]: receives the keys' lengths; null: they are not kept
+  void append(const StepInput<T>& step, float* key_norms, Queue& queue);
+  /// The entries of a step, for an eviction that appends them.
+  NewEntries new_entries(const StepInput<T>& step);
 
   CacheView<T> view() const { return {keys_.view(), values_.view(), entries_.data(), log_votes_.data()}; }
   CacheSlots slots() {

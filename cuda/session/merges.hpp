@@ -56,10 +56,10 @@ class Merges {
   /// Queues the update of what merges depend on.
   ///
   /// query  has attended over the cache
-  virtual void observe(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+  virtual void observe(const StepInput<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
                        Queue& queue) = 0;
   /// Queues the merge of the entries that were evicted.
-  virtual void merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+  virtual void merge(const StepInput<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
                      Queue& queue) = 0;
   /// The slots of the entries whose values the last merge changed, at most `stride` of each KV head.
   virtual PositionLists changed() = 0;

@@ -35,8 +35,8 @@ __global__ void pack_kernel(Stretches stretches, std::byte* packed) {
   for (int64_t i = vectors * kVectorBytes + first; i < own.bytes; i += step) packed[own.to + i] = bytes[i];
 }
 
-void require_stretch(const PackedStretch& stretch, const Buffer<std::byte>& packed) {
-  require_range("end of a stretch", stretch.to + stretch.bytes, stretch.to, packed.size());
+void require_stretch(const PackedStretch& stretch, int64_t bytes) {
+  require_range("end of a stretch", stretch.to + stretch.bytes, stretch.to, bytes);
   if (reinterpret_cast<uintptr_t>(stretch.from) % kVectorBytes != 0 || stretch.to % kVectorBytes != 0) {
     throw ShapeMismatch("a stretch or its place does not begin on 16 bytes");
   }
@@ -44,8 +44,8 @@ void require_stretch(const PackedStretch& stretch, const Buffer<std::byte>& pack
 
 }  // namespace
 
-void pack(std::span<const PackedStretch> stretches, Buffer<std::byte>& packed, Stream stream) {
-  for (const PackedStretch& stretch : stretches) require_stretch(stretch, packed);
+void pack(std::span<const PackedStretch> stretches, std::byte* packed, int64_t bytes, Stream stream) {
+  for (const PackedStretch& stretch : stretches) require_stretch(stretch, bytes);
   while (!stretches.empty()) {
     const size_t count = std::min<size_t>(stretches.size(), kMost);
     Stretches own;
@@ -54,7 +54,7 @@ void pack(std::span<const PackedStretch> stretches, Buffer<std::byte>& packed, S
         std::ranges::max(stretches.first(count), {}, &PackedStretch::bytes).bytes / kVectorBytes;
     const int64_t blocks = std::clamp<int64_t>(ceil_division(longest, kThreads), 1, kMostBlocks);
     launch<pack_kernel>({extent(blocks, static_cast<int64_t>(count)), extent(kThreads), 0, stream}, own,
-                        packed.data());
+                        packed);
     stretches = stretches.subspan(count);
   }
 }

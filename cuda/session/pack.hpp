@@ -20,9 +20,9 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 /// Copies every stretch to its place; gaps between them are left as they are. Copies bits.
 ///
-/// packed  on 16 bytes, not the memory of a stretch
+/// packed  `bytes` bytes, on 16 bytes, not the memory of a stretch
 /// throws  ShapeMismatch; DeviceError
-void pack(std::span<const PackedStretch> stretches, Buffer<std::byte>& packed, Stream stream);
+void pack(std::span<const PackedStretch> stretches, std::byte* packed, int64_t bytes, Stream stream);
 
 }  // namespace KVBOUND_CUDA_BUILD
 }  // namespace kvbound::cuda

@@ -26,8 +26,9 @@ inline namespace KVBOUND_CUDA_BUILD {
 class Queue {
  public:
   /// times  receives the time of every operation, each of which is then waited for; null: not measured
-  Queue(OperationTimes* times, Stream stream) : times_(times), stream_(stream), pool_(stream), status_(2) {
-    status_.clear(stream);
+  Queue(OperationTimes* times, Stream stream)
+      : times_(times), stream_(stream), pool_(stream), results_(kStatusBytes) {
+    begin();
   }
 
   Stream stream() const { return stream_; }
@@ -58,20 +59,21 @@ class Queue {
         workspace_.data());
   }
 
-  /// Scratch memory of at least so many bytes, valid until the next call.
+  /// Scratch memory of at least so many bytes, valid until the next call. It has room for a little more, so
+  /// that it stays where it is when operations grow by a few entries.
   Workspace workspace(int64_t bytes) {
-    if (workspace_.size() < bytes) workspace_ = Buffer<std::byte>(bytes);
+    if (workspace_.size() < bytes) workspace_ = Buffer<std::byte>(bytes + bytes / 8);
     return {workspace_.data(), workspace_.size()};
   }
 
   /// The flag that operations raise where a score is NaN.
-  int* status() { return status_.data(); }
+  int* status() { return reinterpret_cast<int*>(results_.data()); }
   /// The flag that merges raise where a merged key or value is not finite.
-  int* merge_status() { return status_.data() + 1; }
+  int* merge_status() { return status() + 1; }
   /// Forgets what operations have left behind of which one failed.
   void begin() {
     drop();
-    status_.clear(stream());
+    detail::set_zero(results_.data(), kStatusBytes, stream());
   }
   /// Nothing is read back any more.
   void drop() {
@@ -81,16 +83,41 @@ class Queue {
   /// Reads both flags back: NonFinite is thrown if one was raised, and names `score`
   /// or a merged key or value.
   void require_numbers(Readback& reads, const char* score) {
-    reads.then([score, raised = reads.of(status_)](const Arrived& arrived) {
-      if (!launches_are_whole()) return;
-      const std::span<const int> flags = arrived[raised];
-      if (flags[0] != 0) throw NonFinite(std::string(score) + " is not a number in single precision");
-      if (flags[1] != 0) throw NonFinite("a merged key or value is not finite in the type that stores it");
-    });
+    require_numbers(reads, score, reads.of(status(), 2));
   }
 
   /// Something to be read back, which a finish hands over.
   Readback& read_back() { return pending_.emplace_back(); }
+
+  /// Device memory for the results of `steps` steps, `bytes` bytes each, which stays where it is until there
+  /// is not enough of it. Whether it has moved.
+  bool reserve_results(int64_t steps, int64_t bytes) {
+    result_bytes_ = bytes;
+    const int64_t needed = kStatusBytes + steps * bytes;
+    if (results_.size() >= needed) return false;
+    results_ = Buffer<std::byte>(needed);
+    detail::set_zero(results_.data(), kStatusBytes, stream());
+    return true;
+  }
+  /// Those of the t-th step.
+  std::byte* results(int64_t t) { return results_.data() + kStatusBytes + t * result_bytes_; }
+  template <class N>
+  N* result(int64_t t, const Read<N>& read) {
+    return reinterpret_cast<N*>(results(t) + read.first);
+  }
+  /// Queues the transfer of the results of steps, for which the last `steps` readbacks have asked, and of the
+  /// flags: as require_numbers.
+  void transfer_results(int64_t steps, const char* score) {
+    const int64_t bytes = kStatusBytes + steps * result_bytes_;
+    std::byte* const to = pool_.stage(bytes);
+    detail::queue_to_host(to, results_.data(), bytes, stream());
+    const auto first = pending_.end() - steps;
+    for (int64_t t = 0; t < steps; ++t) first[t].arrives_at(to + kStatusBytes + t * result_bytes_);
+    Readback& flags = read_back();
+    require_numbers(flags, score, flags.place<int>(2));
+    flags.arrives_at(to);
+  }
+
   /// Ends a part of what is read back, which may be handed over while the device does the next one.
   void end_part() {
     part_.swap(pending_);
@@ -118,6 +145,16 @@ class Queue {
   };
 
   using Reads = std::deque<Readback>;
+  static constexpr int64_t kStatusBytes = 256;
+
+  static void require_numbers(Readback& reads, const char* score, Read<int> raised) {
+    reads.then([score, raised](const Arrived& arrived) {
+      if (!launches_are_whole()) return;
+      const std::span<const int> flags = arrived[raised];
+      if (flags[0] != 0) throw NonFinite(std::string(score) + " is not a number in single precision");
+      if (flags[1] != 0) throw NonFinite("a merged key or value is not finite in the type that stores it");
+    });
+  }
 
   void hand_over(const Reads& all) {
     try {
@@ -131,7 +168,8 @@ class Queue {
   OperationTimes* times_;
   Stream stream_;
   MemoryPool pool_;
-  Buffer<int> status_;  // of scores, of merges
+  Buffer<std::byte> results_;  // the flags of scores and of merges, then a block for each step
+  int64_t result_bytes_ = 0;   // of a block
   Buffer<std::byte> workspace_;
   Reads part_;  // before those that are pending
   Reads pending_;

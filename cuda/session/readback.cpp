@@ -47,30 +47,28 @@ std::vector<std::vector<int64_t>> Arrived::lists(const ListsRead& read,
   return lists;
 }
 
-int64_t Readback::add(const void* from, int64_t bytes) {
+int64_t Readback::reserve(int64_t bytes) {
   constexpr int64_t kPlace = 16;
-  const int64_t to = bytes_;
+  return std::exchange(bytes_, bytes_ + (bytes + kPlace - 1) / kPlace * kPlace);
+}
+
+int64_t Readback::add(const void* from, int64_t bytes) {
+  const int64_t to = reserve(bytes);
   if (bytes > 0) stretches_.push_back({from, bytes, to});
-  bytes_ += (bytes + kPlace - 1) / kPlace * kPlace;
   return to;
 }
 
-void Readback::pack(Buffer<std::byte>& packed, Stream stream) {
-  if (packed.size() < bytes_) packed = Buffer<std::byte>(bytes_);
-  cuda::pack(stretches_, packed, stream);
+void Readback::pack(std::byte* packed, Stream stream) {
+  cuda::pack(stretches_, packed, bytes_, stream);
   kept_.clear();
 }
 
-void Readback::transfer(const Buffer<std::byte>& packed, MemoryPool& pool) {
+void Readback::fetch(MemoryPool& pool) {
+  Buffer<std::byte> packed(bytes_);
+  pack(packed.data(), pool.stream());
   std::byte* const to = pool.stage(bytes_);
   if (bytes_ > 0) detail::queue_to_host(to, packed.data(), bytes_, pool.stream());
-  arrived_ = to;
-}
-
-void Readback::fetch(MemoryPool& pool) {
-  Buffer<std::byte> packed;
-  pack(packed, pool.stream());
-  transfer(packed, pool);
+  arrives_at(to);
 }
 
 void Readback::arrive() const {

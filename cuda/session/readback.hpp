@@ -61,14 +61,25 @@ class Arrived {
 /// One transfer to the host: what it consists of, and what is done with it.
 ///
 ///     1. of(...) for everything that is wanted, and then(...) for what is done with it
-///     2. fetch(...), or pack(...) and transfer(...), behind the work that computes it; its
-///        memory may then be released
+///     2. fetch(...) behind the work that computes it; its memory may then be released
 ///     3. when the transfer has been waited for: arrive()
+///
+/// Or 2. by a transfer of several of them, each of which is packed into its part of one block of memory, or
+/// written there from the first.
 class Readback {
  public:
+  /// A place that is written from the first.
+  template <class T>
+  Read<T> place(int64_t count) {
+    return {reserve(count * static_cast<int64_t>(sizeof(T))), count};
+  }
+  template <class T>
+  Read<T> of(const T* numbers, int64_t count) {
+    return {add(numbers, count * static_cast<int64_t>(sizeof(T))), count};
+  }
   template <class T>
   Read<T> of(const Buffer<T>& buffer) {
-    return {add(buffer.data(), buffer.bytes()), buffer.size()};
+    return of(buffer.data(), buffer.size());
   }
   MatrixRead of(const DeviceMatrix& matrix) { return {of(matrix.numbers()), matrix.rows(), matrix.cols()}; }
   template <Storage T>
@@ -87,16 +98,19 @@ class Readback {
   /// What is done when everything has arrived, in the order of the calls.
   void then(std::function<void(const Arrived&)> work) { works_.push_back(std::move(work)); }
 
-  /// Queues the copy of everything into one buffer, which is made larger if it is too small.
-  void pack(Buffer<std::byte>& packed, Stream stream);
-  /// Queues the transfer of what was packed.
-  void transfer(const Buffer<std::byte>& packed, MemoryPool& pool);
-  /// Packs and transfers, through a temporary buffer.
+  /// What it takes of device memory and of page-locked memory.
+  int64_t bytes() const { return bytes_; }
+  /// Queues the copy of everything that is not written there from the first to its place in `packed`.
+  void pack(std::byte* packed, Stream stream);
+  /// Packs into a temporary buffer and transfers that.
   void fetch(MemoryPool& pool);
+  /// Where it arrives.
+  void arrives_at(const std::byte* memory) { arrived_ = memory; }
 
   void arrive() const;
 
  private:
+  int64_t reserve(int64_t bytes);
   int64_t add(const void* from, int64_t bytes);
 
   std::vector<PackedStretch> stretches_;

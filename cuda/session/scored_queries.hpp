@@ -17,14 +17,13 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
 /// The attention of queries of each query head over a cache, and without their dominant entries:
-/// AttendedQueries that owns its memory, which is reused for the next queries.
+/// AttendedQueries that owns its memory but for the outputs', which is reused for the next queries.
 template <Storage T>
 class AttendedOutputs {
  public:
   /// window  queries of each query head
   AttendedOutputs(const LayerShape& shape, int64_t window)
-      : outputs(shape.query_heads * window, shape.head_dim),
-        log_sum_exp(1, shape.query_heads * window),
+      : log_sum_exp(1, shape.query_heads * window),
         shape_(shape),
         window_(window),
         dominant_(shape.query_heads * window),
@@ -36,21 +35,22 @@ class AttendedOutputs {
   ///
   /// dominants  whether their dominant entries, and the attention without them, are wanted
   /// logits     [query_heads, window, capacity]; null: not wanted
+  /// outputs    receives [query_heads, window, head_dim]
   void attend(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale, bool dominants,
-              float* logits, Queue& queue) {
+              float* logits, float* outputs, Queue& queue) {
     has_dominants_ = dominants;
+    outputs_ = outputs;
     const int64_t bytes = causal_attention_workspace(shape_.query_heads, window_, shape_.kv_heads,
                                                      shape_.head_dim, cache.keys.rows);
-    causal_attention<T>(queries, cache, scale, {outputs.data(), log_sum_exp.data(), logits},
-                        this->dominants(), queue.workspace(bytes), queue.stream());
+    causal_attention<T>(queries, cache, scale, {outputs, log_sum_exp.data(), logits}, this->dominants(),
+                        queue.workspace(bytes), queue.stream());
   }
 
   /// After attend.
   AttendedQueries view(const float* logits = nullptr) {
-    return {window_, outputs.data(), logits, log_sum_exp.data(), dominants()};
+    return {window_, outputs_, logits, log_sum_exp.data(), dominants()};
   }
 
-  DeviceMatrix outputs;      ///< [query_heads, window, head_dim]
   DeviceMatrix log_sum_exp;  ///< [1, query_heads * window]
 
  private:
@@ -62,6 +62,7 @@ class AttendedOutputs {
   LayerShape shape_;
   int64_t window_;
   bool has_dominants_ = false;
+  float* outputs_ = nullptr;
   Buffer<int64_t> dominant_;
   DeviceMatrix dominant_logits_, others_outputs_, others_log_sum_exp_;
 };
@@ -78,13 +79,14 @@ class ScoredQuery : public AttendedOutputs<T> {
 
   /// Queues the attention of [1, query_heads, head_dim] queries.
   ///
-  /// change  by which entries are scored, if any
+  /// change   by which entries are scored, if any
+  /// outputs  receives [query_heads, head_dim]
   void attend(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
-              std::optional<Change> change, Queue& queue) {
+              std::optional<Change> change, float* outputs, Queue& queue) {
     const DeviceTensor<const T> of_heads{queries.data, queries.rows,       1,
                                          queries.cols, queries.row_stride, queries.row_stride};
     AttendedOutputs<T>::attend(of_heads, cache, scale, change && leaves_out_dominant(*change), logits.data(),
-                               queue);
+                               outputs, queue);
   }
 
   DeviceMatrix logits;  ///< [query_heads, capacity]
@@ -123,9 +125,10 @@ class WindowQueries {
     const Buffer<int64_t> entries(std::span<const int64_t>(tokens), queue_.stream());
     const CacheView<T> prompt{layer_.keys, layer_.values, entries.data()};
     AttendedOutputs<T> attended(layer_.shape, window_);
+    DeviceMatrix outputs(layer_.shape.query_heads * window_, layer_.shape.head_dim);
     queue_.run("window_scores", [&] {
       attended.attend(layer_.window(window_).queries, prompt, layer_.scale, leaves_out_dominant(change),
-                      nullptr, queue_);
+                      nullptr, outputs.data(), queue_);
       measure_queries<T>(change, prompt, attended.view(), gram, layer_.shape.query_heads, measures_.view(),
                          queue_.stream());
     });

@@ -1,6 +1,7 @@
 #include "session.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -94,20 +95,22 @@ class DeviceSession final : public Session {
     }
     const PoolScope scope(queue_.pool());
     queue_.drop();  // what a call that failed has left refers to its records
-    if (cache_.make_room(count, queue_)) recorded_step_.forget();
-    if (full_cache_) full_cache_->make_room(count, queue_);
+    const bool grown = cache_.make_room(count, queue_);
+    if ((full_cache_ && full_cache_->make_room(count, queue_)) || grown) forget_recorded();
     std::vector<StepRecord> records(count);
-    for (int64_t first = 0; first < count; first += kStepsAtOnce) {
-      const int64_t steps = std::min(kStepsAtOnce, count - first);
-      step_->upload(views.subspan(first, steps), next_position_, merge_rules_.prediction, queue_.stream());
-      for (int64_t t = 0; t < steps; ++t) {
-        step_->select(t, queue_.stream());
-        if (std::exchange(rehearses_, false)) rehearse_rebuild();
-        take_step(records[first + t]);
-        ++next_position_;
-      }
+    int64_t part = 0;
+    for (int64_t first = 0, steps = 0; first < count; first += steps) {
+      steps = steps_at_once(count - first);
+      inputs_->upload(views.subspan(first, steps), next_position_, merge_rules_.prediction, queue_.stream());
+      if (std::exchange(rehearses_, false)) rehearse_rebuild();
+      take_steps(std::span(records).subspan(first, steps));
+      next_position_ += steps;
+      part += steps;
+      const bool is_last = first + steps == count;
+      if (part < kStepsAtOnce && !is_last) continue;
       queue_.finish_part();
-      if (first + steps < count) queue_.end_part();
+      if (!is_last) queue_.end_part();
+      part = 0;
       if (queue_.pool().staged() > kMostAwaited) queue_.finish();
     }
     queue_.finish();
@@ -116,65 +119,116 @@ class DeviceSession final : public Session {
 
  private:
   // Steps whose inputs are uploaded, and whose results handed over, while the device takes as many others.
-  static constexpr int64_t kStepsAtOnce = 8;
+  static constexpr int64_t kStepsAtOnce = 16;
   // Bytes of page-locked memory that steps taken together may use before they are waited for.
   static constexpr int64_t kMostAwaited = int64_t{64} << 20;
 
-  // Queues the current step.
-  void take_step(StepRecord& record) {
-    if (full_cache_) {
-      full_cache_->append(step_->keys(), step_->values(), step_->position(), queue_);
+  // What is read back of a step; its output and the evicted positions are written where they are read from.
+  struct StepReads {
+    Readback* all;
+    Read<float> output;
+    Read<int64_t> evicted;
+  };
+
+  bool rebuilds(int64_t ahead) const {
+    return merge_rules_.rebuilds_at(next_position_ + ahead - layer_->view().prompt_tokens());
+  }
+  // How many of the next steps are queued as one: a step that rebuilds is alone.
+  int64_t steps_at_once(int64_t most) const {
+    if (rebuilds(0)) return 1;
+    int64_t steps = 1;
+    while (steps < std::min(most, kStepsAtOnce) && !rebuilds(steps)) ++steps;
+    return steps;
+  }
+
+  // Queues steps, whose inputs have been uploaded.
+  void take_steps(std::span<StepRecord> records) {
+    const auto count = std::ssize(records);
+    StepRecord& first = records.front();
+    first.rebuilt = rebuilds(0);
+    if (first.rebuilt) {
+      const StepInput<T> step = (*inputs_)[0];
+      full_cache_->append(step, queue_);
+      rebuild(full_cache_->layer(next_position_ + 1, step.queries()), first);
     }
-    record.rebuilt = merge_rules_.rebuilds_at(next_position_ - layer_->view().prompt_tokens());
-    if (record.rebuilt) rebuild(full_cache_->layer(next_position_ + 1, step_->queries()), record);
-    Readback& reads = read_back(record);
-    if (record.rebuilt) {
-      attend();
-      reads.pack(packed_, queue_.stream());
+    std::vector<StepReads> reads;
+    for (StepRecord& record : records) reads.push_back(read_back(record));
+    if (queue_.reserve_results(kStepsAtOnce, reads.front().all->bytes())) forget_recorded();
+    if (first.rebuilt) {
+      attend(0, nullptr, reads.front());
+      // Steps are the same as before if all that a rebuild has made is where it was.
+      const size_t before = std::exchange(layout_, queue_.pool().layout());
+      if (before != layout_) forget_recorded();
     } else {
-      queue_.repeat(recorded_step_, [&] {
-        enter();
-        attend();
-        reads.pack(packed_, queue_.stream());
+      queue_.repeat(recorded_[count - 1], [&] {
+        for (int64_t t = 0; t < count; ++t) take_step(t, t + 1 < count, reads[t]);
       });
     }
-    reads.transfer(packed_, queue_.pool());
+    queue_.transfer_results(count, "score");
+  }
+
+  // Queues the t-th of steps, none of which rebuilds.
+  //
+  // is_followed  whether the next one's inputs have been uploaded, too
+  void take_step(int64_t t, bool is_followed, const StepReads& reads) {
+    const StepInput<T> step = (*inputs_)[t];
+    if (full_cache_) full_cache_->append(step, queue_);
+    if (t == 0 || !appends_ahead()) cache_.append(step, merges() ? merges_->key_norms() : nullptr, queue_);
+    std::optional<StepInput<T>> next;
+    if (is_followed && appends_ahead()) next = (*inputs_)[t + 1];
+    attend(t, next ? &*next : nullptr, reads);
   }
 
   // Asks for a step's results.
-  Readback& read_back(StepRecord& record) {
+  StepReads read_back(StepRecord& record) {
     Readback& reads = queue_.read_back();
-    reads.then([&record, output = reads.of(query_->outputs)](const Arrived& arrived) {
-      record.output = arrived.matrix(output, "output");
+    const auto output = reads.place<float>(shape_.query_heads * shape_.head_dim);
+    reads.then([&record, output, shape = shape_](const Arrived& arrived) {
+      record.output = arrived.matrix({output, shape.query_heads, shape.head_dim}, "output");
     });
+    Read<int64_t> evicted;
     if (evictions_) {
-      queue_.require_numbers(reads, "score");
-      evictions_->record(reads, record);
+      evicted = reads.place<int64_t>(shape_.kv_heads);
+      reads.then([&record, evicted](const Arrived& arrived) {
+        record.evicted.assign(arrived[evicted].begin(), arrived[evicted].end());
+      });
     }
     if (merges()) merges_->record(reads, record);
-    return reads;
+    return {&reads, output, evicted};
   }
 
   // Whether entries merge during decoding.
   bool merges() const { return merges_ != nullptr && evictions_.has_value(); }
 
-  void enter() {
-    cache_.append(step_->keys(), step_->values(), step_->position(),
-                  merges() ? merges_->key_norms() : nullptr, queue_);
+  // Whether an eviction appends the next step's entry in the place of the evicted one, which merges would
+  // still read.
+  bool appends_ahead() const { return evictions_.has_value() && !merges(); }
+
+  // Queues the attention of the t-th step's queries, and what follows from it.
+  //
+  // next  the step whose entry the eviction appends; null: none
+  void attend(int64_t t, const StepInput<T>* next, const StepReads& reads) {
+    const StepInput<T> step = (*inputs_)[t];
+    queue_.run("attention", [&] {
+      query_->attend(step.queries(), cache_.view(), layer_->view().scale,
+                     evictions_ ? evictions_->change() : std::nullopt, queue_.result(t, reads.output),
+                     queue_);
+      if (evictions_) evictions_->score(step, cache_, *query_, queue_);
+      if (merges()) merges_->observe(step, *query_, cache_, queue_);
+    });
+    if (evictions_) {
+      queue_.run("eviction",
+                 [&] { evictions_->evict(step, next, cache_, queue_.result(t, reads.evicted), queue_); });
+    }
+    if (merges()) {
+      merges_->merge(step, *query_, cache_, queue_);
+      evictions_->revalue(merges_->changed(), cache_, queue_);
+    }
+    reads.all->pack(queue_.results(t), queue_.stream());
   }
 
-  // Queues the attention of the current step's queries, and what follows from it.
-  void attend() {
-    queue_.run("attention", [&] {
-      query_->attend(step_->queries(), cache_.view(), layer_->view().scale,
-                     evictions_ ? evictions_->change() : std::nullopt, queue_);
-      if (evictions_) evictions_->score(*step_, cache_, *query_, queue_);
-      if (merges()) merges_->observe(*step_, *query_, cache_, queue_);
-    });
-    if (evictions_) queue_.run("eviction", [&] { evictions_->evict(cache_, step_->position(), queue_); });
-    if (!merges()) return;
-    merges_->merge(*step_, *query_, cache_, queue_);
-    evictions_->revalue(merges_->changed(), cache_, queue_);
+  void forget_recorded() {
+    for (Recording& recording : recorded_) recording.forget();
   }
 
   void begin(const LayerView& layer, const Policy& policy) {
@@ -185,15 +239,16 @@ class DeviceSession final : public Session {
     rules_ = kvbound::rules_of(policy.host, layer.prompt_tokens(), 0);
     next_position_ = layer.prompt_tokens();
     full_cache_.reset();
-    recorded_step_.forget();
+    layout_ = 0;
+    forget_recorded();
     queue_.pool().expect_usual_growth();
-    if (step_) {
+    if (inputs_) {
       require_equal("tokens of the layer", layer.prompt_tokens(), "tokens of the session's layer",
                     layer_->view().prompt_tokens());
     } else {
       layer_.emplace(layer, queue_);
       known_.emplace(layer_->view(), queue_);
-      step_.emplace(shape_);
+      inputs_.emplace(shape_, kStepsAtOnce);
     }
     if (merge_rules_.period) {  // whose temporary memory grows with the entries so far
       const auto tokens = static_cast<double>(layer.prompt_tokens());
@@ -208,10 +263,10 @@ class DeviceSession final : public Session {
     std::optional<Evictions<T>> evictions = std::exchange(evictions_, {});
     std::unique_ptr<Merges<T>> merges = std::exchange(merges_, {});
     StepRecord unread;
-    rebuild(full_cache_->layer(next_position_, step_->queries()), unread);
-    Readback& reads = read_back(unread);
-    attend();
-    reads.pack(packed_, queue_.stream());
+    rebuild(full_cache_->layer(next_position_, (*inputs_)[0].queries()), unread);
+    const StepReads reads = read_back(unread);
+    queue_.reserve_results(kStepsAtOnce, reads.all->bytes());
+    attend(0, nullptr, reads);
     cache_ = std::move(cache);
     evictions_ = std::move(evictions);
     merges_ = std::move(merges);
@@ -222,9 +277,9 @@ class DeviceSession final : public Session {
   // Fills the cache with the selection that a layer's queries make among its entries, which are all so far,
   // and merges the others into it. Running scores start at 0.
   void rebuild(const DeviceLayer<T>& layer, StepRecord& record) {
-    recorded_step_.forget();
     evictions_.reset();
     merges_.reset();
+    cache_ = {};
     const int64_t entered = layer.prompt_tokens() - layer_->view().prompt_tokens();
     const HostRules host = rebuild_rules(policy_.host, layer.prompt_tokens(), entered);
     std::vector<int64_t> budgets;
@@ -259,14 +314,14 @@ class DeviceSession final : public Session {
   std::optional<UploadedLayer<T>> layer_;
   std::optional<LayerScores<T>> known_;
   LayerCache<T> cache_;
-  std::optional<StepInputs<T>> step_;
-  std::optional<ScoredQuery<T>> query_;     // the step's
-  std::optional<Evictions<T>> evictions_;   // for hosts that evict
-  std::unique_ptr<Merges<T>> merges_;       // for policies that merge
-  std::optional<FullCache<T>> full_cache_;  // for policies that rebuild
-  Buffer<std::byte> packed_;                // a step's results
-  Recording recorded_step_;                 // without a rebuild
-  bool rehearses_ = false;                  // before the next step
+  std::optional<StepInputs<T>> inputs_;
+  std::optional<ScoredQuery<T>> query_;           // the step's
+  std::optional<Evictions<T>> evictions_;         // for hosts that evict
+  std::unique_ptr<Merges<T>> merges_;             // for policies that merge
+  std::optional<FullCache<T>> full_cache_;        // for policies that rebuild
+  std::array<Recording, kStepsAtOnce> recorded_;  // of so many steps without a rebuild, less one
+  size_t layout_ = 0;                             // of memory behind the last rebuild
+  bool rehearses_ = false;                        // before the next step
 };
 
 [[noreturn]] void refuse(Dtype storage) {

@@ -49,10 +49,12 @@ void Spreads<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>& cache
   PromptTargets targets(selected.counts, tokens, cache.capacity());
   const PositionLists leaving = targets.leaving(), kept = cache.filled();
   ScoredQuery<T> last(shape_, tokens);
+  DeviceMatrix outputs(shape_.query_heads, shape_.head_dim);
   const Buffer<int64_t> all(std::span<const int64_t>(std::vector<int64_t>(heads, tokens)), queue.stream());
   DeviceMatrix attention(heads, tokens);
   queue.run("attention", [&] {
-    last.attend(layer.last_queries(), {layer.keys, layer.values, all.data()}, scale_, {}, queue);
+    last.attend(layer.last_queries(), {layer.keys, layer.values, all.data()}, scale_, {}, outputs.data(),
+                queue);
     mean_attention(last.logits.data(), last.log_sum_exp.data(), shape_.query_heads, heads, tokens, all.data(),
                    attention.data(), queue.stream());
   });
@@ -86,14 +88,14 @@ void Spreads<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>& cache
 }
 
 template <Storage T>
-void Spreads<T>::observe(const StepInputs<T>&, const ScoredQuery<T>& query, LayerCache<T>& cache,
+void Spreads<T>::observe(const StepInput<T>&, const ScoredQuery<T>& query, LayerCache<T>& cache,
                          Queue& queue) {
   mean_attention(query.logits.data(), query.log_sum_exp.data(), shape_.query_heads, shape_.kv_heads,
                  cache.capacity(), cache.slots().entries, decoding_->attention.data(), queue.stream());
 }
 
 template <Storage T>
-void Spreads<T>::merge(const StepInputs<T>&, const ScoredQuery<T>&, LayerCache<T>& cache, Queue& queue) {
+void Spreads<T>::merge(const StepInput<T>&, const ScoredQuery<T>&, LayerCache<T>& cache, Queue& queue) {
   Decoding& own = *decoding_;
   const PositionLists changed = own.changed_list();
   const CacheSlots slots = cache.slots();

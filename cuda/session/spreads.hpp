@@ -23,9 +23,9 @@ class Spreads final : public Merges<T> {
   void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
                 std::vector<HeadMerge>& records) override;
   float* key_norms() override { return nullptr; }
-  void observe(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+  void observe(const StepInput<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
                Queue& queue) override;
-  void merge(const StepInputs<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
+  void merge(const StepInput<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
              Queue& queue) override;
   PositionLists changed() override { return decoding_->changed_list(); }
   void record(Readback& reads, StepRecord& record) const override;

@@ -20,6 +20,7 @@ struct DeviceCounters {
   int64_t downloads = 0;  ///< copies to the host
   int64_t download_bytes = 0;
   int64_t allocations = 0;  ///< of device memory and of page-locked memory
+  int64_t recordings = 0;   ///< of work that is then queued again and again
 
   /// join(one's, other's) of each count.
   template <class Join>
@@ -32,7 +33,8 @@ struct DeviceCounters {
             join(one.upload_bytes, other.upload_bytes),
             join(one.downloads, other.downloads),
             join(one.download_bytes, other.download_bytes),
-            join(one.allocations, other.allocations)};
+            join(one.allocations, other.allocations),
+            join(one.recordings, other.recordings)};
   }
   DeviceCounters& operator+=(const DeviceCounters& more) { return *this = joined(*this, more, std::plus()); }
   friend DeviceCounters operator-(const DeviceCounters& later, const DeviceCounters& earlier) {

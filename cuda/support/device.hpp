@@ -152,11 +152,6 @@ class Buffer {
     require_inside(first, numbers.size());
     detail::download(numbers.data(), data_ + first, static_cast<int64_t>(numbers.size_bytes()), stream);
   }
-  /// Queues a copy of as many objects of another buffer, from `first` on.
-  void copy_from(const Buffer& other, int64_t first, Stream stream = nullptr) {
-    other.require_inside(first, static_cast<size_t>(size_));
-    detail::queue_on_device(data_, other.data_ + first, bytes(), stream);
-  }
   /// Sets every byte to 0.
   void clear(Stream stream = nullptr) { detail::set_zero(data_, bytes(), stream); }
 

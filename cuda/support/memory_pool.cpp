@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <utility>
 
 namespace kvbound::cuda {
@@ -53,11 +54,13 @@ void* MemoryPool::take(int64_t bytes) {
                                     phase_ == Phase::settled ? INT64_MAX : 2 * room);
   if (best == nullptr) {
     blocks_.reserve(blocks_.size() + 1);
-    blocks_.push_back({detail::allocate(bytes, room), room, false});
+    blocks_.push_back({detail::allocate(bytes, room), room, bytes, false, taken_++});
     return blocks_.back().memory;
   }
   best->memory = detail::renew(best->memory, bytes);
+  best->bytes = bytes;
   best->is_free = false;
+  best->turn = taken_++;
   return best->memory;
 }
 
@@ -67,6 +70,21 @@ void MemoryPool::give(void* memory) noexcept {
   assert(block != blocks_.end());
   block->memory = detail::set_aside(memory);
   block->is_free = true;
+}
+
+size_t MemoryPool::layout() const {
+  std::map<int64_t, const Block*> in_use;
+  for (const Block& block : blocks_) {
+    if (!block.is_free) in_use.emplace(block.turn, &block);
+  }
+  size_t hash = in_use.size();
+  for (const auto& [turn, block] : in_use) {
+    for (const size_t part : {reinterpret_cast<size_t>(block->memory), static_cast<size_t>(block->bytes)}) {
+      hash = (hash ^ part) * 0x9e3779b97f4a7c15;
+      hash ^= hash >> 32;
+    }
+  }
+  return hash;
 }
 
 std::byte* MemoryPool::stage(int64_t bytes) {

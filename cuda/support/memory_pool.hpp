@@ -46,6 +46,9 @@ class MemoryPool {
   /// fit, unless, before settle(), it is more than twice as large as a new one; or else in a new one.
   void* take(int64_t bytes);
   void give(void* memory) noexcept;
+  /// A hash of the buffers in use, of their places and sizes in the order in which they were taken: where it
+  /// is what it was, the same work has the same memory.
+  size_t layout() const;
 
   /// Page-locked memory of so many bytes, valid until wait().
   std::byte* stage(int64_t bytes);
@@ -66,8 +69,10 @@ class MemoryPool {
  private:
   struct Block {
     void* memory;
-    int64_t room;  // bytes
+    int64_t room;   // bytes
+    int64_t bytes;  // in use, if it is not free
     bool is_free;
+    int64_t turn;  // in which it was taken
   };
   struct Staging {
     std::byte* data;
@@ -83,6 +88,7 @@ class MemoryPool {
   double growth_ = kUsualGrowth;
   Phase phase_ = Phase::usual;
   std::vector<Block> blocks_;
+  int64_t taken_ = 0;
   std::vector<Staging> staging_;
   std::array<Chunk, 2> chunks_;
   size_t turn_ = 0;

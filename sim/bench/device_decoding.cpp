@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -95,27 +96,31 @@ BenchResult bench_update_scores(const BenchOptions& options) {
   return measure_step(options, "update-scores", bytes, 0, [&](cuda::Stream stream) { cache.score(stream); });
 }
 
-// The new entry of every KV head takes the free slot, and the smallest running score leaves.
+using Evict = std::function<void(const cuda::NewEntries& next, cuda::Stream stream)>;
+
+// The smallest running score of every KV head leaves, and the next entry takes its place.
 BenchResult bench_append_evict(const BenchOptions& options, const std::string& name, StepCache& cache,
-                               double bytes_of_eviction, const Call& evict) {
+                               double bytes_of_eviction, const Evict& evict) {
   cache.score(kStream);
   const StoredTensor<Stored> entry(
       random_tensor(cache.shape.kv_heads, 1, cache.shape.head_dim, BenchLayer::random(options, 25)), kStream);
   const double bytes = 6 * bytes_of(entry) + traffic(cache.positions) + bytes_of_eviction;
-  return measure_step(options, name, bytes, 0, [&](cuda::Stream stream) {
-    cuda::append<Stored>(entry.view(), entry.view(), cache.keys.view(), cache.values.view(), cache.slots(),
-                         cache.position.data(), nullptr, stream);
-    evict(stream);
-  });
+  cuda::append<Stored>(entry.view(), entry.view(), cache.keys.view(), cache.values.view(), cache.slots(),
+                       cache.position.data(), nullptr, kStream);
+  const cuda::NewEntries next =
+      cuda::new_entries<Stored>(entry.view(), entry.view(), cache.keys.view(), cache.values.view(),
+                                cache.slots(), cache.position.data());
+  return measure_step(options, name, bytes, 0, [&](cuda::Stream stream) { evict(next, stream); });
 }
 
 BenchResult bench_evict(const BenchOptions& options) {
   StepCache cache(options);
   const double bytes = traffic(cache.logits, cache.log_sum_exp) + 2 * bytes_of(cache.numbers);
-  return bench_append_evict(options, "append-evict", cache, bytes, [&](cuda::Stream stream) {
-    cuda::evict(cache.rules(), cache.slots(), cache.update(), cache.shape.query_heads, cache.position.data(),
-                cache.merged_into.data(), cache.status.data(), stream);
-  });
+  return bench_append_evict(
+      options, "append-evict", cache, bytes, [&](const cuda::NewEntries& next, cuda::Stream stream) {
+        cuda::evict(cache.rules(), cache.slots(), cache.update(), next, cache.shape.query_heads,
+                    cache.position.data(), cache.merged_into.data(), cache.status.data(), stream);
+      });
 }
 
 // Stage one takes half of what stays.
@@ -128,10 +133,12 @@ BenchResult bench_evict_critical(const BenchOptions& options) {
   const Buffer<int64_t> counts = uploaded(halves);
   const cuda::EvictionStages stages{cache.numbers.data(), norms.data(), counts.data(), nullptr, 1e-4};
   const double bytes = traffic(cache.reduced, cache.numbers, norms);
-  return bench_append_evict(options, "append-evict-critical", cache, bytes, [&](cuda::Stream stream) {
-    cuda::evict_critical(cache.rules(), cache.slots(), cache.reduced.data(), stages, cache.shape.query_heads,
-                         cache.position.data(), cache.merged_into.data(), cache.status.data(), stream);
-  });
+  return bench_append_evict(options, "append-evict-critical", cache, bytes,
+                            [&](const cuda::NewEntries& next, cuda::Stream stream) {
+                              cuda::evict_critical(cache.rules(), cache.slots(), cache.reduced.data(), stages,
+                                                   next, cache.shape.query_heads, cache.position.data(),
+                                                   cache.merged_into.data(), cache.status.data(), stream);
+                            });
 }
 
 // What a step's queries need to be scored by OBCache's joint score. The first entry is
@@ -325,13 +332,14 @@ BenchResult bench_pack(const BenchOptions& options) {
   add(cache.values.numbers(), row * 2);
   add(cache.status, cache.status.bytes());
   Buffer<std::byte> packed(to);
-  return measure_step(options, "pack", 2 * as_real(to), 0,
-                      [&](cuda::Stream stream) { cuda::pack(stretches, packed, stream); });
+  return measure_step(options, "pack", 2 * as_real(to), 0, [&](cuda::Stream stream) {
+    cuda::pack(stretches, packed.data(), packed.size(), stream);
+  });
 }
 
 constexpr BenchOperation kDecodingOperations[] = {
     {"update-scores", "a step's attention added to running scores", bench_update_scores},
-    {"append-evict", "the new entry is appended, and the smallest running score leaves", bench_evict},
+    {"append-evict", "the smallest running score leaves, and the next entry takes its place", bench_evict},
     {"append-evict-critical", "the same in two stages", bench_evict_critical},
     {"measure-queries", "a step's outputs as OBCache's joint score needs them", bench_measure_queries},
     {"step-change-scores", "OBCache's joint score of a cache's entries", bench_step_change_scores},

@@ -34,6 +34,10 @@ class Slots {
     return {entries_.size(), capacity_, entries_.data(), free_.data(), newest_.data(), positions_.data()};
   }
   std::vector<int64_t> free() const { return cuda::download(free_); }
+  /// Entries, free slots, newest slots and positions.
+  std::vector<std::vector<int64_t>> contents() const {
+    return {cuda::download(entries_), free(), cuda::download(newest_), cuda::download(positions_)};
+  }
 
  private:
   int64_t capacity_;

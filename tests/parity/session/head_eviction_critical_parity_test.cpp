@@ -112,7 +112,7 @@ class EvictCriticalParity : public DeviceTest {
     cuda::evict_critical(
         {c.sinks, c.recent, false, budgets.data()}, slots.view(), reduced.data(),
         {running.data(), norms.data(), c.adaptive ? nullptr : table.data(), weights.data(), c.epsilon, c.gqa},
-        heads * c.group_size, position.data(), evicted.data(), status.data(), nullptr);
+        std::nullopt, heads * c.group_size, position.data(), evicted.data(), status.data(), nullptr);
     cuda::synchronise(nullptr);
     const std::vector<int64_t> positions = cuda::download(evicted), free = slots.free();
     for (int64_t g = 0; g < heads; ++g) {
@@ -343,7 +343,8 @@ TEST_F(EvictCriticalParity, TellsOfAScoreThatIsNanInOneQueryHead) {
 
 TEST_F(EvictCriticalParity, RefusesMoreEntriesThanCanBeRankedAndNoQueryHeads) {
   const auto evict = [&](int64_t query_heads, int64_t capacity) {
-    cuda::evict_critical({}, {1, capacity}, nullptr, {}, query_heads, nullptr, nullptr, nullptr, nullptr);
+    cuda::evict_critical({}, {1, capacity}, nullptr, {}, std::nullopt, query_heads, nullptr, nullptr, nullptr,
+                         nullptr);
   };
   EXPECT_THROW(evict(1, cuda::kMostScores + 9), ShapeMismatch);
   EXPECT_THROW(evict(0, 2), ShapeMismatch);

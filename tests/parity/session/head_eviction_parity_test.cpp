@@ -123,7 +123,7 @@ class UpdateScoresParity : public DeviceTest {
     const cuda::Buffer<int64_t> budgets = all(5000), newest = all(0);
     cuda::Buffer<int64_t> evicted = all(-7);
     cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
-    cuda::evict({3, 0, false, budgets.data()}, slots.view(), update, query_heads, newest.data(),
+    cuda::evict({3, 0, false, budgets.data()}, slots.view(), update, std::nullopt, query_heads, newest.data(),
                 evicted.data(), status.data(), nullptr);
     EXPECT_EQ(cuda::download(evicted), std::vector<int64_t>(kv_heads, -1));
   }
@@ -209,8 +209,9 @@ TEST_F(UpdateScoresParity, TakesOtherScoresAsTheyAre) {
 TEST_F(UpdateScoresParity, RefusesHeadsThatDoNotFit) {
   Slots slots({{0}, {0}}, {0, 0}, 1);
   EXPECT_THROW(cuda::update_scores({}, slots.view(), 3, nullptr), ShapeMismatch);
-  EXPECT_THROW(cuda::evict({}, slots.view(), cuda::ScoreUpdate{}, 3, nullptr, nullptr, nullptr, nullptr),
-               ShapeMismatch);
+  EXPECT_THROW(
+      cuda::evict({}, slots.view(), cuda::ScoreUpdate{}, std::nullopt, 3, nullptr, nullptr, nullptr, nullptr),
+      ShapeMismatch);
 }
 
 struct EvictCase {
@@ -253,8 +254,8 @@ class EvictParity : public DeviceTest {
                 GroupReduction::sum,
                 {.running = running.data()}};
     }
-    cuda::evict({c.sinks, c.recent, c.fills_recent, budgets.data()}, slots.view(), update, heads,
-                position.data(), evicted.data(), status.data(), nullptr);
+    cuda::evict({c.sinks, c.recent, c.fills_recent, budgets.data()}, slots.view(), update, std::nullopt,
+                heads, position.data(), evicted.data(), status.data(), nullptr);
     cuda::synchronise(nullptr);
     return {cuda::download(evicted), slots.free(), cuda::download(status).front()};
   }

@@ -237,7 +237,7 @@ class RecordingTest : public DeviceTest {
     void run(cuda::Recording& recording) {
       recording.run(nullptr, [this](cuda::Stream stream) {
         ++calls;
-        to.copy_from(from, 0, stream);
+        cuda::detail::queue_on_device(to.data(), from.data(), to.bytes(), stream);
         cleared.clear(stream);
       });
     }

@@ -12,6 +12,7 @@
 #include <kvbound/cuda/session/session.hpp>
 #include <kvbound/cuda/support/counters.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
 #include <kvbound/reference/core/session.hpp>
@@ -21,7 +22,8 @@
 namespace kvbound::parity {
 namespace {
 
-constexpr int64_t kTokens = 48, kWindow = 8, kSteps = 14, kPeriod = 4;
+constexpr int64_t kTokens = 48, kWindow = 8, kSteps = 20, kPeriod = 4;
+constexpr int64_t kStepsAtOnce = 16;  // of a session
 constexpr LayerShape kShape{4, 2, 8, 12};
 
 // A layer and its decode steps.
@@ -172,17 +174,40 @@ TEST_P(SessionRequestsOf, AStepWaitsOnceAndAllocatesNothing) {
   }
 }
 
-TEST_P(SessionRequestsOf, StepsTakenTogetherGiveTheSameBitsAndWaitOnceForEight) {
+TEST_P(SessionRequestsOf, StepsTakenTogetherGiveTheSameBitsAndWaitOnceForSixteen) {
   const std::unique_ptr<Session> one_by_one = compressed(), together = compressed();
   std::vector<StepRecord> expected;
   for (int64_t t = 0; t < kSteps; ++t) expected.push_back(one_by_one->step(decoding_.step(t)));
   const cuda::DeviceCounters before = cuda::counters();
   const std::vector<StepRecord> records = together->steps(decoding_.steps());
-  EXPECT_EQ((cuda::counters() - before).synchronisations, (kSteps + 7) / 8);
+  EXPECT_EQ((cuda::counters() - before).synchronisations, (kSteps + kStepsAtOnce - 1) / kStepsAtOnce);
   ASSERT_EQ(std::ssize(records), kSteps);
   for (int64_t t = 0; t < kSteps; ++t) {
     SCOPED_TRACE("step " + std::to_string(t));
     expect_equal(records[t], expected[t]);
+  }
+}
+
+// Attention, its join, and the eviction, which also appends the next step's entry.
+TEST_F(SessionRequests, SixteenStepsThatEvictLaunchThreeKernelsEachAndCopyOnceEachWay) {
+  const Decoding decoding;
+  std::vector<StepView> steps = decoding.steps();
+  steps.resize(kStepsAtOnce);
+  for (const Host& host : {Host{H2o{kWindow, 2, {}}}, Host{Tova{2}}, Host{StreamingLlm{2}}}) {
+    const std::unique_ptr<Session> session = cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16);
+    session->compress(decoding.layer(), policy_of(host, AttentionScore{}, TopK{}, Uniform{}, NoMerge{}),
+                      std::vector<int64_t>(kShape.kv_heads, 20));
+    for (int round = 0; round < 3; ++round) {  // as they are, recorded, repeated
+      const cuda::DeviceCounters before = cuda::counters();
+      session->steps(steps);
+      const cuda::DeviceCounters requests = cuda::counters() - before;
+      EXPECT_EQ(requests.launches, 3 * kStepsAtOnce + 1) << "and one for the first entry";
+      EXPECT_EQ(requests.uploads, 1);
+      EXPECT_EQ(requests.downloads, 1);
+      EXPECT_EQ(requests.synchronisations, 1);
+      EXPECT_EQ(requests.moves, 0);
+      EXPECT_EQ(requests.fills, round == 0 ? 1 : 0) << "of the flags";
+    }
   }
 }
 
@@ -201,6 +226,21 @@ TEST_F(SessionRequests, RebuildsOfALongPromptAllocateNothing) {
       session->step(decoding.step(t));
       EXPECT_EQ((cuda::counters() - before).allocations, 0) << "step " << t;
     }
+  }
+}
+
+// A rebuilt cache that is as large as the one before is where that was: the same recorded steps go on.
+TEST_F(SessionRequests, RecordedStepsOutliveRebuilds) {
+  const Decoding decoding{320};
+  for (const NamedPolicy& tested : policies()) {
+    const bool evicts = rules_of(tested.policy.host, decoding.tokens, 0).evicts;
+    if (!rules_of(tested.policy.merge).period || !evicts) continue;
+    SCOPED_TRACE(tested.name);
+    const std::unique_ptr<Session> session = cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::bf16);
+    session->compress(decoding.layer(), tested.policy, std::vector<int64_t>(kShape.kv_heads, 64));
+    const cuda::DeviceCounters before = cuda::counters();
+    session->steps(decoding.steps());
+    EXPECT_EQ((cuda::counters() - before).recordings, 1);
   }
 }
 
