@@ -1,4 +1,5 @@
 // Attention's second kernel: combines the splits' partial results in a fixed order.
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 
 #include "attention_splits.hpp"
@@ -162,6 +163,7 @@ __device__ void write_output(const JoinArguments& p, const float4& outputs, floa
 //            12 for its dominant entry
 // FLOP       2 head_dim for each query and split in use, and an exponential for each of them and 64 columns
 __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArguments p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const JoinShared shared(memory);
   const int64_t query = blockIdx.x;
@@ -207,9 +209,10 @@ __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArgume
 
 void join_splits(const JoinArguments& arguments, Stream stream) {
   const int64_t queries = arguments.kv_heads * arguments.partials.group_queries;
-  launch<attention_join_kernel>({extent(queries, ceil_division(arguments.head_dim, 4 * kJoinColumns)),
-                                 dim3(kJoinThreads), shared_bytes<JoinShared>(), stream},
-                                arguments);
+  launch_dependent<attention_join_kernel>(
+      {extent(queries, ceil_division(arguments.head_dim, 4 * kJoinColumns)), dim3(kJoinThreads),
+       shared_bytes<JoinShared>(), stream},
+      arguments);
 }
 
 }  // namespace attention_splits

@@ -14,6 +14,7 @@
 #include <cmath>
 
 #include <kvbound/cuda/primitives/async_copy.hpp>
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/row_fragments.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
@@ -487,6 +488,7 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 //            for each query and entry
 template <Storage16 T, int kSteps, int kHeadTiles>
 __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<T> p, Shape shape) {
+  begin_dependent_launch();
   SharedMemory memory;
   const Shared<T, kSteps> shared(memory, shape);
   const Split split = Splits(p.partition, p.cache.entries, p.kv_heads()).at(blockIdx.x);
@@ -502,7 +504,7 @@ void launch_with(const SplitArguments<T>& arguments, Stream stream) {
     return Shape{stages, std::min(arguments.group_queries(), kHeadTiles * kHeads), arguments.most_tokens()};
   };
   const auto shape = first_that_fits<Shared<T, kSteps>>({with(kMostStages), with(1)});
-  launch<attention_mma_kernel<T, kSteps, kHeadTiles>>(
+  launch_dependent<attention_mma_kernel<T, kSteps, kHeadTiles>>(
       {extent(arguments.blocks(), ceil_division(arguments.group_queries(), kHeadTiles * kHeads)),
        dim3(kThreads), shared_bytes<Shared<T, kSteps>>(shape), stream},
       arguments, shape);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
@@ -416,6 +417,7 @@ Shape shape_of(const Arguments& arguments, int teams, int stages) {
 //            kHeads heads even if fewer exist
 template <int kHeads>
 __global__ void __launch_bounds__(kMostTeams* kTeam) attention_portable_kernel(Arguments p, Shape shape) {
+  begin_dependent_launch();
   SharedMemory memory;
   const Shared shared(memory, shape);
   const Split split = Splits(p.partition, p.cache.entries, p.kv_heads()).at(blockIdx.x);
@@ -434,7 +436,7 @@ void launch_with(const Arguments& arguments, int teams, Stream stream) {
   const auto shape =
       first_that_fits<Shared>({with(teams, kMostStages), with(teams, 1), with(1, kMostStages), with(1, 1)});
   const int64_t head_blocks = ceil_division(arguments.group_queries(), int64_t{shape.teams} * kHeads);
-  launch<attention_portable_kernel<kHeads>>(
+  launch_dependent<attention_portable_kernel<kHeads>>(
       {extent(arguments.blocks(), head_blocks), extent(shape.teams * kTeam), shared_bytes<Shared>(shape),
        stream},
       arguments, shape);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <kvbound/cuda/emulation/block.hpp>
 #include <kvbound/cuda/emulation/observer.hpp>
 
 namespace {
@@ -11,6 +12,8 @@ namespace {
 using kvbound::cuda::emulation::Instruction;
 
 inline void observe(Instruction what, const void* address, size_t bytes, const void* site) {
+  if (kvbound::cuda::emulation::has_yet_to_wait)
+    kvbound::cuda::emulation::refuse_early_access(address, bytes, {});
   if (auto* const observer = kvbound::cuda::emulation::observer)
     observer->access(what, reinterpret_cast<uintptr_t>(address), static_cast<int>(bytes),
                      reinterpret_cast<uintptr_t>(site));

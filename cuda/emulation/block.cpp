@@ -171,7 +171,15 @@ void observe_lane(Instruction what) {
   if (observer != nullptr) observer->lane(what, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
 }
 
+void await_previous_launch() { Runner::running()->await_previous_launch(); }
+
+void refuse_early_access(const void* memory, size_t bytes, CallSite where) {
+  if (has_yet_to_wait && is_device_memory(memory, bytes))
+    fail("accesses " + place_in_memory(memory) + " before it has waited for the launch before", where);
+}
+
 void copy_async(void* shared, const void* global, int bytes, CallSite where) {
+  refuse_early_access(global, static_cast<size_t>(bytes), where);
   require_shared(shared, 16, 16, "cp.async", where);
   if (reinterpret_cast<uintptr_t>(global) % 16 != 0) fail("cp.async reads from a misaligned address", where);
   if (bytes < 0 || bytes > 16) fail("cp.async copies " + std::to_string(bytes) + " bytes", where);

@@ -45,6 +45,8 @@ inline constinit thread_local uint3 blockIdx{};
 inline constinit thread_local dim3 blockDim{};
 inline constinit thread_local dim3 gridDim{};
 // NOLINTEND(readability-identifier-naming)
+/// Whether the running thread has yet to wait for the launch before its kernel's; likewise.
+inline constinit thread_local bool has_yet_to_wait = false;
 
 /// A kernel with its arguments.
 struct Kernel {
@@ -60,7 +62,8 @@ struct Grid {
   dim3 block;
   int64_t shared_bytes = 0;
   Schedule schedule;
-  dim3 cluster = dim3();  ///< blocks; divides the grid
+  dim3 cluster = dim3();      ///< blocks; divides the grid
+  bool is_dependent = false;  ///< its threads wait for the launch before
 };
 
 /// A kernel's fault and its place: `where.file` is null if the place is not known.
@@ -96,6 +99,11 @@ std::string place_in_memory(const void* address);
 /// The faults of functions that kernels call everywhere, which are to stay small there.
 [[noreturn]] void fail_misaligned(const char* name, CallSite where);
 [[noreturn]] void fail_outside_mask(const char* name, int reader, int source, CallSite where);
+
+/// What a thread of a dependent launch calls before it reads or writes device memory.
+void await_previous_launch();
+/// Fails if it has not yet, and the bytes lie in device memory.
+void refuse_early_access(const void* memory, size_t bytes, CallSite where);
 
 /// Waits until all threads of the block have called it from the same place. Returns how many passed true.
 int wait_for_block(bool flag, CallSite where);

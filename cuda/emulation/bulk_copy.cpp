@@ -20,6 +20,7 @@ void require_bulk(const void* shared, const void* global, int64_t bytes, CallSit
   }
   require_shared(shared, bytes, kUnit, kLoad, where);
   require_aligned(global, kUnit, kLoad, where);
+  refuse_early_access(global, static_cast<size_t>(bytes), where);
   if (!is_device_memory(global, static_cast<size_t>(bytes))) {
     fail(std::string(kLoad) + " copies " + std::to_string(bytes) + " bytes at " + place_in_memory(global),
          where);

@@ -4,7 +4,7 @@
 
 namespace kvbound::cuda::emulation {
 
-void ResidentBlock::restart(uint3 place, int threads_count, int64_t shared_bytes) {
+void ResidentBlock::restart(uint3 place, int threads_count, int64_t shared_bytes, bool is_dependent) {
   index = place;
   begun = false;
   gone = at_barrier = flags = 0;
@@ -17,6 +17,7 @@ void ResidentBlock::restart(uint3 place, int threads_count, int64_t shared_bytes
   for (int number = 0; number < threads_count; ++number) {
     Thread& each = threads[static_cast<size_t>(number)];
     each.cluster_arrivals = each.cluster_waits = 0;
+    each.has_yet_to_wait = is_dependent;
   }
   shared.restart(shared_bytes);
 }

@@ -18,6 +18,7 @@ struct Thread {
   AsyncCopies copies;
   int cluster_arrivals = 0;  // at the cluster's barrier
   int cluster_waits = 0;
+  bool has_yet_to_wait = false;  // for the launch before
 };
 
 /// Sets of lanes.
@@ -45,7 +46,7 @@ struct ResidentBlock {
   unsigned runnable = 0;  // warps with runnable lanes
 
   /// As before its first thread begins.
-  void restart(uint3 place, int threads_count, int64_t shared_bytes);
+  void restart(uint3 place, int threads_count, int64_t shared_bytes, bool is_dependent);
 };
 
 }  // namespace kvbound::cuda::emulation

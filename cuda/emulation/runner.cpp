@@ -45,6 +45,7 @@ std::optional<Fault> Runner::run(const Grid& grid, uint64_t cluster, Observer* w
   Fiber::change(main_, *fiber_);
   fiber_ = &main_;
   current_ = -1;
+  has_yet_to_wait = false;
   if (watching != nullptr) watching->end_cluster();
   observer = nullptr;
   if (fault_) drop_everything();
@@ -74,7 +75,7 @@ void Runner::prepare(uint64_t cluster) {
     const uint3 place{first.x * extent.x + within.x, first.y * extent.y + within.y,
                       first.z * extent.z + within.z};
     ResidentBlock& block = *blocks_[static_cast<size_t>(rank)];
-    block.restart(place, count_, grid_->shared_bytes);
+    block.restart(place, count_, grid_->shared_bytes, grid_->is_dependent);
     if (resident_ > 1) block.shared.close("has not begun");
   }
   ready_ = ~0U >> (32 - resident_);
@@ -134,6 +135,7 @@ void Runner::refuse_to_return() {
     fail("returns while an async copy is in flight that was issued at " + text(copy->where), copy->where);
   }
   mine.copies.clear();
+  if (has_yet_to_wait) fail("returns without having waited for the launch before", {});
   proxy_.refuse_to_return(current_);
   refuse_to_leave_others();
   my_warp().gone |= bit_of(current_);
@@ -259,6 +261,7 @@ bool Runner::set_current(ThreadId id) {
   const unsigned bit = bit_of(id);
   Warp& warp = my_warp();
   const bool begun = (warp.begun & bit) != 0;
+  has_yet_to_wait = me().has_yet_to_wait;
   warp.runnable &= ~bit;
   warp.begun |= bit;
   update_runnable(*block_, id);

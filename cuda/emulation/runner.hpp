@@ -43,6 +43,7 @@ class Runner {
   void park(const Step& step);
   void resume(ThreadId id);
   int choose(int count);
+  void await_previous_launch() { me().has_yet_to_wait = has_yet_to_wait = false; }
 
   bool in_kernel() const { return current_ >= 0; }
   ThreadId current() const { return current_; }

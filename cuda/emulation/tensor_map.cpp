@@ -82,6 +82,7 @@ void load_box(void* shared, const TensorMap& map, uint64_t* barrier, const int (
              std::to_string(map.bytes_of_number) + "-byte numbers do not begin on 16 bytes: illegal on a GPU",
          where);
   }
+  refuse_early_access(map.data, static_cast<size_t>(map.bytes_of_number), where);
   const int64_t bytes = map.box[0] * map.box[1] * map.box[2] * map.bytes_of_number;
   require_shared(shared, bytes, kSwizzlePeriod, kTensorCopy, where);
   if (shared_arena().address(shared) % kSwizzlePeriod != 0) {

@@ -61,7 +61,7 @@ void launch_blocks(Arguments<T> arguments, int64_t block_tokens, int threads, in
   const int64_t tiles = ceil_division(arguments.tokens(), block_tokens);
   const bool enough = tiles * arguments.values.slices >= device().multiprocessors;
   arguments.heads_per_block = enough ? arguments.group_size() : 1;
-  launch<kernel>(
+  launch_dependent<kernel>(
       {extent(tiles, arguments.values.slices * arguments.blocks_per_group()), extent(threads), bytes, stream},
       arguments);
 }

@@ -21,6 +21,7 @@
 // fits and leaves the rate to the tensor cores. With the running sums' own norms, which the bound of a norm
 // uses, 4 costs little: the median of bound over error in parity tests is 440 to 830, as it was for 1.
 #include <kvbound/cuda/primitives/async_copy.hpp>
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 
 #include "critical_kv_norms.hpp"
@@ -210,6 +211,7 @@ __device__ void write_norms(const float (&sums)[kTiles][2], int64_t first_token,
 //            for each of the query_heads tokens model_dim projected values
 template <int kSteps, Storage T>
 __global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const Shared<kSteps> shared(memory);
   const Heads heads(p, blockIdx.y);

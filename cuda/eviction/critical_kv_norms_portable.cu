@@ -2,6 +2,7 @@
 // exist only in registers.
 #include <algorithm>
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 
 #include "critical_kv_norms.hpp"
@@ -122,6 +123,7 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
 // FLOP       2 query_heads tokens head_dim model_dim, and 1 for each projected value
 template <Storage T>
 __global__ void __launch_bounds__(kThreads, 2) norms_portable_kernel(Arguments<T> p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const Shared shared(memory, p.values.cols);
   const int64_t first_token = static_cast<int64_t>(blockIdx.x) * kTokens;

@@ -24,6 +24,7 @@
 // stage is multiplied for 2,048 cycles at the tensor cores' peak, so two stages in flight cover 2
 // microseconds of latency.
 #include <kvbound/cuda/primitives/cluster.hpp>
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/registers.hpp>
 #include <kvbound/cuda/primitives/tensor_load.hpp>
 #include <kvbound/cuda/primitives/warpgroup_mma.hpp>
@@ -326,6 +327,7 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 template <int kHeadDim, Storage T>
 __global__ void __launch_bounds__(kThreads, 1)
     norms_wgmma_kernel(const __grid_constant__ TensorMap projection, Arguments<T> p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const Shared<kHeadDim> shared(memory);
   if (threadIdx.x == 0) {
@@ -361,8 +363,8 @@ void launch_kernel(Arguments<T> arguments, Stream stream) {
   const bool shares = arguments.heads_per_block == 1 && 2 * items <= multiprocessors;
   const LaunchShape blocks{extent(shares ? items * kSections : std::min(multiprocessors, items)),
                            extent(kThreads), shared_bytes<Shared<kHeadDim>>(), stream};
-  launch<norms_wgmma_kernel<kHeadDim, T>>(shares ? blocks.in_clusters(extent(kSections)) : blocks, map,
-                                          arguments);
+  launch_dependent<norms_wgmma_kernel<kHeadDim, T>>(shares ? blocks.in_clusters(extent(kSections)) : blocks,
+                                                    map, arguments);
 }
 
 }  // namespace

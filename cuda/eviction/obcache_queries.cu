@@ -1,5 +1,6 @@
 // What scoring needs to know of a query: its output in the space of its head, and the
 // score of its dominant entry.
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -86,6 +87,7 @@ __device__ float dominant_score(const MeasureArguments<T>& p, int64_t g, int64_t
 // FLOP       2 head_dim^2 for each query, twice where it has a dominant entry
 template <Change change, Storage T>
 __global__ void __launch_bounds__(32) measure_queries_kernel(MeasureArguments<T> p, int64_t group_size) {
+  begin_dependent_launch();
   SharedMemory memory;
   const MeasureShared shared(memory, p.cache.values.cols);
   const int64_t head = blockIdx.x, n = head * p.queries.window + blockIdx.y;  // as attended queries lie
@@ -121,9 +123,9 @@ void measure_queries(Change change, const CacheView<T>& cache, const AttendedQue
   require_range("window", queries.window, 1, INT32_MAX);
   const MeasureArguments<T> arguments{cache, queries, gram, measured};
   for_change(change, [&]<Change of>() {
-    launch<measure_queries_kernel<of, T>>({extent(query_heads, queries.window), extent(32),
-                                           shared_bytes<MeasureShared>(cache.values.cols), stream},
-                                          arguments, query_heads / cache.values.slices);
+    launch_dependent<measure_queries_kernel<of, T>>({extent(query_heads, queries.window), extent(32),
+                                                     shared_bytes<MeasureShared>(cache.values.cols), stream},
+                                                    arguments, query_heads / cache.values.slices);
   });
 }
 

@@ -1,4 +1,5 @@
 // OBCache's scores of a cache by a decode step's queries.
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/row_lanes.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -148,6 +149,7 @@ __device__ float score(const Arguments<T>& p, int64_t g, int64_t head, int64_t r
 // FLOP       2 head_dim + 10 and an exponential for each query head and entry
 template <Change change, int kDims, Storage T>
 __global__ void __launch_bounds__(kThreads) step_change_scores_kernel(Arguments<T> p) {
+  begin_dependent_launch();
   using Of = Tile<T, kDims>;
   SharedMemory memory;
   const Shared<T, kDims> shared(memory);
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(kThreads) step_change_scores_kernel(Arguments<
 template <Change change, int kDims, Storage T>
 void launch_step(const Arguments<T>& arguments, Stream stream) {
   const DeviceTensor<const T>& values = arguments.cache.values;
-  launch<step_change_scores_kernel<change, kDims, T>>(
+  launch_dependent<step_change_scores_kernel<change, kDims, T>>(
       {extent(ceil_division(values.rows, Tile<T, kDims>::kRows), values.slices), extent(kThreads),
        shared_bytes<Shared<T, kDims>>(), stream},
       arguments);

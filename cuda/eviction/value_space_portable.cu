@@ -1,4 +1,5 @@
 // Squared lengths after W^O by fp32 multiply-adds: fp32.
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 
 #include "gram_rows.hpp"
@@ -33,6 +34,7 @@ struct NormShared {
 //            the L1 and L2 cache; written: 4 query_heads tokens
 // FLOP       2 query_heads tokens head_dim (head_dim + 1)
 __global__ void __launch_bounds__(kNormThreads) squared_norms_kernel(Arguments<float> p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const DeviceTensor<const float>& values = p.values;
   const NormShared shared(memory, values.cols);
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(kNormThreads) squared_norms_kernel(Arguments<f
 }  // namespace
 
 void launch_squares_portable(const Arguments<float>& arguments, Stream stream) {
-  launch<squared_norms_kernel>(
+  launch_dependent<squared_norms_kernel>(
       {extent(ceil_division(arguments.values.rows, kBlockTokens), arguments.query_heads),
        extent(kNormThreads), shared_bytes<NormShared>(arguments.values.cols), stream},
       arguments);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/row_lanes.hpp>
@@ -84,6 +85,7 @@ struct OwnValue {
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kThreads)
     head_squared_norms_kernel(DeviceTensor<const T> values, int64_t group_size, float* norms) {
+  begin_dependent_launch();
   const OwnValue<T, kDims> own(values, blockIdx.x);
   if (!own.exists) return;
   float* const to = norms + blockIdx.y * group_size * values.rows + own.token;
@@ -169,6 +171,7 @@ __device__ void write_norms(const RootArguments<T>& p, int64_t head, const OwnVa
 // FLOP       2 head_dim for each token and KV head; 2 head_dim model_dim for each value that is projected
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kThreads) norms_of_squares_kernel(RootArguments<T> p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const TraceShared shared(memory, p.group_size());
   const auto head_dim = static_cast<int>(p.values.cols), heads = static_cast<int>(p.group_size());
@@ -191,7 +194,7 @@ template <Storage T>
 void launch_head_squares(const DeviceTensor<const T>& values, int64_t group_size, float* norms,
                          Stream stream) {
   by_dims(values.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
-    launch<head_squared_norms_kernel<kDims, T>>(
+    launch_dependent<head_squared_norms_kernel<kDims, T>>(
         {extent(ceil_division(values.rows, kRows<T, kDims>), values.slices), extent(kThreads), 0, stream},
         values, group_size, norms);
   });
@@ -203,7 +206,7 @@ template void launch_head_squares(const DeviceTensor<const Bfloat16>&, int64_t, 
 template <Storage T>
 void launch_roots(const RootArguments<T>& arguments, Stream stream) {
   by_dims(arguments.values.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
-    launch<norms_of_squares_kernel<kDims, T>>(
+    launch_dependent<norms_of_squares_kernel<kDims, T>>(
         {extent(ceil_division(arguments.values.rows, kTiles * kRows<T, kDims>), arguments.values.slices),
          extent(kThreads), shared_bytes<TraceShared>(arguments.group_size()), stream},
         arguments);

@@ -10,6 +10,7 @@
 // which takes 36 of the 64 tiles of 16 x 16 for head_dim 128.
 #include <algorithm>
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/number_parts.hpp>
 
 #include "gram_rows.hpp"
@@ -206,6 +207,7 @@ __device__ void add_columns(const Values<T, kSteps>& values, const uint4* rows, 
 // FLOP       on tensor cores 3 query_heads tokens d (d + 16) for BF16, d = 16 kSteps, twice as many for FP16
 template <Storage16 T, int kSteps>
 __global__ void __launch_bounds__(kThreads) squares_mma_kernel(Arguments<T> p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const Shared<T, kSteps> shared(memory);
   constexpr int kStride = PaddedRows<kSteps>::kStride, kTiles = kTokenTiles<T, kSteps>;
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(kThreads) squares_mma_kernel(Arguments<T> p) {
 template <Storage16 T>
 void launch_squares_mma(const Arguments<T>& arguments, Stream stream) {
   with_few_row_steps(arguments.values.cols, [&]<int kSteps>(std::integral_constant<int, kSteps>) {
-    launch<squares_mma_kernel<T, kSteps>>(
+    launch_dependent<squares_mma_kernel<T, kSteps>>(
         {extent(ceil_division(arguments.values.rows, int64_t{kBlockTokens<T, kSteps>}),
                 arguments.query_heads),
          extent(kThreads), shared_bytes<Shared<T, kSteps>>(), stream},

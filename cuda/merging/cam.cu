@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -56,6 +57,7 @@ struct MeanArguments {
 // bytes      read: 4 for each query head and entry; written: 4 for each KV head and entry
 // FLOP       2 and an exponential for each query head and entry
 __global__ void __launch_bounds__(kEach) mean_attention_kernel(MeanArguments p) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y, entry = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x;
   if (entry >= p.count[g]) return;
   float sum = 0;
@@ -91,6 +93,7 @@ __device__ int64_t next_of(const DrawArguments& p, int64_t g, int64_t i) {
 //            written: 5 for each leaving entry
 // FLOP       one for each entry that shares a value
 __global__ void __launch_bounds__(kEach) draw_kernel(DrawArguments p) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x;
   if (i >= p.leaving.count[g]) return;
   const int64_t position = p.leaving.positions[g * p.leaving.stride + i], next = next_of(p, g, i);
@@ -114,6 +117,7 @@ __global__ void __launch_bounds__(kEach) draw_kernel(DrawArguments p) {
 // registers  22 (sm_90a and sm_80)
 // bytes      read: 8 log2(leaving) for each kept entry, from the caches; written: 8; no FLOP
 __global__ void __launch_bounds__(kEach) gaps_kernel(DrawArguments p) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x;
   if (i > p.kept.stride) return;
   int64_t first = 0, last = p.leaving.count[g];
@@ -147,6 +151,7 @@ struct AddArguments {
 // FLOP       head_dim for each of these sums
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32) add_shares_kernel(AddArguments<T> p) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y, j = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
   if (j >= p.kept.count[g]) return;
   const auto head_dim = static_cast<int>(p.merged.cache.cols);
@@ -214,6 +219,7 @@ __device__ void reduce_sharing(const SpreadArguments& p, int64_t g, const Shares
 //            and the list 12 and 8; written: 8 for each entry that shares the value, 16 for each KV head
 // FLOP       1 for each entry
 __global__ void __launch_bounds__(kThreads, 1) choose_sharing_kernel(SpreadArguments p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const SpreadShared shared(memory);
   const int64_t g = blockIdx.x, evicted = p.slots.free[g], entries = p.slots.entries[g];
@@ -268,6 +274,7 @@ struct ShareArguments {
 // FLOP       2 head_dim for each changed entry
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32) add_share_kernel(ShareArguments<T> p) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
   const int64_t count = p.changed.count[g];
   if (i >= count) return;
@@ -300,7 +307,7 @@ void mean_attention(const float* logits, const float* log_sum_exp, int64_t query
                     int64_t capacity, const int64_t* count, float* mean, Stream stream) {
   require_groups(query_heads, kv_heads);
   if (capacity == 0) return;
-  launch<mean_attention_kernel>(
+  launch_dependent<mean_attention_kernel>(
       {extent(ceil_division(capacity, kEach), kv_heads), extent(kEach), 0, stream},
       MeanArguments{logits, log_sum_exp, query_heads / kv_heads, capacity, count, mean});
 }
@@ -335,14 +342,14 @@ void spread_leaving(const Cam& options, const float* attention, const PositionLi
                                 spread,
                                 status};
   auto* const sums = reinterpret_cast<float*>(memory + layout.sums);
-  launch<draw_kernel>({extent(ceil_division(leaving.stride, kEach), values.slices), extent(kEach), 0, stream},
-                      arguments);
+  launch_dependent<draw_kernel>(
+      {extent(ceil_division(leaving.stride, kEach), values.slices), extent(kEach), 0, stream}, arguments);
   if (kept.stride == 0) return;  // no value is spread
-  launch<gaps_kernel>(
+  launch_dependent<gaps_kernel>(
       {extent(ceil_division(kept.stride + 1, kEach), values.slices), extent(kEach), 0, stream}, arguments);
   weighted_sums<T>(values, {leaving.positions, leaving.stride, arguments.offsets, kept.stride}, weights, sums,
                    {memory + layout.parts, layout.bytes - layout.parts}, stream);
-  launch<add_shares_kernel<T>>(
+  launch_dependent<add_shares_kernel<T>>(
       {extent(ceil_division(kept.stride, kWarps), values.slices), extent(kWarps * 32), 0, stream},
       AddArguments<T>{sums, kept, options.neighbours, {cache, nullptr, kept.stride, status}});
 }
@@ -358,10 +365,10 @@ void spread_entry(const Cam& options, const float* attention, const CacheSlots& 
   require_range("stride of the changed entries", changed.stride, std::min(options.neighbours, slots.capacity),
                 INT64_MAX);
   if (slots.kv_heads == 0 || slots.capacity == 0) return;
-  launch<choose_sharing_kernel>(
+  launch_dependent<choose_sharing_kernel>(
       {extent(slots.kv_heads), extent(kThreads), shared_bytes<SpreadShared>(), stream},
       SpreadArguments{options, attention, slots, changed, merged_into, status});
-  launch<add_share_kernel<T>>(
+  launch_dependent<add_share_kernel<T>>(
       {extent(ceil_division(changed.stride, kWarps), slots.kv_heads), extent(kWarps * 32), 0, stream},
       ShareArguments<T>{slots, changed, {cache, nullptr, slots.capacity, status}});
 }

@@ -1,5 +1,6 @@
 #include "cluster_rows.hpp"
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 namespace kvbound::cuda {
@@ -124,6 +125,7 @@ __device__ void sum_part(const Sums<T>& p, int64_t g, const HeadClusters<T, kDim
 // FLOP       2 head_dim for each row of weights and member of a large cluster
 template <int kHeads, int kDims, Storage T>
 __global__ void __launch_bounds__(kPartThreads, 2) sum_parts_kernel(Sums<T> p, float* parts) {
+  begin_dependent_launch();
   SharedMemory memory;
   const PartShared<T, kDims, kHeads> shared(memory, most_parts(p.slots(), gridDim.x));
   const int64_t g = blockIdx.y;
@@ -144,7 +146,7 @@ template <int kHeads, int kDims, Storage T>
 void launch_parts(const Sums<T>& sums, float* parts, Stream stream) {
   const int64_t kv_heads = sums.entries.slices;
   const int64_t blocks = std::min(sums.slots(), ceil_division(2 * device().multiprocessors, kv_heads));
-  launch<sum_parts_kernel<kHeads, kDims, T>>(
+  launch_dependent<sum_parts_kernel<kHeads, kDims, T>>(
       {extent(blocks, kv_heads), extent(kPartThreads),
        shared_bytes<PartShared<T, kDims, kHeads>>(most_parts(sums.slots(), blocks)), stream},
       sums, parts);

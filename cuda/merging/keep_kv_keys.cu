@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -209,6 +210,7 @@ constexpr int kResidentBlocks = kRowBytes <= 512 ? (kOnePass ? 6 : 4) : (kOnePas
 template <int kHeads, bool kOnePass, int kDims, Storage T>
 __global__ void __launch_bounds__(kRowsThreads, kResidentBlocks<kOnePass, kDims * sizeof(T)>)
     merged_keys_kernel(Arguments<T> p) {
+  begin_dependent_launch();
   using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const Shared<T, kDims, kHeads> shared(memory, p.heads());
@@ -235,7 +237,7 @@ void launch_keys(const Arguments<T>& arguments, Stream stream) {
   const int64_t blocks = ceil_division(sums.clusters.capacity, kRounds * ClusterLanes<T, kDims>::kGroups);
   using Layout = Shared<T, kDims, kHeads>;
   const auto heads = first_that_fits<Layout>({arguments.heads()});
-  launch<merged_keys_kernel<kHeads, kOnePass, kDims, T>>(
+  launch_dependent<merged_keys_kernel<kHeads, kOnePass, kDims, T>>(
       {extent(blocks, sums.entries.slices), extent(kRowsThreads), shared_bytes<Layout>(heads), stream},
       arguments);
 }

@@ -2,6 +2,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -244,6 +245,7 @@ __device__ void store(const Arguments<T>& p, int64_t g, const Rotated& q) {
 // FLOP       4 rows^2 head_dim, and 9 rows^3 for each sweep, of which there are about 5, in fp64
 template <Storage T>
 __global__ void __launch_bounds__(kThreads) merge_queries_kernel(Arguments<T> p, Shape shape) {
+  begin_dependent_launch();
   SharedMemory memory;
   const Rotated q(memory, shape);
   const int64_t g = blockIdx.x;
@@ -273,7 +275,7 @@ void merge_queries(const KeyRule& rule, DeviceTensor<const T> queries, int64_t k
   const double nothing = std::sqrt(DBL_EPSILON * static_cast<double>(std::max(rows, queries.cols)));
   const Shape shape =
       first_that_fits<Rotated>({Shape{static_cast<int>(rows), static_cast<int>(queries.cols)}});
-  launch<merge_queries_kernel<T>>(
+  launch_dependent<merge_queries_kernel<T>>(
       {extent(kv_heads), extent(kThreads), shared_bytes<Rotated>(shape), stream},
       Arguments<T>{queries, scale, std::max(rule.rank, nothing), static_cast<int>(group_size), prepared},
       shape);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -370,12 +371,13 @@ struct WarpShared {
 // grid       (ceil(capacity / 4), kv_heads)
 // block      128
 // shared     16 bytes for each row of weights
-// registers  72 (sm_90a and sm_80)
+// registers  80 (sm_90a), 72 (sm_80)
 // bytes      read: for each merging entry 8, 4 for its votes and 4 for each query head; written: 4 for each
 //            row of weights and merging entry, 8 for each cluster and row, 4 for each cluster and query head,
 //            up to 13 for each cluster
 // FLOP       about 30 with four exponentials for each row of weights and merging entry
 __global__ void __launch_bounds__(kWarps * 32) cluster_weights_kernel(WeightArguments p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const WarpShared shared(memory, p.weights.rows);
   const int64_t g = blockIdx.y, kept = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
@@ -413,6 +415,7 @@ struct BlockShared {
 //            four passes; all offsets
 // FLOP       as above
 __global__ void __launch_bounds__(BlockTeam::kThreads, 1) large_cluster_weights_kernel(WeightArguments p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const BlockShared shared(memory, p.weights.rows);
   const BlockTeam team(shared.by_warp);
@@ -437,12 +440,12 @@ __global__ void __launch_bounds__(BlockTeam::kThreads, 1) large_cluster_weights_
 void launch_weights(const WeightArguments& arguments, int64_t kv_heads, Stream stream) {
   const Clusters& clusters = arguments.merged.clusters;
   const int64_t rows = arguments.weights.rows;
-  launch<cluster_weights_kernel>({extent(ceil_division(clusters.capacity, kWarps), kv_heads),
-                                  extent(kWarps * 32), shared_bytes<WarpShared>(rows), stream},
-                                 arguments);
+  launch_dependent<cluster_weights_kernel>({extent(ceil_division(clusters.capacity, kWarps), kv_heads),
+                                            extent(kWarps * 32), shared_bytes<WarpShared>(rows), stream},
+                                           arguments);
   if (clusters.stride <= kMostOfWarp) return;  // there is no large cluster
   const int64_t blocks = std::min(clusters.capacity, ceil_division(2 * device().multiprocessors, kv_heads));
-  launch<large_cluster_weights_kernel>(
+  launch_dependent<large_cluster_weights_kernel>(
       {extent(blocks, kv_heads), extent(BlockTeam::kThreads), shared_bytes<BlockShared>(rows), stream},
       arguments);
 }

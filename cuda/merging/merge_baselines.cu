@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -62,6 +63,7 @@ __device__ void to_direction(int head_dim, Columns& vector) {
 // FLOP       10 head_dim for each member
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 4) cosines_kernel(Sums<T> p) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y, place = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
   if (place >= p.first(g, p.clusters.capacity)) return;
   Pair<T> pair(p, g, place);
@@ -84,6 +86,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) cosines_kernel(Sums<T> p) {
 // FLOP       5 head_dim for each member
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 4) distances_kernel(Sums<T> p, SquaredLength* distances) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y, place = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
   if (place >= p.first(g, p.clusters.capacity)) return;
   Pair<T> pair(p, g, place);
@@ -118,6 +121,7 @@ __device__ void weigh(const Sums<T>& p, int64_t g, int64_t i, float kept, const 
 // FLOP       3 and two exponentials for each member
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 8) similarity_weights_kernel(Sums<T> p) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
   if (!p.merges(g, i)) return;
   weigh(p, g, i, 1, [&](int64_t place) { return p.weights.members[g * p.clusters.stride + place]; });
@@ -134,6 +138,7 @@ __global__ void __launch_bounds__(kWarps * 32, 8) similarity_weights_kernel(Sums
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 8)
     gaussian_weights_kernel(Sums<T> p, const SquaredLength* all_distances) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
   if (!p.merges(g, i)) return;
   const SquaredLength* const distances = all_distances + g * p.clusters.stride;
@@ -179,8 +184,8 @@ void similarity_weights(DeviceTensor<const T> keys, const MergedEntries& merged,
                         const ClusterWeights& weights, Stream stream) {
   const Sums<T> p = cluster_keys(keys, merged, weights);
   if (p.clusters.stride == 0 || p.clusters.capacity == 0) return;
-  launch<cosines_kernel<T>>({grid_of_members(p), extent(kWarps * 32), 0, stream}, p);
-  launch<similarity_weights_kernel<T>>({grid_of_clusters(p), extent(kWarps * 32), 0, stream}, p);
+  launch_dependent<cosines_kernel<T>>({grid_of_members(p), extent(kWarps * 32), 0, stream}, p);
+  launch_dependent<similarity_weights_kernel<T>>({grid_of_clusters(p), extent(kWarps * 32), 0, stream}, p);
 }
 
 template <Storage T>
@@ -190,8 +195,9 @@ void gaussian_weights(DeviceTensor<const T> keys, const MergedEntries& merged, c
   require_workspace(workspace, gaussian_weights_workspace(keys.slices, p.clusters.stride));
   if (p.clusters.stride == 0 || p.clusters.capacity == 0) return;
   const auto distances = static_cast<SquaredLength*>(workspace.data);
-  launch<distances_kernel<T>>({grid_of_members(p), extent(kWarps * 32), 0, stream}, p, distances);
-  launch<gaussian_weights_kernel<T>>({grid_of_clusters(p), extent(kWarps * 32), 0, stream}, p, distances);
+  launch_dependent<distances_kernel<T>>({grid_of_members(p), extent(kWarps * 32), 0, stream}, p, distances);
+  launch_dependent<gaussian_weights_kernel<T>>({grid_of_clusters(p), extent(kWarps * 32), 0, stream}, p,
+                                               distances);
 }
 
 template void similarity_weights(DeviceTensor<const float>, const MergedEntries&, const ClusterWeights&,

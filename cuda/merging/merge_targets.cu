@@ -2,6 +2,7 @@
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/eviction/radix_sort.hpp>
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -28,6 +29,7 @@ struct LeftOutArguments {
 // bytes      read: 8 kept and 2 tokens; written: tokens and 8 for each entry that is left out
 // no FLOP
 __global__ void __launch_bounds__(kThreads, 1) entries_left_out_kernel(LeftOutArguments p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const Shared shared(memory, 0);
   const int64_t g = blockIdx.x, kept = p.kept.count[g];
@@ -88,6 +90,7 @@ __device__ int64_t items_before(const uint64_t* items, int64_t size, int64_t tar
 //            each kept entry; written: 8 for each merging and each kept entry
 // no FLOP
 __global__ void __launch_bounds__(kThreads, 1) form_clusters_kernel(ClusterArguments p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const Shared shared(memory, 0);
   const int64_t g = blockIdx.x, size = p.leaving.count[g];
@@ -131,7 +134,7 @@ void entries_left_out(const PositionLists& kept, int64_t kv_heads, int64_t token
   require_range("tokens", tokens, 0, kMostScores);
   require_workspace(workspace, merge_targets_workspace(kv_heads, tokens));
   if (kv_heads == 0) return;
-  launch<entries_left_out_kernel>(
+  launch_dependent<entries_left_out_kernel>(
       {extent(kv_heads), extent(kThreads), shared_bytes<Shared>(0), stream},
       LeftOutArguments{kept, tokens, others, static_cast<uint8_t*>(workspace.data)});
 }
@@ -151,8 +154,8 @@ void form_clusters(const PositionLists& leaving, const NearestKeys& nearest, con
                                    tokens,
                                    passes_of(clusters.capacity),
                                    static_cast<uint64_t*>(workspace.data)};
-  launch<form_clusters_kernel>({extent(kv_heads), extent(kThreads), shared_bytes<Shared>(0), stream},
-                               arguments);
+  launch_dependent<form_clusters_kernel>(
+      {extent(kv_heads), extent(kThreads), shared_bytes<Shared>(0), stream}, arguments);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -3,6 +3,7 @@
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/primitives/cluster_minimum.hpp>
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/row_lanes.hpp>
 #include <kvbound/reference/core/session.hpp>
@@ -153,6 +154,7 @@ __device__ void compare(const Entries<T, kDims>& entries, int first, Nearest& ne
 template <int kBlocks, int kDims, Storage T>
 __global__ void __launch_bounds__(kThreads, 1)
     nearest_key_kernel(KeyRows<T> cache, CacheSlots slots, Joining joining) {
+  begin_dependent_launch();
   constexpr int kWarpRows = RowLanes<T, kDims>::kWarpRows;
   SharedMemory memory;
   const Shared shared(memory);
@@ -190,10 +192,10 @@ void join_nearest(const KeyRows<T>& cache, const CacheSlots& slots, const Neares
   };
   by_dims(cache.keys.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
     if (slots.capacity > kWarps * RowLanes<T, kDims>::kWarpRows && device().compute_capability == 90) {
-      launch<nearest_key_kernel<kClusterBlocks, kDims, T>>(
+      launch_dependent<nearest_key_kernel<kClusterBlocks, kDims, T>>(
           blocks(kClusterBlocks).in_clusters(extent(kClusterBlocks)), cache, slots, joining);
     } else {
-      launch<nearest_key_kernel<1, kDims, T>>(blocks(1), cache, slots, joining);
+      launch_dependent<nearest_key_kernel<1, kDims, T>>(blocks(1), cache, slots, joining);
     }
   });
 }

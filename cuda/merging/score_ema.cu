@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/exponential.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/row_ring.hpp>
@@ -53,6 +54,7 @@ struct LogitsShared {
 // FLOP       2 window tokens head_dim for each query head
 __global__ void __launch_bounds__(kThreads, 4)
     window_logits_kernel(Window<float> window, int64_t g, float* logits, Shape shape) {
+  begin_dependent_launch();
   SharedMemory memory;
   const LogitsShared shared(memory, shape);
   const int64_t first_token = blockIdx.x * static_cast<int64_t>(kTileTokens), h = blockIdx.y;
@@ -165,6 +167,7 @@ struct AccumulateArguments {
 //            token, 4 for each KV head and token
 // FLOP       6 and an exponential for each logit
 __global__ void __launch_bounds__(kEach) accumulate_kernel(AccumulateArguments p) {
+  begin_dependent_launch();
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, h = blockIdx.y;
   if (token >= p.tokens) return;
   const int64_t head = p.g * p.group_size + h;
@@ -264,6 +267,7 @@ __device__ inline void observe_part(const Decay& decay, const ScoreAverages& ave
 template <Storage16 T, int kSteps>
 __global__ void __launch_bounds__(kThreads, kSteps <= 8 ? 3 : 2)
     window_averages_kernel(WindowArguments<T> p, RingShape shape) {
+  begin_dependent_launch();
   constexpr int kTiles = kPartTiles<kSteps>, kQueries = kPartQueries<kSteps>;
   SharedMemory memory;
   const RingShared shared(memory, shape);
@@ -334,7 +338,7 @@ void launch_averages(WindowArguments<T> arguments, Stream stream) {
     if (window.size() > kPartQueries<steps>)
       arguments.split_tokens = std::min(arguments.split_tokens, kRereadTokens);
     const RingShape shape = ring_that_fits<steps>();
-    launch<window_averages_kernel<T, steps>>(
+    launch_dependent<window_averages_kernel<T, steps>>(
         {extent(ceil_division(window.group_size(), int64_t{RingShared::kWarps}),
                 ceil_division(window.tokens(), arguments.split_tokens), window.keys.slices),
          dim3(kThreads), shared_bytes<RingShared>(shape), stream},
@@ -380,6 +384,7 @@ struct ObserveArguments {
 //            predictions, 12 and 4 for each
 // FLOP       6 and an exponential for each query head and entry; with predictions 2 and a logarithm more
 __global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments p) {
+  begin_dependent_launch();
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, g = blockIdx.y;
   if (slot >= p.slots.entries[g]) return;
   const ScoreAverages& averages = p.normaliser.averages;
@@ -427,6 +432,7 @@ struct PredictArguments {
 // bytes      read: 12 for each query head and entry; written: 4 for each
 // FLOP       2 and two logarithms for each query head and entry
 __global__ void __launch_bounds__(kEach) predicted_scores_kernel(PredictArguments p) {
+  begin_dependent_launch();
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, head = blockIdx.y;
   const int64_t g = head / p.group_size;
   if (slot >= p.count[g]) return;
@@ -452,6 +458,7 @@ struct ReplaceArguments {
 //            8 for each query head and cluster
 // FLOP       1 and a logarithm for each query head and cluster
 __global__ void __launch_bounds__(kEach) replace_scores_kernel(ReplaceArguments p) {
+  begin_dependent_launch();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, head = blockIdx.y;
   const Clusters& clusters = p.merged.clusters;
   const int64_t g = head / p.group_size;
@@ -503,10 +510,10 @@ void launch_averages_portable(const Window<float>& window, const float* log_sum_
   const Shape only(window.keys, 1, kQueryRows);
   const Shape shape = first_that_fits<LogitsShared>({only});
   for (int64_t g = 0; g < window.keys.slices; ++g) {
-    launch<window_logits_kernel>({extent(ceil_division(tokens, kTileTokens), group_size), extent(kThreads),
-                                  shared_bytes<LogitsShared>(shape), stream},
-                                 window, g, logits, shape);
-    launch<accumulate_kernel>(
+    launch_dependent<window_logits_kernel>({extent(ceil_division(tokens, kTileTokens), group_size),
+                                            extent(kThreads), shared_bytes<LogitsShared>(shape), stream},
+                                           window, g, logits, shape);
+    launch_dependent<accumulate_kernel>(
         {extent(ceil_division(tokens, kEach), group_size), extent(kEach), 0, stream},
         AccumulateArguments{logits, log_sum_exp, g, group_size, window.size(), tokens, decay, averages});
   }
@@ -537,7 +544,7 @@ void observe_scores(const PredictedScores& options, const float* logits, const f
   require_groups(query_heads, slots.kv_heads);
   require_equal("capacity of the averages", averages.capacity, "capacity of the slots", slots.capacity);
   if (slots.capacity == 0) return;
-  launch<observe_scores_kernel>(
+  launch_dependent<observe_scores_kernel>(
       {extent(ceil_division(slots.capacity, kEach), slots.kv_heads), extent(kEach), 0, stream},
       ObserveArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, slots,
                        query_heads / slots.kv_heads, Decay(options), Normaliser(options, averages, log_seen),
@@ -549,7 +556,7 @@ void predicted_scores(const PredictedScores& options, const ScoreAverages& avera
                       Stream stream) {
   require_groups(query_heads, kv_heads);
   if (averages.capacity == 0) return;
-  launch<predicted_scores_kernel>(
+  launch_dependent<predicted_scores_kernel>(
       {extent(ceil_division(averages.capacity, kEach), query_heads), extent(kEach), 0, stream},
       PredictArguments{Normaliser(options, averages, log_seen), query_heads / kv_heads, count, predicted});
 }
@@ -559,7 +566,7 @@ void replace_scores(const PredictedScores& options, const float* log_scores, con
                     const ScoreAverages& averages, Stream stream) {
   require_groups(query_heads, kv_heads);
   if (merged.clusters.capacity == 0) return;
-  launch<replace_scores_kernel>(
+  launch_dependent<replace_scores_kernel>(
       {extent(ceil_division(merged.clusters.capacity, kEach), query_heads), extent(kEach), 0, stream},
       ReplaceArguments{Normaliser(options, averages, log_seen), query_heads / kv_heads, log_scores, merged});
 }

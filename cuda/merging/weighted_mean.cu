@@ -1,5 +1,6 @@
 #include "weighted_mean.hpp"
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -64,6 +65,7 @@ __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClu
 // FLOP       2 head_dim and 2 for each row of weights, for each merging entry
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kRowsThreads, 9) weighted_means_kernel(MeanArguments<T> p) {
+  begin_dependent_launch();
   using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const StagedEntries<1> staged(memory, Lanes::kGroups);
@@ -99,6 +101,7 @@ __global__ void __launch_bounds__(kRowsThreads, 9) weighted_means_kernel(MeanArg
 // FLOP       2 head_dim for each member
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kRowsThreads, 6) weighted_sums_kernel(Sums<T> p, float* sums) {
+  begin_dependent_launch();
   using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const StagedEntries<1> staged(memory, Lanes::kGroups);
@@ -140,7 +143,7 @@ void weighted_means(DeviceTensor<const T> entries, const MergedEntries& merged, 
                                    {cache, merged.into, sums.clusters.capacity, status},
                                    1 / static_cast<float>(weights.rows)};
   by_dims(entries.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
-    launch<weighted_means_kernel<kDims, T>>(shape_of<T, kDims>(sums, stream), arguments);
+    launch_dependent<weighted_means_kernel<kDims, T>>(shape_of<T, kDims>(sums, stream), arguments);
   });
 }
 
@@ -151,7 +154,7 @@ void weighted_sums(DeviceTensor<const T> entries, const Clusters& clusters, cons
   const Sums<T> given = sums_of(entries, {}, clusters, weights, workspace, stream);
   if (clusters.capacity == 0) return;
   by_dims(entries.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
-    launch<weighted_sums_kernel<kDims, T>>(shape_of<T, kDims>(given, stream), given, sums);
+    launch_dependent<weighted_sums_kernel<kDims, T>>(shape_of<T, kDims>(given, stream), given, sums);
   });
 }
 

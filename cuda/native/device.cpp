@@ -1,4 +1,6 @@
 #include <cuda_runtime.h>
+#include <array>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <set>
@@ -148,21 +150,37 @@ void grant_shared_memory(const void* kernel, CallSite where) {
   granted.emplace(number, kernel);
 }
 
+// Devices from compute capability 9.0 on overlap dependent launches, unless KVBOUND_SEPARATE_LAUNCHES is set:
+// to see what it saves, or whether it matters for a fault.
+bool launches_overlap() {
+  static const bool are_separate = std::getenv("KVBOUND_SEPARATE_LAUNCHES") != nullptr;
+  return !are_separate && device().compute_capability >= 90;
+}
+
 }  // namespace
 
 void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
   constexpr int64_t kWithoutAsking = 48 * 1024;
   if (shape.shared_bytes > kWithoutAsking) grant_shared_memory(kernel, shape.where);
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
+  std::array<cudaLaunchAttribute, 2> attributes{};
+  unsigned count = 0;
+  if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
+    cudaLaunchAttribute& cluster = attributes[count++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
+  }
+  if (shape.is_dependent && launches_overlap()) {
+    cudaLaunchAttribute& overlap = attributes[count++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t configuration{};
   configuration.gridDim = shape.grid;
   configuration.blockDim = shape.block;
   configuration.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   configuration.stream = shape.stream;
-  configuration.attrs = &cluster;
-  configuration.numAttrs = shape.cluster.x * shape.cluster.y * shape.cluster.z > 1 ? 1 : 0;
+  configuration.attrs = attributes.data();
+  configuration.numAttrs = count;
   check(
       cudaLaunchKernelExC(&configuration, kernel, arguments), [&] { return launch_in(shape.where); },
       shape.where);

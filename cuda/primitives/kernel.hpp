@@ -69,6 +69,7 @@ struct LaunchShape {
   Stream stream;
   CallSite where;
   dim3 cluster = dim3(1);
+  bool is_dependent = false;  ///< launch_dependent
 
   LaunchShape(dim3 blocks, dim3 threads, int64_t shared, Stream queue, CallSite caller = CallSite::current())
       : grid(blocks), block(threads), shared_bytes(shared), stream(queue), where(caller) {}
@@ -103,9 +104,9 @@ struct Launch<kernel> {
     emulation::run_or_record([bound, call, shape] {
       ++counters().launches;
       const emulation::Kernel with_arguments{call, &bound, name(), emulation::kCounted};
-      emulation::run_grid(
-          {with_arguments, shape.grid, shape.block, shape.shared_bytes, emulation::schedule(), shape.cluster},
-          shape.where);
+      emulation::run_grid({with_arguments, shape.grid, shape.block, shape.shared_bytes, emulation::schedule(),
+                           shape.cluster, shape.is_dependent},
+                          shape.where);
     });
 #endif
   }

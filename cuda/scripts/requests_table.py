@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A Markdown table of what sessions ask of the device: one compression, and the most that a decode step asks for.
+"""A Markdown table of what sessions ask of the device: one compression, and sixteen decode steps together.
 
 usage: requests_table.py KVBOUND POLICY...      KVBOUND: the program's path
 """
@@ -13,11 +13,11 @@ from bench_document import read
 
 COLUMNS = {"compress": ("launches", "synchronisations", "downloads", "allocations"),
            "step": ("launches", "synchronisations", "uploads", "downloads", "allocations")}
-NAMES = {"synchronisations": "waits"}
+NAMES = {"synchronisations": "waits", "step": "16 steps"}
 
 
 def requests_of(program, policy):
-    """What a compression and a step ask for: {operation: {request: number}}."""
+    """What a compression and sixteen steps ask for: {operation: {request: number}}."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "requests.json"
         subprocess.run([program, "bench", *COLUMNS, "--backend", "emulated", "--policy", policy, "--repeats", "1", "--quiet",
@@ -36,7 +36,7 @@ def main():
     parser.add_argument("program", type=pathlib.Path)
     parser.add_argument("policy", nargs="+")
     arguments = parser.parse_args()
-    heads = [(f"{operation}: " if what == columns[0] else "") + NAMES.get(what, what)
+    heads = [(f"{NAMES.get(operation, operation)}: " if what == columns[0] else "") + NAMES.get(what, what)
              for operation, columns in COLUMNS.items() for what in columns]
     print("| policy | " + " | ".join(heads) + " |")
     print("|---" * (len(heads) + 1) + "|")

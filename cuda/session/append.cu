@@ -3,6 +3,7 @@
 #include <string>
 
 #include <kvbound/cuda/merging/key_lengths.hpp>
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/row_lanes.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -27,6 +28,7 @@ constexpr int kThreads = 64;  // of append_numbers_kernel
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(32)
     append_kernel(NewEntries new_entries, CacheSlots slots, float* key_norms, int head_dim) {
+  begin_dependent_launch();
   const int64_t head = blockIdx.x;
   const EntryRows rows(new_entries, head);
   const int64_t entries = slots.entries[head], free = slots.free[head];
@@ -49,6 +51,7 @@ __global__ void __launch_bounds__(32)
 // bytes      read: 12 for each query head; written: 4 for each; no FLOP
 __global__ void append_numbers_kernel(const float* numbers, int64_t query_heads, CacheSlots slots,
                                       float* appended) {
+  begin_dependent_launch();
   const int64_t head = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (head >= query_heads) return;
   const int64_t slot = slots.newest[head / (query_heads / slots.kv_heads)];
@@ -96,8 +99,8 @@ void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, De
   const NewEntries entries = new_entries<T>(new_keys, new_values, keys, values, slots, position);
   if (keys.slices == 0) return;
   by_dims(keys.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
-    launch<append_kernel<kDims, T>>({extent(keys.slices), extent(32), 0, stream}, entries, slots, key_norms,
-                                    static_cast<int>(keys.cols));
+    launch_dependent<append_kernel<kDims, T>>({extent(keys.slices), extent(32), 0, stream}, entries, slots,
+                                              key_norms, static_cast<int>(keys.cols));
   });
 }
 
@@ -121,8 +124,9 @@ template void append<Bfloat16>(DeviceTensor<const Bfloat16>, DeviceTensor<const 
 void append_numbers(const float* numbers, int64_t query_heads, const CacheSlots& slots, float* appended,
                     Stream stream) {
   require_groups(query_heads, slots.kv_heads);
-  launch<append_numbers_kernel>({extent(ceil_division(query_heads, kThreads)), extent(kThreads), 0, stream},
-                                numbers, query_heads, slots, appended);
+  launch_dependent<append_numbers_kernel>(
+      {extent(ceil_division(query_heads, kThreads)), extent(kThreads), 0, stream}, numbers, query_heads,
+      slots, appended);
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

@@ -1,5 +1,6 @@
 #include "compaction.hpp"
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -48,6 +49,7 @@ __host__ __device__ int parts_of(int vectors) {
 // bytes      read: 8 + 16 vectors for each kept row; written: 16 vectors for each; no FLOP
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads, 7) compact_kernel(CompactArguments p) {
+  begin_dependent_launch();
   constexpr int kRowsAtOnce = 32 / kLanes;
   constexpr int kRowsOfWarp = kRowsInFlight * kRowsAtOnce;
   static_assert(kRowsOfWarp <= 32, "a lane reads one position");
@@ -99,6 +101,7 @@ struct MoveNumbersArguments {
 // bytes      read: 12 for each row and kept entry; written: 4 for each; no FLOP
 template <bool kScatters>
 __global__ void __launch_bounds__(kThreads) move_numbers_kernel(MoveNumbersArguments p) {
+  begin_dependent_launch();
   const int64_t row = blockIdx.y;
   const int64_t g = row / p.rows_per_head;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -114,6 +117,7 @@ __global__ void __launch_bounds__(kThreads) move_numbers_kernel(MoveNumbersArgum
 // bytes      read: 16 for each chosen slot; written: 8; no FLOP
 __global__ void __launch_bounds__(kThreads)
     compact_positions_kernel(CacheSlots slots, PositionLists chosen, int64_t* positions) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= chosen.count[g]) return;
   const int64_t place = g * chosen.stride + i;
@@ -127,7 +131,7 @@ void move_numbers(const NumberRows<const float>& from, int64_t kv_heads, const i
   require_groups(from.rows, kv_heads);
   if (kept_stride == 0) return;
   const MoveNumbersArguments arguments{from, kept, count, to, kept_stride, from.rows / kv_heads};
-  launch<move_numbers_kernel<kScatters>>(
+  launch_dependent<move_numbers_kernel<kScatters>>(
       {extent(ceil_division(kept_stride, kThreads), from.rows), extent(kThreads), 0, stream}, arguments);
 }
 
@@ -154,7 +158,7 @@ void launch_compact(const CompactArguments& arguments, int64_t capacity, int64_t
                     Stream stream) {
   constexpr int64_t kRowsOfBlock = int64_t{kWarps} * kRowsInFlight * 32 / kLanes;
   const int64_t parts = parts_of<kLanes>(arguments.vectors);
-  launch<compact_kernel<kLanes>>(
+  launch_dependent<compact_kernel<kLanes>>(
       {extent(ceil_division(capacity, kRowsOfBlock), kv_heads, tensors * parts), extent(kThreads), 0, stream},
       arguments);
 }
@@ -221,7 +225,7 @@ void compact_positions(const CacheSlots& slots, const PositionLists& chosen, int
                        Stream stream) {
   require_range("stride of the chosen slots", chosen.stride, 0, INT32_MAX);
   if (chosen.stride == 0 || slots.kv_heads == 0) return;
-  launch<compact_positions_kernel>(
+  launch_dependent<compact_positions_kernel>(
       {extent(ceil_division(chosen.stride, kThreads), slots.kv_heads), extent(kThreads), 0, stream}, slots,
       chosen, positions);
 }

@@ -1,5 +1,6 @@
 #include "head_eviction.hpp"
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/loads_first.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -94,6 +95,7 @@ __device__ float updated_score(const UpdateArguments& p, const CacheSlots& slots
 //            and entry, 4 for each KV head and entry
 // FLOP       4 and an exponential for each query head and entry
 __global__ void __launch_bounds__(kUpdateThreads) update_scores_kernel(UpdateArguments p, CacheSlots slots) {
+  begin_dependent_launch();
   const int64_t g = blockIdx.y;
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * kUpdateThreads + threadIdx.x;
   if (slot >= slots.entries[g]) return;
@@ -120,6 +122,7 @@ struct EvictShared {
 template <int kBlocks>
 __global__ void __launch_bounds__(kThreads, 1)
     evict_kernel(EvictArguments p, UpdateArguments update, bool updates) {
+  begin_dependent_launch();
   SharedMemory memory;
   const EvictShared shared(memory);
   const HeadEntries<kBlocks> head(p);
@@ -158,9 +161,10 @@ void update_scores(const ScoreUpdate& update, const CacheSlots& slots, int64_t q
   require_valid(slots);
   const UpdateArguments arguments = arguments_of(update, slots, query_heads);
   if (slots.capacity == 0) return;
-  launch<update_scores_kernel>({extent(ceil_division(slots.capacity, kUpdateThreads), slots.kv_heads),
-                                extent(kUpdateThreads), 0, stream},
-                               arguments, slots);
+  launch_dependent<update_scores_kernel>(
+      {extent(ceil_division(slots.capacity, kUpdateThreads), slots.kv_heads), extent(kUpdateThreads), 0,
+       stream},
+      arguments, slots);
 }
 
 void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optional<ScoreUpdate>& update,
@@ -173,7 +177,7 @@ void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optio
                                  next.has_value()};
   launch_heads(slots, stream, [&]<int kBlocks>(LaunchShape shape) {
     shape.shared_bytes = shared_bytes<EvictShared>();
-    launch<evict_kernel<kBlocks>>(shape, arguments, of_update, update.has_value());
+    launch_dependent<evict_kernel<kBlocks>>(shape, arguments, of_update, update.has_value());
   });
 }
 

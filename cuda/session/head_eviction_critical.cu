@@ -1,6 +1,7 @@
 // CriticalKV's evictions during decoding.
 #include <kvbound/cuda/eviction/cluster_selection.hpp>
 #include <kvbound/cuda/eviction/radix_selection.hpp>
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/loads_first.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
@@ -221,6 +222,7 @@ struct Stages {
 // FLOP       5 for each query head and entry; an adaptive stage one up to 60 more
 template <int kBlocks, bool kKeepsRanks>
 __global__ void __launch_bounds__(kThreads, 1) evict_critical_kernel(Arguments p) {
+  begin_dependent_launch();
   SharedMemory memory;
   const Shared<kBlocks, kKeepsRanks> shared(memory, p.choice.slots.capacity);
   const HeadEntries<kBlocks> head(p.choice);
@@ -251,7 +253,7 @@ void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const f
       static_cast<float>(stages.epsilon)};
   const auto launch_kernel = [&]<int kBlocks, bool kKeepsRanks>(LaunchShape shape) {
     shape.shared_bytes = shared_bytes<Shared<kBlocks, kKeepsRanks>>(slots.capacity);
-    launch<evict_critical_kernel<kBlocks, kKeepsRanks>>(shape, arguments);
+    launch_dependent<evict_critical_kernel<kBlocks, kKeepsRanks>>(shape, arguments);
   };
   launch_heads(slots, stream, [&]<int kBlocks>(const LaunchShape& shape) {
     constexpr bool kMayKeepRanks = kBlocks > 1;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
@@ -24,6 +25,7 @@ struct Stretches {
 // registers  18 (sm_90a and sm_80)
 // bytes      read and written: those of all stretches; no FLOP
 __global__ void pack_kernel(Stretches stretches, std::byte* packed) {
+  begin_dependent_launch();
   const PackedStretch& own = stretches.each[blockIdx.y];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -53,8 +55,8 @@ void pack(std::span<const PackedStretch> stretches, std::byte* packed, int64_t b
     const int64_t longest =
         std::ranges::max(stretches.first(count), {}, &PackedStretch::bytes).bytes / kVectorBytes;
     const int64_t blocks = std::clamp<int64_t>(ceil_division(longest, kThreads), 1, kMostBlocks);
-    launch<pack_kernel>({extent(blocks, static_cast<int64_t>(count)), extent(kThreads), 0, stream}, own,
-                        packed);
+    launch_dependent<pack_kernel>({extent(blocks, static_cast<int64_t>(count)), extent(kThreads), 0, stream},
+                                  own, packed);
     stretches = stretches.subspan(count);
   }
 }

@@ -1,6 +1,7 @@
 #include "step_changes.hpp"
 
 #include <kvbound/cuda/merging/key_lengths.hpp>
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/row_lanes.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
@@ -31,6 +32,7 @@ struct Arguments {
 // FLOP       3 head_dim for each KV head
 template <int kDims, Storage T>
 __global__ void __launch_bounds__(kThreads) keep_changes_kernel(Arguments<T> p) {
+  begin_dependent_launch();
   using Lanes = RowLanes<T, kDims>;
   const int64_t g = blockIdx.x;
   if (p.kept.count[g] == 0) return;
@@ -82,7 +84,7 @@ void keep_changes(DeviceTensor<const T> keys, DeviceTensor<const T> values, cons
   require_equal("kept entries of a KV head", merged.kept.stride, "entries that merge", 1);
   require_groups(query_heads, slots.kv_heads);
   by_dims(keys.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
-    launch<keep_changes_kernel<kDims, T>>(
+    launch_dependent<keep_changes_kernel<kDims, T>>(
         {extent(slots.kv_heads), extent(kThreads), 0, stream},
         Arguments<T>{keys, values, slots, merged.kept, merged.clusters.members, query_heads / slots.kv_heads,
                      changes});

@@ -1,7 +1,6 @@
 // What a thread asks of the device, counted: what an operation costs beside its kernels' own work.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 
@@ -42,11 +41,6 @@ struct DeviceCounters {
   }
   friend bool operator==(const DeviceCounters&, const DeviceCounters&) = default;
 };
-
-/// The larger one of each count.
-inline DeviceCounters most_of_each(const DeviceCounters& one, const DeviceCounters& other) {
-  return DeviceCounters::joined(one, other, [](int64_t a, int64_t b) { return std::max(a, b); });
-}
 
 inline namespace KVBOUND_CUDA_BUILD {
 

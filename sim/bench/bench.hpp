@@ -90,7 +90,7 @@ struct BenchResult {
   std::optional<BenchShares> shares;  ///< on a device; the rooflines are then all of `times` but the first
   std::string label = {};   ///< the policy as it was named; of an operation that is run by one; else empty
   std::string policy = {};  ///< likewise, canonical
-  std::optional<cuda::DeviceCounters> requests = {};  ///< what one of them asks of the device
+  std::optional<cuda::DeviceCounters> requests = {};  ///< of the device, by one run or by 16 steps together
   std::optional<Prediction> prediction = {};          ///< instead of times, if a model of a GPU was asked for
 
   /// Whether the median ratio meets the goal; nullopt without ratio or goal.

@@ -245,17 +245,20 @@ void add_requests(std::vector<FigureOf<BenchRow>>& figures) {
     const char *name, *meaning;
     int64_t Counters::*count;
   };
-  for (const Request& request :
-       {Request{"launches", "of kernels that one run asks of the device; a graph counts as its kernels",
-                &Counters::launches},
-        Request{"fills", "of memory with 0 that it asks for", &Counters::fills},
-        Request{"moves", "copies within the device", &Counters::moves},
-        Request{"synchronisations", "waits of the host for the device", &Counters::synchronisations},
-        Request{"uploads", "copies to the device", &Counters::uploads},
-        Request{"upload_bytes", "bytes of uploads", &Counters::upload_bytes},
-        Request{"downloads", "copies to the host", &Counters::downloads},
-        Request{"download_bytes", "bytes of downloads", &Counters::download_bytes},
-        Request{"allocations", "of device memory and of page-locked memory", &Counters::allocations}}) {
+  for (
+      const Request& request :
+      {Request{
+           "launches",
+           "of kernels that one run asks of the device, or sixteen steps together; a graph counts as its kernels",
+           &Counters::launches},
+       Request{"fills", "of memory with 0 that it asks for", &Counters::fills},
+       Request{"moves", "copies within the device", &Counters::moves},
+       Request{"synchronisations", "waits of the host for the device", &Counters::synchronisations},
+       Request{"uploads", "copies to the device", &Counters::uploads},
+       Request{"upload_bytes", "bytes of uploads", &Counters::upload_bytes},
+       Request{"downloads", "copies to the host", &Counters::downloads},
+       Request{"download_bytes", "bytes of downloads", &Counters::download_bytes},
+       Request{"allocations", "of device memory and of page-locked memory", &Counters::allocations}}) {
     figures.emplace_back(count_figure(request.name, request.meaning, Shown::if_asked),
                          [count = request.count](const BenchRow& row) {
                            const BenchResult& result = *row.result;

@@ -22,9 +22,9 @@
 namespace kvbound::sim::KVBOUND_CUDA_BUILD {
 namespace {
 
-constexpr int64_t kWarmUp = 2;  // steps: the first one allocates, the second one records what it launches
+constexpr int64_t kWarmUp = 2;  // times: the first time allocates, the second one records what is launched
 constexpr int64_t kTimedSteps = kNative ? 16 : 4;  // an emulation's times are no GPU's
-constexpr int64_t kAskingSteps = 16;               // whose requests are counted; a merge may have a period
+constexpr int64_t kAskingSteps = 16;               // whose requests are counted
 constexpr double kStepGoal = 3;                    // times attention alone
 
 std::unique_ptr<Session> new_session(OperationTimes* times = nullptr) {
@@ -50,7 +50,7 @@ cuda::DeviceCounters compress_requests(const BenchOptions& options, const BenchL
   return cuda::counters() - before;
 }
 
-// A session that has compressed the layer and taken its first steps.
+// A session that has compressed the layer and taken its first steps, one by one and together.
 class WarmSession {
  public:
   WarmSession(const BenchOptions& options, const BenchLayer& layer)
@@ -59,6 +59,7 @@ class WarmSession {
         session_(new_session()) {
     session_->compress(layer.view(), parse_policy(options.policy), bench_budgets(options));
     take(kWarmUp);
+    for (int64_t i = 0; i < kWarmUp; ++i) take_together(kTimedSteps);
   }
 
   // Waits for every step.
@@ -85,16 +86,13 @@ double step_seconds(WarmSession& session, Steps take) {
   return seconds_since(start);
 }
 
-// The most that any step asks for.
+// What sixteen steps together ask for, of which as many have been taken before.
 cuda::DeviceCounters step_requests(const BenchOptions& options, const BenchLayer& layer) {
   WarmSession session(options, layer);
-  cuda::DeviceCounters most;
-  for (int64_t i = 0; i < kAskingSteps; ++i) {
-    const cuda::DeviceCounters before = cuda::counters();
-    session.take(1);
-    most = cuda::most_of_each(most, cuda::counters() - before);
-  }
-  return most;
+  session.take_together(kAskingSteps);
+  const cuda::DeviceCounters before = cuda::counters();
+  session.take_together(kAskingSteps);
+  return cuda::counters() - before;
 }
 
 // K1 over as many entries as a step's queries see, for every step.

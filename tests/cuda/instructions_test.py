@@ -96,6 +96,26 @@ class Kernels(unittest.TestCase):
             self.fail("\n".join(["differs from the table", *changes]))
 
 
+class DependentLaunches(unittest.TestCase):
+    """A kernel that lets the next one begin (PREEXIT) waits for the one before (ACQBULK)."""
+
+    def test_read_and_write_memory_after_the_wait(self):
+        dependent = 0
+        for name, lines in KERNELS.items():
+            code = [line for line in lines if isinstance(line, sass.Instruction)]
+            bases = [entry.base for entry in code]
+            if "PREEXIT" not in bases and "ACQBULK" not in bases:
+                continue
+            dependent += 1
+            with self.subTest(kernel=name):
+                self.assertEqual((bases.count("PREEXIT"), bases.count("ACQBULK")), (1, 1))
+                before = code[:bases.index("ACQBULK")]
+                self.assertEqual([entry.opcode for entry in before if entry.kind in ("global", "async", "atomic")], [])
+                self.assertEqual([entry.opcode for entry in before if entry.base in ("BRA", "EXIT", "RET")], [],
+                                 "all threads come to the wait")
+        self.assertGreater(dependent, 50)
+
+
 class TensorCores(unittest.TestCase):
     """kSteps products of depth 16 make a head_dim. A warp has two tiles of 16 rows for up to 8 steps, else one, and
     multiplies them by two tiles of 8 columns at a time, which one ldmatrix loads."""

@@ -10,6 +10,7 @@
 #include <kvbound/cuda/primitives/async_copy.hpp>
 #include <kvbound/cuda/primitives/bulk_copy.hpp>
 #include <kvbound/cuda/primitives/cluster.hpp>
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
@@ -69,6 +70,23 @@ TEST(Counting, OfACopyIsEverySectorOnce) {
   EXPECT_EQ(counted.touched.written, kBytes);
   EXPECT_EQ(counted.counts.wavefronts, 0);
   EXPECT_EQ(counted.chain.device_rounds, 1);
+}
+
+__global__ void dependent_copy_kernel(bool early, const float* from, float* to) {
+  const float number = early ? from[thread()] : 0;
+  begin_dependent_launch();
+  to[thread()] = early ? number : from[thread()];
+}
+
+// Of plain loads and stores only the counted build knows.
+TEST(Counting, RefusesAnAccessBeforeTheLaunchBeforeHasBeenWaitedFor) {
+  const Buffer<float> from(64);
+  Buffer<float> to(64);
+  const auto copy = [&](bool early) {
+    launch_dependent<dependent_copy_kernel>(shape(2, 32), early, from.data(), to.data());
+  };
+  EXPECT_NO_THROW(copy(false));
+  EXPECT_THROW(copy(true), DeviceError);
 }
 
 // Thread i reads number stride i + offset.
