@@ -30,6 +30,7 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_range("queries of a head", queries.rows, 1, INT32_MAX);
   require_range("queries of all heads", queries.slices * queries.rows, 0, INT32_MAX);
   require_range("capacity", cache.keys.rows, 0, INT32_MAX);
+  require_range("entries of all KV heads", cache.keys.slices * cache.keys.rows, 0, INT32_MAX);
 }
 
 // The accumulation depth of a sum over at most so many entries, whatever the other KV heads have.
@@ -39,8 +40,8 @@ int64_t accumulation_depth(const Partition& partition, int64_t entries) {
   for (int64_t tokens = kTileTokens; tokens <= partition.most_split_tokens; tokens += kTileTokens) {
     const int64_t in_split = split_arithmetic<T>(std::min(entries, tokens), 1).accumulation_depth;
     // A KV head has no more than blocks_wanted splits of fewer than most_split_tokens tokens.
-    const int64_t splits = std::min(ceil_division(entries, tokens),
-                                    tokens < partition.most_split_tokens ? partition.blocks_wanted : entries);
+    const int64_t most = tokens < partition.most_split_tokens ? partition.blocks_wanted : entries;
+    const int64_t splits = std::min(ceil_division(entries, tokens), most);
     const int64_t in_slice = ceil_division(splits, kJoinSlices);
     const int64_t joining = std::min<int64_t>(in_slice, kJoinPart) + ceil_division(in_slice, kJoinPart) + 4;
     longest = std::max(longest, in_split + (splits > 1 ? joining : 0));
@@ -56,7 +57,8 @@ Partition partition_for(int64_t queries, int64_t kv_heads) {
   Partition partition = kPartitions[0];
   if (kv_heads > 0) {
     const int64_t blocks = ceil_division(queries / kv_heads, kBlockQueries);
-    partition.blocks_wanted = ceil_division(partition.blocks_wanted, std::max(blocks, int64_t{1}));
+    partition.blocks_wanted =
+        static_cast<uint32_t>(ceil_division(partition.blocks_wanted, std::max(blocks, int64_t{1})));
   }
   return partition;
 }
@@ -83,7 +85,7 @@ void attend(const Partition& partition, DeviceTensor<const T> queries, const Cac
   SplitArguments<T> splits{partition, queries, cache, static_cast<float>(scale), result, partials};
   JoinArguments join{.partition = partition,
                      .entries = cache.entries,
-                     .kv_heads = kv_heads,
+                     .kv_heads = static_cast<int>(kv_heads),
                      .partials = partials,
                      .result = result,
                      .head_dim = queries.cols,

@@ -47,9 +47,10 @@ struct HeadSplits {
   bool has_columns;
 
   __device__ explicit HeadSplits(const JoinArguments& p) {
-    const int64_t group = p.partials.group_queries;
-    const int64_t g = blockIdx.x / group, n = blockIdx.x % group;
-    const Splits::OfHead own = Splits(p.partition, p.entries, p.kv_heads).of_head(g);
+    const auto group = static_cast<unsigned>(p.partials.group_queries);
+    const int64_t n = blockIdx.x % group;
+    const Splits::OfHead own =
+        Splits(p.partition, p.entries, p.kv_heads).of_head(static_cast<int>(blockIdx.x / group));
     count = own.count;
     weights = &p.partials.weights_of(n, own.before);
     step = group * p.partials.row;
@@ -156,7 +157,7 @@ __device__ void write_output(const JoinArguments& p, const float4& outputs, floa
 // grid       (queries, ceil(head_dim / 64))
 // block      256
 // shared     5,184 bytes: 264 floats, 8 integers, 256 float4
-// registers  80 (sm_90a and sm_80)
+// registers  63 (sm_90a), 64 (sm_80)
 // bytes      read: (4 round_up(head_dim, 4) + 16 ceil(head_dim / 64)) for each query and split in use,
 //            and the weights of a query's splits from the 257th on and of dominant entries' queries
 //            again from the L1 cache; all KV heads' entries; written: 4 head_dim + 4 for each query, and

@@ -114,8 +114,8 @@ struct Work {
   const Shared<T, kSteps>& shared;
   const Shape& shape;
   TokenRows keys, values;
-  int64_t g;       // KV head
-  int64_t first;   // token
+  int g;           // KV head
+  int first;       // token
   int count;       // tokens, at least 1
   int tiles;       // of keys
   int first_head;  // of the block, among the queries of all heads
@@ -126,14 +126,14 @@ struct Work {
       : p(arguments),
         shared(memory),
         shape(of_block),
-        keys(arguments.cache.keys, split.kv_head),
-        values(arguments.cache.values, split.kv_head),
+        keys(TokenRows::by_shifts(arguments.cache.keys, split.kv_head)),
+        values(TokenRows::by_shifts(arguments.cache.values, split.kv_head)),
         g(split.kv_head),
         first(split.first),
-        count(static_cast<int>(split.tokens)),
+        count(split.tokens),
         tiles((count + kTileTokens - 1) / kTileTokens) {
     const int head = static_cast<int>(blockIdx.y) * kHeadTiles * kHeads;
-    first_head = static_cast<int>(g) * p.group_queries() + head;
+    first_head = g * p.group_queries() + head;
     heads = min(kHeadTiles * kHeads, p.group_queries() - head);
   }
 
@@ -181,7 +181,7 @@ struct Work {
     const int column = static_cast<int>(threadIdx.x) % kColumns,
               row = static_cast<int>(threadIdx.x) / kColumns;
     if (begin < count && column < kVectors<kSteps>) {
-      const uint4* from = rows.data + (first + begin + row) * rows.stride + column;
+      const uint4* from = rows.data + int64_t{first + begin + row} * rows.stride + column;
       uint4* to = stage(n) + row * tile_row_vectors(kVectors<kSteps>) + column;
       const int wanted = min(kTileTokens, (count - begin + kTile - 1) / kTile * kTile);
 #pragma unroll 1  // unrolled, its addresses would take too many registers
@@ -276,7 +276,7 @@ struct Logits {
   // products[t][part], [part + 1]  of the token, which is counted in the split, and of the lane's heads
   __device__ void finish(int token, const float (&products)[kHeadTiles][4], int part) {
     const SplitArguments<T>& p = work.p;
-    const int64_t position = work.first + token;
+    const int64_t position = int64_t{work.first} + token;
     const bool has_votes = p.cache.log_votes && token < work.count;
     const float votes = has_votes ? p.cache.log_votes[work.g * p.capacity() + position] : 0;
 #pragma unroll
@@ -369,7 +369,7 @@ struct Outputs {
         const float2 z = *reinterpret_cast<const float2*>(work.logit(head(t), token + i * 4));
         weight[i] = weight_of(z.x, largest[t]);
         weight[i + 1] = weight_of(z.y, largest[t]);
-        const int row = static_cast<int>(work.first) + token + i * 4;
+        const int row = work.first + token + i * 4;
         if (z.y == largest[t]) rows[t] = min(rows[t], row + 1);
         if (z.x == largest[t]) rows[t] = min(rows[t], row);
       }
@@ -403,7 +403,7 @@ struct Outputs {
     constexpr int kFours = kSteps * kTile / 4;
     const Partials& partials = work.p.partials;
     const int here = min(kHeads, work.heads - t * kHeads);
-    const int64_t first = work.first_head - work.g * partials.group_queries + t * kHeads;  // of the group
+    const int first = work.first_head - work.g * partials.group_queries + t * kHeads;  // of the group
     const int64_t place = blockIdx.x * int64_t{partials.group_queries} + first;
     for (int i = static_cast<int>(threadIdx.x); i < here * kFours; i += kThreads) {
       const int of_tile = i / kFours, dim = i % kFours * 4;
@@ -437,13 +437,12 @@ struct Outputs {
   }
 };
 
-// Attends to a split.
+// Attends to a split, whose first tile is on its way.
 template <Storage16 T, int kSteps, int kHeadTiles>
 __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
-  work.write_sights();
   work.load_queries();
-  work.load(0);
-  async_wait<1>();  // the queries have landed, the tile may be on its way
+  work.write_sights();
+  async_wait<0>();
   __syncthreads();
   {
     Logits<T, kSteps, kHeadTiles> logits(work);
@@ -479,8 +478,8 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 // block      128
 // shared     (1,024 stages + 16 heads) (2 kSteps + 1) + 4 heads (split_tokens + 8) + 896 bytes;
 //            heads = min(group, 8 kHeadTiles); for head_dim 128, 4 heads and splits of 512 tokens: 45,120
-// registers  at most, sm_90a and sm_80: kHeadTiles 1: 62, 68, 72, 83, 103, 138 (kSteps 4, 5, 6, 8, 12, 16);
-//            kHeadTiles 2: 105, 101, 138, 137, 178 (up to 12)
+// registers  at most, sm_90a and sm_80: kHeadTiles 1: 67, 75, 74, 85, 100, 138 (kSteps 4, 5, 6, 8, 12, 16);
+//            kHeadTiles 2: 105, 137, 138, 137, 178 (up to 12)
 // bytes      read: 4 head_dim a token, its keys and values, once for each block along y; queries and log
 //            votes; written: 4 row + 16 for each query and split, 4 for each logit if wanted; all KV heads'
 //            entries in every block, and the queries' dominant rows where they are left out
@@ -494,7 +493,12 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<
   const Split split = Splits(p.partition, p.cache.entries, p.kv_heads()).at(blockIdx.x);
   if (split.tokens == 0) return;
   const Work<T, kSteps, kHeadTiles> work(p, shared, shape, split);
-  if (p.has_work(split, work.first_head, work.heads)) attend(work);
+  work.load(0);
+  if (p.has_work(split, work.first_head, work.heads)) {
+    attend(work);
+  } else {
+    async_wait<0>();
+  }
 }
 
 // Where shared memory is short a block has one tile at a time, which does not change the order of a sum.

@@ -89,10 +89,9 @@ struct Work {
   const Shared& shared;
   TokenRows keys, values;
   const Shape& shape;
-  int64_t g;                                // KV head
-  int64_t first;                            // token
+  int g;                                    // KV head
+  int first;                                // token
   int count;                                // tokens, at least 1
-  int tiles;                                // of keys
   int first_head;                           // of this thread's team, among the queries of all heads
   int heads;                                // of the team that exist; below kHeads in a group's last block
   int team, thread;                         // the thread's number within its team
@@ -101,19 +100,18 @@ struct Work {
   __device__ Work(const Arguments& arguments, const Shared& memory, const Shape& of_block, const Split& split)
       : p(arguments),
         shared(memory),
-        keys(arguments.cache.keys, split.kv_head),
-        values(arguments.cache.values, split.kv_head),
+        keys(TokenRows::by_shifts(arguments.cache.keys, split.kv_head)),
+        values(TokenRows::by_shifts(arguments.cache.values, split.kv_head)),
         shape(of_block),
         g(split.kv_head),
         first(split.first),
-        count(static_cast<int>(split.tokens)),
-        tiles((count + kTileTokens - 1) / kTileTokens),
+        count(split.tokens),
         team(static_cast<int>(threadIdx.x) / kTeam),
         thread(static_cast<int>(threadIdx.x) % kTeam) {
     const int teams = static_cast<int>(blockDim.x) / kTeam;
     const int head = (static_cast<int>(blockIdx.y) * teams + team) * kHeads;
-    first_head = static_cast<int>(g) * p.group_queries() + head;
     heads = max(0, min(kHeads, p.group_queries() - head));
+    first_head = g * p.group_queries() + head;
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
       visible[h] = {0, -1};
@@ -134,11 +132,13 @@ struct Work {
     return (blockIdx.x - g) * p.group_queries() + first_head + head;
   }
 
+  __device__ int tiles() const { return (count + kTileTokens - 1) / kTileTokens; }  // of keys
+
   // Starts to copy the n-th tile: tiles of keys come first, then tiles of values.
   __device__ void load(int n) const {
-    const bool of_keys = n < tiles;
-    const int tile = of_keys ? n : n - tiles;
-    if (tile < tiles) {
+    const bool of_keys = n < tiles();
+    const int tile = of_keys ? n : n - tiles();
+    if (tile < tiles()) {
       const TokenRows rows = of_keys ? keys : values;
       rows.copy_to_tile(first + tile * kTileTokens, tile_count(tile), stage(n));
     }
@@ -210,7 +210,7 @@ struct Work {
   }
 
   __device__ void finish_logits(int token, const float (&products)[kMine], float (&largest)[kMine]) const {
-    const int64_t position = first + token;
+    const int position = first + token;
     const float votes = p.cache.log_votes ? p.cache.log_votes[g * p.capacity() + position] : 0;
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
@@ -255,7 +255,7 @@ struct Work {
       for (int h = 0; h < kMine; ++h) {
         if (my_head() + h >= kHeads) break;
         float& z = weights(token)[my_head() + h];
-        if (z == largest[h]) rows[h] = min(rows[h], static_cast<int>(first) + token);
+        if (z == largest[h]) rows[h] = min(rows[h], first + token);
         z = z == kNothing ? 0 : expf(z - largest[h]);
         sums[h] += z;
       }
@@ -378,10 +378,10 @@ __device__ void attend(const Work<kHeads>& work) {
   for (float& entry : largest) entry = kNothing;
   work.load(0);
   work.load_queries();
-  for (int n = 0; n < work.tiles; ++n) work.add_logits(work.next_tile(n), n, largest);
+  for (int n = 0; n < work.tiles(); ++n) work.add_logits(work.next_tile(n), n, largest);
   work.form_weights(largest);
   float sums[kHeads][kLaneNumbers] = {};
-  for (int n = 0; n < work.tiles; ++n) work.add_values(work.next_tile(work.tiles + n), n, sums);
+  for (int n = 0; n < work.tiles(); ++n) work.add_values(work.next_tile(work.tiles() + n), n, sums);
   work.join_sums(sums);
   work.write_sums(sums);
 }
@@ -409,7 +409,7 @@ Shape shape_of(const Arguments& arguments, int teams, int stages) {
 // shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens
 //            weight_row + 96) bytes, with v vectors and `row` numbers in a padded row, p = v rounded up to a
 //            power of two, at most 32; for head_dim 128, 4 heads and splits of 512 tokens: 78,208
-// registers  64 (kHeads 1, 2), 79 (4), 128 (6), 127 (8) (sm_90a and sm_80)
+// registers  at most, sm_90a and sm_80: 64 (kHeads 1, 2), 76 (4), 95 (6), 109 (8)
 // bytes      read: 32 v a token, its keys and values, once for each block along y; queries and log votes;
 //            written: 4 row + 16 for each query and split, 4 for each logit if wanted; all KV heads' entries
 //            in every block, and the queries' dominant rows where they are left out
@@ -424,7 +424,7 @@ __global__ void __launch_bounds__(kMostTeams* kTeam) attention_portable_kernel(A
   if (split.tokens == 0) return;
   const int of_block = shape.teams * kHeads, first_head = static_cast<int>(blockIdx.y) * of_block;
   const int heads = min(of_block, p.group_queries() - first_head);
-  if (!p.has_work(split, static_cast<int>(split.kv_head) * p.group_queries() + first_head, heads)) return;
+  if (!p.has_work(split, split.kv_head * p.group_queries() + first_head, heads)) return;
   attend(Work<kHeads>(p, shared, shape, split));
 }
 

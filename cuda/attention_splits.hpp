@@ -28,21 +28,23 @@ inline constexpr int kJoinPart = 4;
 
 /// One split: successive entries of a KV head.
 struct Split {
-  int64_t kv_head, first;
-  int64_t tokens;  ///< 0: none
+  int kv_head, first;
+  int tokens;  ///< 0: none
 };
 
-/// The length of a split, if all KV heads together have so many entries.
-__host__ __device__ inline int64_t split_tokens(const Partition& partition, int64_t total) {
-  const int64_t balanced = round_up(ceil_division(total, partition.blocks_wanted), kTileTokens);
-  return max(int64_t{kTileTokens}, min(balanced, partition.most_split_tokens));
+/// The length of a split, in tiles, if all KV heads together have so many entries. In 32 bits, as all that a
+/// block computes before it knows what to load: a division of 64 bits takes 80 instructions.
+__host__ __device__ inline uint32_t split_tiles(const Partition& partition, uint32_t total) {
+  const uint32_t balanced = (total + partition.blocks_wanted - 1) / partition.blocks_wanted;
+  const uint32_t tiles = (balanced + kTileTokens - 1) / kTileTokens;
+  return max(1U, min(tiles, partition.most_split_tokens / kTileTokens));
 }
 
 /// So many splits a cache of this capacity has at most: those of a full one, and one for the
 /// last entries of each head.
 inline int64_t most_splits(const Partition& partition, int64_t kv_heads, int64_t capacity) {
   const int64_t of_full_cache =
-      std::max(partition.blocks_wanted, kv_heads * capacity / partition.most_split_tokens);
+      std::max<int64_t>(partition.blocks_wanted, kv_heads * capacity / partition.most_split_tokens);
   return std::min(kv_heads * ceil_division(capacity, kTileTokens), of_full_cache + kv_heads);
 }
 
@@ -51,54 +53,59 @@ inline int64_t most_splits(const Partition& partition, int64_t kv_heads, int64_t
 /// much to do, and results do not depend on the capacity. Device code that whole warps call.
 struct Splits {
   const int64_t* entries;  // [kv_heads]
-  int64_t kv_heads;
-  int64_t first_entries;  // of KV head lane(), which are all that a layer of up to 32 KV heads needs
-  int64_t tokens;         // of one split
+  int kv_heads;
+  uint32_t first_entries;  // of KV head lane(), which are all that a layer of up to 32 KV heads needs
+  uint32_t tiles;          // of one split
 
-  __device__ Splits(const Partition& partition, const int64_t* entries_of_heads, int64_t heads)
-      : entries(entries_of_heads),
-        kv_heads(heads),
-        first_entries(lane() < heads ? entries_of_heads[lane()] : 0) {
-    int64_t total = first_entries;
-    for (int64_t g = 32 + lane(); g < kv_heads; g += 32) total += entries[g];
-    tokens = split_tokens(partition, warp_sum(total));
+  __device__ Splits(const Partition& partition, const int64_t* entries_of_heads, int heads)
+      : entries(entries_of_heads), kv_heads(heads), first_entries(entries_of(lane())) {
+    uint32_t total = first_entries;
+#pragma unroll 1
+    for (int g = 32 + lane(); g < kv_heads; g += 32) total += entries_of(g);
+    tiles = split_tiles(partition, warp_sum(total));
   }
 
+  __device__ uint32_t entries_of(int g) const { return g < kv_heads ? static_cast<uint32_t>(entries[g]) : 0; }
   /// The entries and the splits of KV head begin + lane(), none if there is no such head;
   /// begin: a multiple of 32.
-  __device__ int64_t entries_from(int64_t begin) const {
-    if (begin == 0) return first_entries;
-    return begin + lane() < kv_heads ? entries[begin + lane()] : 0;
+  __device__ uint32_t entries_from(int begin) const {
+    return begin == 0 ? first_entries : entries_of(begin + lane());
   }
-  __device__ int64_t splits_from(int64_t begin) const { return ceil_division(entries_from(begin), tokens); }
+  __device__ uint32_t splits_from(int begin) const {
+    return ((entries_from(begin) + kTileTokens - 1) / kTileTokens + tiles - 1) / tiles;
+  }
 
   /// The splits of a KV head, and those before them.
   struct OfHead {
-    int64_t count, before;
+    int count, before;
   };
-  __device__ OfHead of_head(int64_t g) const {
-    int64_t before = 0;
-    for (int64_t begin = 0;; begin += 32) {
-      const int64_t own = splits_from(begin);
+  __device__ OfHead of_head(int g) const {
+    uint32_t before = 0;
+    for (int begin = 0;; begin += 32) {
+      const uint32_t own = splits_from(begin);
       if (begin + lane() < g) before += own;
       if (g >= begin + 32) continue;
-      return {__shfl_sync(kAllLanes, own, static_cast<int>(g - begin)), warp_sum(before)};
+      return {static_cast<int>(__shfl_sync(kAllLanes, own, g - begin)), static_cast<int>(warp_sum(before))};
     }
   }
 
   /// The n-th split of all.
-  __device__ Split at(int64_t n) const {
-    for (int64_t begin = 0; begin < kv_heads; begin += 32) {
-      const int64_t own = splits_from(begin);
-      int64_t through = own;  // splits of the heads begin..begin + lane()
+  __device__ Split at(uint32_t n) const {
+#pragma unroll 1
+    for (int begin = 0; begin < kv_heads; begin += 32) {
+      const uint32_t own = splits_from(begin);
+      uint32_t through = own;  // splits of the heads begin..begin + lane()
+#pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {
-        const int64_t other = __shfl_up_sync(kAllLanes, through, static_cast<unsigned>(distance));
+        const uint32_t other = __shfl_up_sync(kAllLanes, through, static_cast<unsigned>(distance));
         if (lane() >= distance) through += other;
       }
       if (const unsigned reaching = __ballot_sync(kAllLanes, n < through)) {
         const int of = __ffs(static_cast<int>(reaching)) - 1;
-        const int64_t first = (n - __shfl_sync(kAllLanes, through - own, of)) * tokens;
-        return {begin + of, first, min(tokens, __shfl_sync(kAllLanes, entries_from(begin), of) - first)};
+        const uint32_t tokens = tiles * kTileTokens;
+        const uint32_t first = (n - __shfl_sync(kAllLanes, through - own, of)) * tokens;
+        const uint32_t rest = __shfl_sync(kAllLanes, entries_from(begin), of) - first;
+        return {begin + of, static_cast<int>(first), static_cast<int>(min(tokens, rest))};
       }
       n -= __shfl_sync(kAllLanes, through, 31);
     }
@@ -158,7 +165,9 @@ struct SplitArguments {
 
   /// The n-th query of all heads.
   __device__ const T* query(int n) const {
-    return queries.data + n / window() * queries.slice_stride + n % window() * queries.row_stride;
+    const auto of_head = static_cast<unsigned>(n) % window();
+    return queries.data + static_cast<unsigned>(n) / window() * queries.slice_stride +
+           of_head * queries.row_stride;
   }
   /// What a query sees of a split: its first `tokens` tokens, but for the one that is hidden, -1 for none.
   struct alignas(8) VisibleTokens {
@@ -167,9 +176,10 @@ struct SplitArguments {
   /// What the n-th query of all sees of a split of its KV head. The last query of a window
   /// sees all rows of the head.
   __device__ VisibleTokens visible_tokens(const Split& split, int n) const {
-    const int64_t later = window() - 1 - n % window();
-    const int64_t visible = min(split.tokens, cache.entries[split.kv_head] - later - split.first);
-    return {static_cast<int>(max(int64_t{0}, visible)), dominants ? dominant_token(split, n) : -1};
+    const auto later = static_cast<int>(window() - 1 - static_cast<unsigned>(n) % window());
+    const auto entries = static_cast<int>(cache.entries[split.kv_head]);
+    const int visible = min(split.tokens, entries - later - split.first);
+    return {max(0, visible), dominants ? dominant_token(split, n) : -1};
   }
   /// The n-th query's dominant row, counted in the split; -1: it is not in the split.
   __device__ int dominant_token(const Split& split, int n) const {
@@ -181,18 +191,22 @@ struct SplitArguments {
   __device__ bool has_work(const Split& split, int first, int count) const {
     if (!dominants) return true;
     bool some = false;
+#pragma unroll 1
     for (int n = lane(); n < count; n += 32) some = some || dominant_token(split, first + n) >= 0;
     return __ballot_sync(kAllLanes, some ? 1 : 0) != 0;
   }
-  __device__ int window() const { return static_cast<int>(queries.rows); }
-  __host__ __device__ int64_t kv_heads() const { return cache.keys.slices; }
+  __device__ unsigned window() const { return static_cast<unsigned>(queries.rows); }
+  __host__ __device__ int kv_heads() const { return static_cast<int>(cache.keys.slices); }
   __host__ __device__ int64_t capacity() const { return cache.keys.rows; }
   /// Queries of all heads that share a KV head.
   __host__ __device__ int group_queries() const { return partials.group_queries; }
   /// Blocks for the splits of a full cache; those behind the last split end at once.
   int64_t blocks() const { return most_splits(partition, kv_heads(), capacity()); }
   /// The most tokens of a split, for any entries that fit the cache.
-  int most_tokens() const { return static_cast<int>(split_tokens(partition, kv_heads() * capacity())); }
+  int most_tokens() const {
+    const int64_t entries = kv_heads() * capacity();
+    return static_cast<int>(split_tiles(partition, static_cast<uint32_t>(entries))) * kTileTokens;
+  }
 };
 
 /// Queues the kernel of the splits: attention_portable_kernel for fp32, attention_mma_kernel for 16-bit
@@ -212,7 +226,7 @@ KernelArithmetic split_arithmetic<float>(int64_t tokens, int64_t head_dim);
 struct JoinArguments {
   Partition partition;
   const int64_t* entries;
-  int64_t kv_heads;
+  int kv_heads;
   Partials partials;
   AttentionResult result;
   int64_t head_dim;

@@ -13,8 +13,8 @@ namespace attention_splits {
 
 /// How entries are distributed to blocks. Constants, because results must not depend on the device.
 struct Partition {
-  int64_t blocks_wanted;
-  int64_t most_split_tokens;
+  uint32_t blocks_wanted;
+  uint32_t most_split_tokens;  ///< whole tiles
 };
 /// The first is `attention`'s: four blocks for each multiprocessor of an H200.
 inline constexpr Partition kPartitions[] = {{528, 512}, {264, 1024}, {396, 768}, {792, 384}, {1056, 256}};

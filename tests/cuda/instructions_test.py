@@ -184,6 +184,19 @@ class AttentionTensorCores(unittest.TestCase):
                     self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (8 * steps + 48) * tiles)
 
 
+class AttentionPrologue(unittest.TestCase):
+    """What a block does before it requests its first tile is in the way of every split: 150 instructions, and as many again that
+    only layers of more than 32 KV heads need."""
+
+    def test_is_short_and_divides_by_no_subroutine(self):
+        for name, _ in named(r"attention_splits::attention_mma_kernel<\w+, \d+, \d>"):
+            code = [line for line in KERNELS[name] if isinstance(line, sass.Instruction)]
+            before = [entry.base for entry in code[:next(i for i, entry in enumerate(code) if entry.base == "LDGSTS")]]
+            with self.subTest(kernel=name):
+                self.assertLessEqual(len(before), 300)
+                self.assertNotIn("CALL", before)
+
+
 class WindowTensorCores(unittest.TestCase):
     """A warp multiplies 16 keys by its queries, four tiles of 8 for up to 12 steps, else two, and takes exponentials of the
     products: 16 by 8 tiles / 32 of a thread for each tile."""
