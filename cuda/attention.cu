@@ -30,7 +30,7 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_range("queries of a head", queries.rows, 1, INT32_MAX);
   require_range("queries of all heads", queries.slices * queries.rows, 0, INT32_MAX);
   require_range("capacity", cache.keys.rows, 0, INT32_MAX);
-  require_range("entries of all KV heads", cache.keys.slices * cache.keys.rows, 0, INT32_MAX);
+  require_range("entries of all KV heads", cache.keys.slices * cache.keys.rows, 0, INT32_MAX - kTileTokens);
 }
 
 // The accumulation depth of a sum over at most so many entries, whatever the other KV heads have.

@@ -437,9 +437,10 @@ struct Outputs {
   }
 };
 
-// Attends to a split, whose first tile is on its way.
+// Attends to a split.
 template <Storage16 T, int kSteps, int kHeadTiles>
 __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
+  work.load(0);
   work.load_queries();
   work.write_sights();
   async_wait<0>();
@@ -478,7 +479,7 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 // block      128
 // shared     (1,024 stages + 16 heads) (2 kSteps + 1) + 4 heads (split_tokens + 8) + 896 bytes;
 //            heads = min(group, 8 kHeadTiles); for head_dim 128, 4 heads and splits of 512 tokens: 45,120
-// registers  at most, sm_90a and sm_80: kHeadTiles 1: 67, 75, 74, 85, 100, 138 (kSteps 4, 5, 6, 8, 12, 16);
+// registers  at most, sm_90a and sm_80: kHeadTiles 1: 67, 74, 74, 85, 100, 138 (kSteps 4, 5, 6, 8, 12, 16);
 //            kHeadTiles 2: 105, 137, 138, 137, 178 (up to 12)
 // bytes      read: 4 head_dim a token, its keys and values, once for each block along y; queries and log
 //            votes; written: 4 row + 16 for each query and split, 4 for each logit if wanted; all KV heads'
@@ -493,12 +494,7 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<
   const Split split = Splits(p.partition, p.cache.entries, p.kv_heads()).at(blockIdx.x);
   if (split.tokens == 0) return;
   const Work<T, kSteps, kHeadTiles> work(p, shared, shape, split);
-  work.load(0);
-  if (p.has_work(split, work.first_head, work.heads)) {
-    attend(work);
-  } else {
-    async_wait<0>();
-  }
+  if (p.has_work(split, work.first_head, work.heads)) attend(work);
 }
 
 // Where shared memory is short a block has one tile at a time, which does not change the order of a sum.

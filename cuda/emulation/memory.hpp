@@ -31,7 +31,8 @@ void* allocate_device_memory(size_t bytes, size_t room);
 void release_device_memory(void* memory) noexcept;
 /// Makes a buffer inaccessible; returns what it is renewed by.
 void* set_aside_device_memory(void* memory) noexcept;
-/// Makes a buffer of so many bytes, as a new one, of what was set aside: where the last one with as many was.
+/// Makes a buffer of so many bytes, as a new one, of what was set aside: where the last one with as many was,
+/// as a pool on a GPU does it, so that a pointer to that one is valid again.
 /// Throws std::bad_alloc.
 void* renew_device_memory(void* set_aside, size_t bytes);
 

@@ -1,6 +1,7 @@
 // What the kernels of projected_value_norms share: arguments, norms, launches.
 #pragma once
 
+#include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 
 #include "critical_kv.hpp"

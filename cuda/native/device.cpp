@@ -150,11 +150,22 @@ void grant_shared_memory(const void* kernel, CallSite where) {
   granted.emplace(number, kernel);
 }
 
-// Devices from compute capability 9.0 on overlap dependent launches, unless KVBOUND_SEPARATE_LAUNCHES is set:
-// to see what it saves, or whether it matters for a fault.
-bool launches_overlap() {
+// Whether the kernel's code for this device waits for the launch before, which code for compute capability
+// 8.0 does on no device; and KVBOUND_SEPARATE_LAUNCHES is not set, by which to see what overlapping launches
+// save, or whether they matter for a fault.
+bool waits_for_launches(const void* kernel) {
   static const bool are_separate = std::getenv("KVBOUND_SEPARATE_LAUNCHES") != nullptr;
-  return !are_separate && device().compute_capability >= 90;
+  if (are_separate) return false;
+  static thread_local std::map<std::pair<int, const void*>, bool> known;
+  int number = 0;
+  check(cudaGetDevice(&number), "cudaGetDevice");
+  const auto [entry, is_new] = known.try_emplace({number, kernel}, false);
+  if (is_new) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+    entry->second = attributes.ptxVersion >= 90 && device().compute_capability >= 90;
+  }
+  return entry->second;
 }
 
 }  // namespace
@@ -169,7 +180,7 @@ void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
   }
-  if (shape.is_dependent && launches_overlap()) {
+  if (shape.is_dependent && waits_for_launches(kernel)) {
     cudaLaunchAttribute& overlap = attributes[count++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -7,8 +7,8 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// Queues the kernel as launch does; on compute capability 9.0 and above its blocks may begin when all blocks
-/// of the kernel before have called allow_next_launch, or have ended. All its threads call
+/// Queues the kernel as launch does; where it is compiled for compute capability 9.0 its blocks may begin
+/// when all blocks of the kernel before have called allow_next_launch, or have ended. All its threads call
 /// await_previous_launch before they read or write device memory; emulated, it is a fault if one does not.
 ///
 /// So what a kernel writes is complete for all that follow: a kernel ends behind the one that it waited for.

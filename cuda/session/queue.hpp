@@ -90,13 +90,13 @@ class Queue {
   Readback& read_back() { return pending_.emplace_back(); }
 
   /// Device memory for the results of `steps` steps, `bytes` bytes each, which stays where it is until there
-  /// is not enough of it. Whether it has moved.
+  /// is not enough of it. Whether a step's has another place than before.
   bool reserve_results(int64_t steps, int64_t bytes) {
-    result_bytes_ = bytes;
+    const bool moves = std::exchange(result_bytes_, bytes) != bytes;
     const int64_t needed = kStatusBytes + steps * bytes;
-    if (results_.size() >= needed) return false;
-    results_ = Buffer<std::byte>(needed);
-    detail::set_zero(results_.data(), kStatusBytes, stream());
+    if (results_.size() >= needed) return moves;
+    const Buffer<std::byte> before = std::exchange(results_, Buffer<std::byte>(needed));
+    detail::queue_on_device(results_.data(), before.data(), kStatusBytes, stream());
     return true;
   }
   /// Those of the t-th step.
@@ -105,17 +105,18 @@ class Queue {
   N* result(int64_t t, const Read<N>& read) {
     return reinterpret_cast<N*>(results(t) + read.first);
   }
-  /// Queues the transfer of the results of steps, for which the last `steps` readbacks have asked, and of the
-  /// flags: as require_numbers.
-  void transfer_results(int64_t steps, const char* score) {
-    const int64_t bytes = kStatusBytes + steps * result_bytes_;
+  /// Queues the transfer of the flags, as require_numbers, and of the results of steps.
+  ///
+  /// flags  asked for before the steps: a flag that was raised says more than what follows from it
+  void transfer_results(Readback& flags, const char* score, std::span<Readback* const> steps) {
+    const int64_t bytes = kStatusBytes + std::ssize(steps) * result_bytes_;
     std::byte* const to = pool_.stage(bytes);
     detail::queue_to_host(to, results_.data(), bytes, stream());
-    const auto first = pending_.end() - steps;
-    for (int64_t t = 0; t < steps; ++t) first[t].arrives_at(to + kStatusBytes + t * result_bytes_);
-    Readback& flags = read_back();
     require_numbers(flags, score, flags.place<int>(2));
     flags.arrives_at(to);
+    for (size_t t = 0; t < steps.size(); ++t) {
+      steps[t]->arrives_at(to + kStatusBytes + static_cast<int64_t>(t) * result_bytes_);
+    }
   }
 
   /// Ends a part of what is read back, which may be handed over while the device does the next one.

@@ -151,12 +151,15 @@ class DeviceSession final : public Session {
       full_cache_->append(step, queue_);
       rebuild(full_cache_->layer(next_position_ + 1, step.queries()), first);
     }
+    Readback& flags = queue_.read_back();
     std::vector<StepReads> reads;
-    for (StepRecord& record : records) reads.push_back(read_back(record));
-    if (queue_.reserve_results(kStepsAtOnce, reads.front().all->bytes())) forget_recorded();
+    std::vector<Readback*> of_steps;
+    for (StepRecord& record : records) of_steps.push_back(reads.emplace_back(read_back(record)).all);
+    if (queue_.reserve_results(kStepsAtOnce, of_steps.front()->bytes())) forget_recorded();
     if (first.rebuilt) {
       attend(0, nullptr, reads.front());
-      // Steps are the same as before if all that a rebuild has made is where it was.
+      // Steps are the same as before if all that a rebuild has made is where it was, and as large: what else
+      // they depend on follows from the policy and the prompt.
       const size_t before = std::exchange(layout_, queue_.pool().layout());
       if (before != layout_) forget_recorded();
     } else {
@@ -164,7 +167,7 @@ class DeviceSession final : public Session {
         for (int64_t t = 0; t < count; ++t) take_step(t, t + 1 < count, reads[t]);
       });
     }
-    queue_.transfer_results(count, "score");
+    queue_.transfer_results(flags, "score", of_steps);
   }
 
   // Queues the t-th of steps, none of which rebuilds.

@@ -114,7 +114,7 @@ void expect_equal(int64_t capacity, bool critical) {
 }
 
 // 1,100 entries of a head are shared by a cluster's blocks where there are clusters.
-TYPED_TEST(EvictAppendParity, LeavesWhatTheTwoLeave) {
+TYPED_TEST(EvictAppendParity, LeavesWhatTheTwoLeaveUnderEverySchedule) {
   for (const bool critical : {false, true}) {
     for (const int64_t capacity : {8, 40, 1100}) {
       for_each_schedule([&](const std::string& schedule) {
