@@ -58,11 +58,7 @@ __global__ void append_numbers_kernel(const float* numbers, int64_t query_heads,
   if (slot >= 0) appended[head * slots.capacity + slot] = numbers[head];
 }
 
-}  // namespace
-
-namespace {
-
-// Checks the shapes of new rows and of the tensor that they go to.
+// New rows and the tensor that they go to, with strides in bytes. Checks their shapes.
 template <Storage T>
 NewRows new_rows(const char* new_name, DeviceTensor<const T> rows, const char* name, DeviceTensor<T> cache) {
   require_layout(new_name, rows);

@@ -20,7 +20,7 @@ namespace {
 using Stored = cuda::Bfloat16;
 
 constexpr int64_t kChunk = int64_t{1} << 22;  // bytes, as of MemoryPool
-constexpr int64_t kHostSteps = 8;             // of a part, as of a session
+constexpr int64_t kHostSteps = 8;             // half of what a session takes together
 constexpr double kHostStepGoal = 6e-6;        // seconds
 constexpr double kUploadGoal = 1.25;          // times a copy
 
