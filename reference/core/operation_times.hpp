@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace kvbound {
@@ -36,19 +37,22 @@ class OperationTimes {
   std::vector<Entry> entries_;
 };
 
-/// Runs the work, adds its wall time to `times` unless that is null, and returns the work's result.
+/// Runs the work, adds its wall time to `times` unless that is null or the work throws; returns its result.
 template <class Work>
 decltype(auto) timed(OperationTimes* times, std::string_view operation, const Work& work) {
-  struct Clock {
-    ~Clock() {
-      const auto elapsed = std::chrono::steady_clock::now() - start;
-      if (times) times->add(operation, std::chrono::duration<double>(elapsed).count());
-    }
-    OperationTimes* times;
-    std::string_view operation;
-    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-  } const clock{times, operation};
-  return work();
+  const auto start = std::chrono::steady_clock::now();
+  const auto add = [&] {
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    if (times) times->add(operation, elapsed.count());
+  };
+  if constexpr (std::is_void_v<decltype(work())>) {
+    work();
+    add();
+  } else {
+    decltype(auto) result = work();
+    add();
+    return result;
+  }
 }
 
 }  // namespace kvbound
