@@ -30,7 +30,10 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_range("queries of a head", queries.rows, 1, INT32_MAX);
   require_range("queries of all heads", queries.slices * queries.rows, 0, INT32_MAX);
   require_range("capacity", cache.keys.rows, 0, INT32_MAX);
-  require_range("entries of all KV heads", cache.keys.slices * cache.keys.rows, 0, INT32_MAX - kTileTokens);
+  require_range("segments", cache.segments, 1, std::max<int64_t>(cache.keys.slices, 1));
+  require_equal("KV heads that segments do not share", cache.keys.slices % cache.segments, "none", 0);
+  require_range("entries of a segment's KV heads", cache.keys.slices / cache.segments * cache.keys.rows, 0,
+                INT32_MAX - kTileTokens);
 }
 
 // The accumulation depth of a sum over at most so many entries, whatever the other KV heads have.
@@ -64,9 +67,10 @@ Partition partition_for(int64_t queries, int64_t kv_heads) {
 }
 
 int64_t workspace_bytes(const Partition& partition, int64_t queries, int64_t kv_heads, int64_t head_dim,
-                        int64_t capacity) {
+                        int64_t capacity, int64_t segments) {
   if (kv_heads == 0) return 0;
-  return Partials::bytes(queries / kv_heads, head_dim, most_splits(partition, kv_heads, capacity));
+  const int64_t of_segment = most_splits(partition, kv_heads / segments, capacity);
+  return Partials::bytes(queries / kv_heads, head_dim, segments * of_segment);
 }
 
 // Queues the attention of queries [query_heads, window, head_dim]. The attention to the entries that
@@ -79,9 +83,10 @@ void attend(const Partition& partition, DeviceTensor<const T> queries, const Cac
   require_valid(queries, cache);
   const int64_t kv_heads = cache.keys.slices, capacity = cache.keys.rows,
                 count = queries.slices * queries.rows;
-  require_workspace(workspace, workspace_bytes(partition, count, kv_heads, queries.cols, capacity));
-  const Partials partials(workspace.data, count / kv_heads, queries.cols,
-                          most_splits(partition, kv_heads, capacity));
+  const int64_t segments = cache.segments, of_segment = kv_heads / segments;
+  require_workspace(workspace, workspace_bytes(partition, count, kv_heads, queries.cols, capacity, segments));
+  const Partials partials(workspace.data, count / kv_heads, queries.cols, of_segment,
+                          most_splits(partition, of_segment, capacity), segments);
   SplitArguments<T> splits{partition, queries, cache, static_cast<float>(scale), result, partials};
   JoinArguments join{.partition = partition,
                      .entries = cache.entries,
@@ -108,8 +113,8 @@ void attend(const Partition& partition, DeviceTensor<const T> queries, const Cac
 namespace attention_splits {
 
 int64_t attention_workspace_by(const Partition& partition, int64_t query_heads, int64_t kv_heads,
-                               int64_t head_dim, int64_t capacity) {
-  return workspace_bytes(partition, query_heads, kv_heads, head_dim, capacity);
+                               int64_t head_dim, int64_t capacity, int64_t segments) {
+  return workspace_bytes(partition, query_heads, kv_heads, head_dim, capacity, segments);
 }
 
 template <Storage T>
@@ -135,8 +140,9 @@ template KernelArithmetic attention_arithmetic_by<Bfloat16>(const Partition&, in
 
 }  // namespace attention_splits
 
-int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity) {
-  return attention_workspace_by(kPartitions[0], query_heads, kv_heads, head_dim, capacity);
+int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity,
+                            int64_t segments) {
+  return attention_workspace_by(kPartitions[0], query_heads, kv_heads, head_dim, capacity, segments);
 }
 
 template <Storage T>
@@ -146,9 +152,9 @@ void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double 
 }
 
 int64_t causal_attention_workspace(int64_t query_heads, int64_t window, int64_t kv_heads, int64_t head_dim,
-                                   int64_t capacity) {
+                                   int64_t capacity, int64_t segments) {
   const int64_t queries = query_heads * window;
-  return workspace_bytes(partition_for(queries, kv_heads), queries, kv_heads, head_dim, capacity);
+  return workspace_bytes(partition_for(queries, kv_heads), queries, kv_heads, head_dim, capacity, segments);
 }
 
 template <Storage T>

@@ -31,18 +31,21 @@ struct DominantEntries {
 inline namespace KVBOUND_CUDA_BUILD {
 
 /// Bytes that `attention` needs for a cache of this capacity.
-int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity);
+///
+/// segments  as in CacheView, which query_heads and kv_heads are those of
+int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t capacity,
+                            int64_t segments = 1);
 
 /// One query per query head over its KV head's cache: reference::attention for all heads of a layer at once.
 ///
 /// queries    [1, query_heads, head_dim], head_dim 1..256; query head h reads KV head
 ///            h / (query_heads / kv_heads)
-/// cache      kv_heads times its capacity is at most 2^31 - 65
+/// cache      a segment's kv_heads times its capacity are at most 2^31 - 65
 /// an empty cache gives output 0 and log_sum_exp -infinity, and so does one whose log_votes are all -infinity
 /// precision  attention_arithmetic(); error: reference/bounds/error_bounds.hpp
 /// equal keys get equal logits to the last bit, wherever they stand
-/// the same entries give the same bits, whatever the device and the capacity; a head's bits also depend on
-/// how many entries the other KV heads have, because all of them are distributed to the same blocks
+/// the same entries give the same bits, whatever the device, the capacity and the other segments; a head's
+/// bits also depend on how many entries the segment's other KV heads have: the same blocks share them
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
 void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double scale,
@@ -52,7 +55,7 @@ void attention(DeviceTensor<const T> queries, const CacheView<T>& cache, double 
 /// for each query and split of its KV head. 32 queries of 32 heads of 128 numbers over 8 KV heads take 138 MB
 /// at a capacity of 131,072, a quarter of the cache.
 int64_t causal_attention_workspace(int64_t query_heads, int64_t window, int64_t kv_heads, int64_t head_dim,
-                                   int64_t capacity);
+                                   int64_t capacity, int64_t segments = 1);
 
 /// The queries of the last tokens of a cache, each over the entries up to its own: `attention`
 /// for all of them at once.

@@ -49,12 +49,14 @@ struct HeadSplits {
   __device__ explicit HeadSplits(const JoinArguments& p) {
     const auto group = static_cast<unsigned>(p.partials.group_queries);
     const int64_t n = blockIdx.x % group;
-    const Splits::OfHead own =
-        Splits(p.partition, p.entries, p.kv_heads).of_head(static_cast<int>(blockIdx.x / group));
+    const int g = static_cast<int>(blockIdx.x / group), heads = p.partials.kv_heads;
+    const int segment = g / heads;
+    const Splits::OfHead own = Splits(p.partition, p.entries + segment * heads, heads).of_head(g % heads);
+    const int64_t first = int64_t{segment} * p.partials.of_segment + own.before;
     count = own.count;
-    weights = &p.partials.weights_of(n, own.before);
+    weights = &p.partials.weights_of(n, first);
     step = group * p.partials.row;
-    outputs = p.partials.outputs + own.before * step + n * p.partials.row + first_column();
+    outputs = p.partials.outputs + first * step + n * p.partials.row + first_column();
     has_columns = first_column() < p.head_dim;
   }
 
@@ -160,7 +162,7 @@ __device__ void write_output(const JoinArguments& p, const float4& outputs, floa
 // registers  63 (sm_90a), 64 (sm_80)
 // bytes      read: (4 round_up(head_dim, 4) + 16 ceil(head_dim / 64)) for each query and split in use,
 //            and the weights of a query's splits from the 257th on and of dominant entries' queries
-//            again from the L1 cache; all KV heads' entries; written: 4 head_dim + 4 for each query, and
+//            again from the L1 cache; a segment's entries; written: 4 head_dim + 4 for each query, and
 //            12 for its dominant entry
 // FLOP       2 head_dim for each query and split in use, and an exponential for each of them and 64 columns
 __global__ void __launch_bounds__(kJoinThreads) attention_join_kernel(JoinArguments p) {

@@ -404,7 +404,7 @@ struct Outputs {
     const Partials& partials = work.p.partials;
     const int here = min(kHeads, work.heads - t * kHeads);
     const int first = work.first_head - work.g * partials.group_queries + t * kHeads;  // of the group
-    const int64_t place = blockIdx.x * int64_t{partials.group_queries} + first;
+    const int64_t place = partials.own_split() * int64_t{partials.group_queries} + first;
     for (int i = static_cast<int>(threadIdx.x); i < here * kFours; i += kThreads) {
       const int of_tile = i / kFours, dim = i % kFours * 4;
       if (dim >= partials.row) continue;
@@ -422,7 +422,7 @@ struct Outputs {
         .sum = (of_warps[0] + of_warps[kNext]) + (of_warps[2 * kNext] + of_warps[3 * kNext]),
         .largest_row =
             min(min(first_rows[0], first_rows[kNext]), min(first_rows[2 * kNext], first_rows[3 * kNext]))};
-    partials.weights_of(first + own, blockIdx.x) = of_split;
+    partials.weights_of(first + own, partials.own_split()) = of_split;
   }
 
   // The sum over the warps, of four numbers that begin at this place.
@@ -473,16 +473,16 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 //
 //       all tiles of keys, then all of values; then the four warps' sums are added
 //
-// grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads;
-//            ceil(group / (8 kHeadTiles))); group = queries / kv_heads; blocks behind the last split end at
-//            once, and those without anything to do
+// grid       (splits of a segment's full cache, at most max(528, kv_heads capacity / 512) + kv_heads with its
+//            kv_heads; ceil(group / (8 kHeadTiles)); segments); group = queries / kv_heads; blocks behind the
+//            last split end at once, and those without anything to do
 // block      128
 // shared     (1,024 stages + 16 heads) (2 kSteps + 1) + 4 heads (split_tokens + 8) + 896 bytes;
 //            heads = min(group, 8 kHeadTiles); for head_dim 128, 4 heads and splits of 512 tokens: 45,120
-// registers  at most, sm_90a and sm_80: kHeadTiles 1: 67, 74, 74, 85, 100, 138 (kSteps 4, 5, 6, 8, 12, 16);
-//            kHeadTiles 2: 105, 137, 138, 137, 178 (up to 12)
+// registers  at most, sm_90a and sm_80: kHeadTiles 1: 60, 69, 68, 83, 103, 141 (kSteps 4, 5, 6, 8, 12, 16);
+//            kHeadTiles 2: 107, 137, 138, 137, 178 (up to 12)
 // bytes      read: 4 head_dim a token, its keys and values, once for each block along y; queries and log
-//            votes; written: 4 row + 16 for each query and split, 4 for each logit if wanted; all KV heads'
+//            votes; written: 4 row + 16 for each query and split, 4 for each logit if wanted; the segment's
 //            entries in every block, and the queries' dominant rows where they are left out
 // FLOP       256 kSteps (1 + parts) a token for each tile of 8 heads, in tensor cores; an exponential
 //            for each query and entry
@@ -491,7 +491,7 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<
   begin_dependent_launch();
   SharedMemory memory;
   const Shared<T, kSteps> shared(memory, shape);
-  const Split split = Splits(p.partition, p.cache.entries, p.kv_heads()).at(blockIdx.x);
+  const Split split = p.split();
   if (split.tokens == 0) return;
   const Work<T, kSteps, kHeadTiles> work(p, shared, shape, split);
   if (p.has_work(split, work.first_head, work.heads)) attend(work);
@@ -505,7 +505,8 @@ void launch_with(const SplitArguments<T>& arguments, Stream stream) {
   };
   const auto shape = first_that_fits<Shared<T, kSteps>>({with(kMostStages), with(1)});
   launch_dependent<attention_mma_kernel<T, kSteps, kHeadTiles>>(
-      {extent(arguments.blocks(), ceil_division(arguments.group_queries(), kHeadTiles * kHeads)),
+      {extent(arguments.blocks(), ceil_division(arguments.group_queries(), kHeadTiles * kHeads),
+              arguments.segments()),
        dim3(kThreads), shared_bytes<Shared<T, kSteps>>(shape), stream},
       arguments, shape);
 }

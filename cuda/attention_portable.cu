@@ -129,7 +129,7 @@ struct Work {
 
   // Where this split's partial results of one of the team's heads lie.
   __device__ int64_t partial_place(int head) const {
-    return (blockIdx.x - g) * p.group_queries() + first_head + head;
+    return int64_t{p.partials.own_split()} * p.group_queries() + (first_head - g * p.group_queries() + head);
   }
 
   __device__ int tiles() const { return (count + kTileTokens - 1) / kTileTokens; }  // of keys
@@ -268,7 +268,7 @@ struct Work {
       if (my_head() + h >= heads) break;
       const int64_t n = first_head - g * p.group_queries() + my_head() + h;
       const SplitWeights weights{largest[h], sums[h], rows[h]};
-      p.partials.weights_of(n, blockIdx.x) = weights;
+      p.partials.weights_of(n, p.partials.own_split()) = weights;
     }
   }
 
@@ -402,16 +402,16 @@ Shape shape_of(const Arguments& arguments, int teams, int stages) {
 //             in the team
 //       values: a thread has vectors t % p and t % p + 32 of the tokens t / p, t / p + 128 / p, ...
 //
-// grid       (splits of a full cache, at most max(528, kv_heads capacity / 512) + kv_heads;
-//            ceil(group / (teams * kHeads))); group = queries / kv_heads; blocks behind the last split end at
-//            once, and those without anything to do
+// grid       (splits of a segment's full cache, at most max(528, kv_heads capacity / 512) + kv_heads with its
+//            kv_heads; ceil(group / (teams * kHeads)); segments); group = queries / kv_heads; blocks behind
+//            the last split end at once, and those without anything to do
 // block      128 teams; 2 teams for groups of more than 8, unless shared memory is short
 // shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens
 //            weight_row + 96) bytes, with v vectors and `row` numbers in a padded row, p = v rounded up to a
 //            power of two, at most 32; for head_dim 128, 4 heads and splits of 512 tokens: 78,208
 // registers  at most, sm_90a and sm_80: 64 (kHeads 1, 2), 76 (4), 95 (6), 109 (8)
 // bytes      read: 32 v a token, its keys and values, once for each block along y; queries and log votes;
-//            written: 4 row + 16 for each query and split, 4 for each logit if wanted; all KV heads' entries
+//            written: 4 row + 16 for each query and split, 4 for each logit if wanted; the segment's entries
 //            in every block, and the queries' dominant rows where they are left out
 // FLOP       4 query_heads entries head_dim, and an exponential for each query and entry; a team computes
 //            kHeads heads even if fewer exist
@@ -420,7 +420,7 @@ __global__ void __launch_bounds__(kMostTeams* kTeam) attention_portable_kernel(A
   begin_dependent_launch();
   SharedMemory memory;
   const Shared shared(memory, shape);
-  const Split split = Splits(p.partition, p.cache.entries, p.kv_heads()).at(blockIdx.x);
+  const Split split = p.split();
   if (split.tokens == 0) return;
   const int of_block = shape.teams * kHeads, first_head = static_cast<int>(blockIdx.y) * of_block;
   const int heads = min(of_block, p.group_queries() - first_head);
@@ -437,8 +437,8 @@ void launch_with(const Arguments& arguments, int teams, Stream stream) {
       first_that_fits<Shared>({with(teams, kMostStages), with(teams, 1), with(1, kMostStages), with(1, 1)});
   const int64_t head_blocks = ceil_division(arguments.group_queries(), int64_t{shape.teams} * kHeads);
   launch_dependent<attention_portable_kernel<kHeads>>(
-      {extent(arguments.blocks(), head_blocks), extent(shape.teams * kTeam), shared_bytes<Shared>(shape),
-       stream},
+      {extent(arguments.blocks(), head_blocks, arguments.segments()), extent(shape.teams * kTeam),
+       shared_bytes<Shared>(shape), stream},
       arguments, shape);
 }
 

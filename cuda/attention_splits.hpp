@@ -48,13 +48,13 @@ inline int64_t most_splits(const Partition& partition, int64_t kv_heads, int64_t
   return std::min(kv_heads * ceil_division(capacity, kTileTokens), of_full_cache + kv_heads);
 }
 
-/// The splits of a layer, those of KV head 0 first. All but the last of each head have the same length, which
-/// follows from the entries of all heads together: however ragged the heads are, their blocks have equally
-/// much to do, and results do not depend on the capacity. Device code that whole warps call.
+/// The splits of a segment, those of KV head 0 first. All but the last of each head have the same length,
+/// which follows from the entries of all heads together: however ragged the heads are, their blocks have
+/// equally much to do, and results do not depend on the capacity. Device code that whole warps call.
 struct Splits {
   const int64_t* entries;  // [kv_heads]
   int kv_heads;
-  uint32_t first_entries;  // of KV head lane(), which are all that a layer of up to 32 KV heads needs
+  uint32_t first_entries;  // of KV head lane(), which are all that a segment of up to 32 KV heads needs
   uint32_t tiles;          // of one split
 
   __device__ Splits(const Partition& partition, const int64_t* entries_of_heads, int heads)
@@ -121,21 +121,27 @@ struct alignas(16) SplitWeights {
   int unused = 0;
 };
 
-/// The partial results of all splits: written by the kernels of the splits, read by attention_join_kernel. A
-/// group's queries are those of all query heads that share a KV head, each with all of its queries.
+/// The partial results of all splits, those of a segment's full cache before the next one's: written by the
+/// kernels of the splits, read by attention_join_kernel. A group's queries are those of all query heads that
+/// share a KV head, each with all of its queries.
 struct Partials {
   float* outputs;         ///< [splits, group, row]: sum_j exp(z_j - largest) values[j,:]
   SplitWeights* weights;  ///< [group, weights_row]: of the splits; the join reads them by whole sectors
   int64_t row;            ///< numbers of a row of outputs
   int64_t weights_row;    ///< at least the splits, by whole sectors
   int group_queries;
+  int kv_heads;         ///< of a segment
+  uint32_t of_segment;  ///< splits
 
-  Partials(void* memory, int64_t group, int64_t head_dim, int64_t splits)
+  Partials(void* memory, int64_t group, int64_t head_dim, int64_t heads_of_segment, int64_t splits_of_segment,
+           int64_t segments)
       : outputs(static_cast<float*>(memory)),
         row(round_up(head_dim, kRowUnit)),
-        weights_row(round_up(splits, kSectorWeights)),
-        group_queries(static_cast<int>(group)) {
-    weights = reinterpret_cast<SplitWeights*>(outputs + splits * group_queries * row);
+        weights_row(round_up(segments * splits_of_segment, kSectorWeights)),
+        group_queries(static_cast<int>(group)),
+        kv_heads(static_cast<int>(heads_of_segment)),
+        of_segment(static_cast<uint32_t>(splits_of_segment)) {
+    weights = reinterpret_cast<SplitWeights*>(outputs + segments * splits_of_segment * group_queries * row);
   }
   static int64_t bytes(int64_t group, int64_t head_dim, int64_t splits) {
     const int64_t outputs = splits * round_up(head_dim, kRowUnit) * static_cast<int64_t>(sizeof(float));
@@ -143,6 +149,8 @@ struct Partials {
     return group * (outputs + weights);
   }
 
+  /// The number of the block's split among those of all segments.
+  __device__ uint32_t own_split() const { return blockIdx.z * of_segment + blockIdx.x; }
   /// Where the n-th query of the group has what it sees of a split.
   __device__ SplitWeights& weights_of(int64_t n, int64_t split) const {
     return weights[n * weights_row + split];
@@ -196,12 +204,21 @@ struct SplitArguments {
     return __ballot_sync(kAllLanes, some ? 1 : 0) != 0;
   }
   __device__ unsigned window() const { return static_cast<unsigned>(queries.rows); }
-  __host__ __device__ int kv_heads() const { return static_cast<int>(cache.keys.slices); }
+  /// KV heads of a segment.
+  __host__ __device__ int kv_heads() const { return partials.kv_heads; }
   __host__ __device__ int64_t capacity() const { return cache.keys.rows; }
   /// Queries of all heads that share a KV head.
   __host__ __device__ int group_queries() const { return partials.group_queries; }
-  /// Blocks for the splits of a full cache; those behind the last split end at once.
-  int64_t blocks() const { return most_splits(partition, kv_heads(), capacity()); }
+  /// The block's split.
+  __device__ Split split() const {
+    const int first = static_cast<int>(blockIdx.z) * kv_heads();
+    Split own = Splits(partition, cache.entries + first, kv_heads()).at(blockIdx.x);
+    own.kv_head += first;
+    return own;
+  }
+  /// Blocks along x, for the splits of a segment's full cache; those behind the last split end at once.
+  int64_t blocks() const { return partials.of_segment; }
+  int64_t segments() const { return cache.segments; }
   /// The most tokens of a split, for any entries that fit the cache.
   int most_tokens() const {
     const int64_t entries = kv_heads() * capacity();
@@ -226,7 +243,7 @@ KernelArithmetic split_arithmetic<float>(int64_t tokens, int64_t head_dim);
 struct JoinArguments {
   Partition partition;
   const int64_t* entries;
-  int kv_heads;
+  int kv_heads;  ///< of all segments
   Partials partials;
   AttentionResult result;
   int64_t head_dim;

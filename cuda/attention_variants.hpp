@@ -25,7 +25,7 @@ template <Storage T>
 void attention_by(const Partition& partition, DeviceTensor<const T> queries, const CacheView<T>& cache,
                   double scale, const AttentionResult& result, Workspace workspace, Stream stream);
 int64_t attention_workspace_by(const Partition& partition, int64_t query_heads, int64_t kv_heads,
-                               int64_t head_dim, int64_t capacity);
+                               int64_t head_dim, int64_t capacity, int64_t segments = 1);
 template <Storage T>
 KernelArithmetic attention_arithmetic_by(const Partition& partition, int64_t entries, int64_t head_dim);
 

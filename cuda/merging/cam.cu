@@ -214,7 +214,7 @@ __device__ void reduce_sharing(const SpreadArguments& p, int64_t g, const Shares
 // grid       kv_heads
 // block      1024
 // shared     33,300 bytes
-// registers  48 (sm_90a), 46 (sm_80)
+// registers  48 (sm_90a and sm_80)
 // bytes      read: 8 for each entry for each pass of the selection, of which there are four, and for the draw
 //            and the list 12 and 8; written: 8 for each entry that shares the value, 16 for each KV head
 // FLOP       1 for each entry
@@ -244,8 +244,9 @@ __global__ void __launch_bounds__(kThreads, 1) choose_sharing_kernel(SpreadArgum
   reduce_sharing(p, g, shares, shared);
   if (threadIdx.x == 0) {
     const float weight = evicted >= 0 ? p.attention[g * p.slots.capacity + evicted] : 0;
-    const bool is_drawn =
-        sharing > 0 && spreads(probability_of(weight, shared.sums[0], sharing), p.options.seed, g, own);
+    const int64_t of_segment = static_cast<int>(g) % static_cast<int>(p.slots.kv_heads / p.slots.segments);
+    const bool is_drawn = sharing > 0 && spreads(probability_of(weight, shared.sums[0], sharing),
+                                                 p.options.seed, of_segment, own);
     if (sharing > 0 && !is_finite(weight + shared.sums[0])) *p.status = 1;
     *shared.is_drawn = is_drawn ? 1 : 0;
     p.changed.count[g] = is_drawn ? sharing : 0;

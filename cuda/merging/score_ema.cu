@@ -349,14 +349,16 @@ void launch_averages(WindowArguments<T> arguments, Stream stream) {
 // What turns averages into predictions.
 struct Normaliser {
   ScoreAverages averages;
-  const float* log_seen;  // null: it is exact
+  const float* log_seen;  // [kv_heads]; null: it is exact
 
   Normaliser(const PredictedScores& options, const ScoreAverages& given, const float* log_seen_share)
       : averages(given), log_seen(options.normalisation == Normalisation::exact ? nullptr : log_seen_share) {}
 
-  __device__ float log_divisor(float weight) const { return log_seen ? *log_seen : logf(weight); }
+  __device__ float log_divisor(int64_t g, float weight) const {
+    return log_seen ? log_seen[g] : logf(weight);
+  }
   __device__ float log_divisor(int64_t g, int64_t slot) const {
-    return log_divisor(averages.weights[g * averages.capacity + slot]);
+    return log_divisor(g, averages.weights[g * averages.capacity + slot]);
   }
   // ln s^
   __device__ static float prediction(const Average& average, float log_divisor) {
@@ -391,7 +393,7 @@ __global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments 
   const bool is_new = slot == p.slots.newest[g];
   float& stored_weight = averages.weights[g * averages.capacity + slot];
   const float weight = p.decay.weight(is_new ? 0 : stored_weight);
-  const float log_divisor = p.predicted ? p.normaliser.log_divisor(weight) : 0;
+  const float log_divisor = p.predicted ? p.normaliser.log_divisor(g, weight) : 0;
   stored_weight = weight;
   for (int64_t first = g * p.group_size; first < (g + 1) * p.group_size; first += kHeadsAtATime) {
     const int64_t heads = min(int64_t{kHeadsAtATime}, (g + 1) * p.group_size - first);

@@ -78,7 +78,8 @@ void replace_scores(const PredictedScores& options, const float* log_scores, con
 ///     exact: S / c;   paper: S / (1 - a^tokens)
 ///
 /// count      [kv_heads], device memory: entries
-/// log_seen   device memory: log_seen_share of n tokens at the prompt's end, of n + t + 1 at decode step t
+/// log_seen   [kv_heads], device memory: log_seen_share of n tokens at the prompt's end, of n + t + 1 at
+///            decode step t
 /// predicted  [query_heads, capacity], natural log; -infinity for an entry that no query has seen
 /// precision  fp32; throws ShapeMismatch; DeviceError
 void predicted_scores(const PredictedScores& options, const ScoreAverages& averages, int64_t query_heads,

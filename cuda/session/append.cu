@@ -21,7 +21,7 @@ constexpr int kThreads = 64;  // of append_numbers_kernel
 //
 // grid       kv_heads
 // block      32; no shared memory
-// registers  up to 50 (sm_90a), 48 (sm_80)
+// registers  up to 50 (sm_90a), 44 (sm_80)
 // bytes      read: 2 padded rows and 24 for each KV head, and a padded row where keys' lengths are kept;
 //            written: 2 padded rows and up to 44
 // FLOP       3 head_dim for each KV head whose keys' lengths are kept
@@ -77,7 +77,7 @@ NewRows new_rows(const char* new_name, DeviceTensor<const T> rows, const char* n
 
 template <Storage T>
 NewEntries new_entries(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
-                       DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position) {
+                       DeviceTensor<T> values, const CacheSlots& slots, const int64_t* positions) {
   require_equal("slices of values", values.slices, "slices of keys", keys.slices);
   require_equal("columns of values", values.cols, "columns of keys", keys.cols);
   require_equal("rows of values", values.rows, "rows of keys", keys.rows);
@@ -85,14 +85,14 @@ NewEntries new_entries(DeviceTensor<const T> new_keys, DeviceTensor<const T> new
   require_equal("capacity of the slots", slots.capacity, "rows of keys", keys.rows);
   require_range("head_dim", keys.cols, 1, kMostHeadDim);
   return {new_rows("new_keys", new_keys, "keys", keys), new_rows("new_values", new_values, "values", values),
-          padded<T>(keys.cols) * static_cast<int64_t>(sizeof(T)), position};
+          padded<T>(keys.cols) * static_cast<int64_t>(sizeof(T)), positions};
 }
 
 template <Storage T>
 void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
-            DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position, float* key_norms,
+            DeviceTensor<T> values, const CacheSlots& slots, const int64_t* positions, float* key_norms,
             Stream stream) {
-  const NewEntries entries = new_entries<T>(new_keys, new_values, keys, values, slots, position);
+  const NewEntries entries = new_entries<T>(new_keys, new_values, keys, values, slots, positions);
   if (keys.slices == 0) return;
   by_dims(keys.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
     launch_dependent<append_kernel<kDims, T>>({extent(keys.slices), extent(32), 0, stream}, entries, slots,

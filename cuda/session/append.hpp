@@ -21,8 +21,8 @@ struct NewRows {
 /// A decode step's entries and the cache that they are appended to.
 struct NewEntries {
   NewRows keys, values;
-  int64_t row_bytes = 0;              ///< padding included
-  const int64_t* position = nullptr;  ///< device memory
+  int64_t row_bytes = 0;               ///< padding included
+  const int64_t* positions = nullptr;  ///< [kv_heads], device memory
 };
 
 inline namespace KVBOUND_CUDA_BUILD {
@@ -30,18 +30,18 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// new_keys, new_values  [kv_heads, 1, head_dim], head_dim 1..256
 /// keys, values          [kv_heads, capacity, head_dim]
 /// slots                 of that shape
-/// position              of the new entries, device memory
+/// positions             [kv_heads], device memory: of the new entries
 /// throws                ShapeMismatch
 template <Storage T>
 NewEntries new_entries(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
-                       DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position);
+                       DeviceTensor<T> values, const CacheSlots& slots, const int64_t* positions);
 
 /// Copies each KV head's new key and value, padding included, to the head's free slot, or
 /// else behind its last slot.
 ///
 ///     s = free[g] >= 0 ? free[g] : entries[g]++
 ///     keys[g, s, :] = new_keys[g, 0, :],   values likewise
-///     positions[g, s] = *position,   votes[g, s] = 1,   newest[g] = s,   free[g] = -1
+///     slots.positions[g, s] = positions[g],   votes[g, s] = 1,   newest[g] = s,   free[g] = -1
 ///
 /// slots      the caller ensures that every head has a free slot or room for one. A full head is left as it
 ///            is, and its `newest` is set to -1
@@ -50,7 +50,7 @@ NewEntries new_entries(DeviceTensor<const T> new_keys, DeviceTensor<const T> new
 /// throws     ShapeMismatch; DeviceError
 template <Storage T>
 void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
-            DeviceTensor<T> values, const CacheSlots& slots, const int64_t* position, float* key_norms,
+            DeviceTensor<T> values, const CacheSlots& slots, const int64_t* positions, float* key_norms,
             Stream stream);
 
 /// Writes each query head's number to the slot of its KV head's newest entry:

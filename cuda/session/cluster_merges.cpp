@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "compaction.hpp"
+#include "joined_rows.hpp"
 #include "step_changes.hpp"
 
 namespace kvbound::cuda {
@@ -151,11 +152,11 @@ void ClusterMerges<T>::record_prompt(const SelectedLayer<T>& selected, const Pro
   });
 }
 
-// What predictions after so many tokens are divided by.
+// What predictions after so many tokens are divided by, [kv_heads].
 template <Storage T>
 Buffer<float> ClusterMerges<T>::log_seen(int64_t tokens, Queue& queue) const {
-  const float share = log_seen_share(*rules_.prediction, tokens);
-  return Buffer<float>(std::span(&share, 1), queue.stream());
+  const std::vector<float> shares(shape_.kv_heads, log_seen_share(*rules_.prediction, tokens));
+  return Buffer<float>(std::span(shares), queue.stream());
 }
 
 // ln s^ of all entries of a prompt or a full cache, [query_heads, tokens]; empty for
@@ -204,6 +205,25 @@ void ClusterMerges<T>::begin_decoding(const SelectedLayer<T>& selected, const De
       own.averages.begin(queue.stream());
     }
   });
+}
+
+template <Storage T>
+std::unique_ptr<Merges<T>> ClusterMerges<T>::joined(std::span<Merges<T>* const> parts, int64_t capacity,
+                                                    Queue& queue) const {
+  auto all = std::make_unique<ClusterMerges>(*this, cuda::joined(shape_, std::ssize(parts)));
+  Decoding& own = all->decoding_.emplace(merge_, all->shape_, capacity);
+  std::vector<Decoding*> of_parts;
+  std::vector<AveragedScores*> averages_of;
+  for (Merges<T>* const part : parts) {
+    of_parts.push_back(&*static_cast<ClusterMerges*>(part)->decoding_);
+    averages_of.push_back(&of_parts.back()->averages);
+  }
+  join(of_parts, &Decoding::key_norms, own, queue.stream());
+  if (!averages()) return all;
+  for (const auto numbers :
+       {&AveragedScores::exponents, &AveragedScores::mantissas, &AveragedScores::weights})
+    join(averages_of, numbers, own.averages, queue.stream());
+  return all;
 }
 
 template <Storage T>

@@ -28,9 +28,18 @@ class ClusterMerges final : public Merges<T> {
         shape_(layer.shape),
         scale_(layer.scale),
         decodes_(decodes) {}
+  /// The same method for another shape.
+  ClusterMerges(const ClusterMerges& other, const LayerShape& shape)
+      : merge_(other.merge_),
+        rules_(other.rules_),
+        shape_(shape),
+        scale_(other.scale_),
+        decodes_(other.decodes_) {}
 
   void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
                 std::vector<HeadMerge>& records) override;
+  std::unique_ptr<Merges<T>> joined(std::span<Merges<T>* const> parts, int64_t capacity,
+                                    Queue& queue) const override;
   float* key_norms() override { return decoding_->key_norms.data(); }
   void observe(const StepInput<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
                Queue& queue) override;

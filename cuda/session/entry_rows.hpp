@@ -14,7 +14,7 @@ class EntryRows {
  public:
   /// The head's entry is read.
   __device__ EntryRows(const NewEntries& entries, int64_t head)
-      : entries_(entries), head_(head), position_(entries.position ? *entries.position : 0) {
+      : entries_(entries), head_(head), position_(entries.positions ? entries.positions[head] : 0) {
     each_vector([&](int i, const NewRows& rows, int64_t byte) {
       vectors_[i] = *reinterpret_cast<const uint4*>(rows.from + head_ * rows.from_stride + byte);
     });

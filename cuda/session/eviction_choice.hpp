@@ -16,7 +16,7 @@ namespace eviction_choice {
 struct EvictArguments {
   EvictionRules rules;
   CacheSlots slots;
-  const int64_t* newest;  ///< position
+  const int64_t* newest;  ///< [kv_heads]: positions
   int64_t* evicted;
   int* status;
   NewEntries next;
@@ -43,9 +43,10 @@ struct HeadEntries {
         entries(static_cast<int>(p.slots.entries[g])),
         budget(static_cast<int>(p.rules.budgets[g])) {
     const int64_t recent = p.rules.fills_recent ? budget - p.rules.sinks : p.rules.recent;
-    first_recent = *p.newest - recent + 1;
+    first_recent = newest() - recent + 1;
   }
 
+  __device__ int64_t newest() const { return p.newest[g]; }  ///< position
   __device__ int64_t position(int64_t slot) const { return p.slots.positions[g * p.slots.capacity + slot]; }
   __device__ bool is_always_kept(int64_t at) const { return at < p.rules.sinks || at >= first_recent; }
 };

@@ -10,6 +10,7 @@
 
 #include "append.hpp"
 #include "compaction.hpp"
+#include "joined_rows.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -24,16 +25,60 @@ Evictions<T>::Evictions(const Policy& policy, std::span<const int64_t> budgets,
       score_(kvbound::rules_of(policy.score)),
       budgets_(budgets, queue.stream()) {
   if (!rules_.ranks()) return;
-  running_ = DeviceMatrix(layer_.shape.query_heads, cache.capacity());
+  const SelectionRules selection = kvbound::rules_of(policy.selection);
+  allocate(selection.in_decoding ? selection.two_stage : std::nullopt, cache.capacity(), known, queue);
   if (head_scores) {
     keep(*head_scores, cache, running_, queue);
   } else {
     running_.clear(queue.stream());
   }
-  if (score_.change) begin_changes(cache, known, queue);
-  if (const SelectionRules selection = kvbound::rules_of(policy.selection); selection.in_decoding) {
-    begin_stages(*selection.two_stage, cache, known, queue);
+  if (changes_) begin_changes(cache, known, queue);
+  if (stages_) begin_stages(cache, known, queue);
+}
+
+template <Storage T>
+Evictions<T>::Evictions(std::span<Evictions* const> parts, LayerCache<T>& cache, LayerScores<T>& known,
+                        Queue& queue)
+    : layer_(known.layer()),
+      merges_(parts.front()->merges_),
+      rules_(parts.front()->rules_),
+      score_(parts.front()->score_),
+      budgets_(layer_.shape.kv_heads) {
+  join(parts, &Evictions::budgets_, *this, queue.stream());
+  if (!rules_.ranks()) return;
+  const auto& stages = parts.front()->stages_;
+  allocate(stages ? std::optional(stages->options) : std::nullopt, cache.capacity(), known, queue);
+  join(parts, &Evictions::running_, *this, queue.stream());
+  const auto join_of = [&](auto of_eviction, auto array) {
+    std::vector<decltype(&*(this->*of_eviction))> of_parts;
+    for (Evictions* const part : parts) of_parts.push_back(&*(part->*of_eviction));
+    join(of_parts, array, *(this->*of_eviction), queue.stream());
+  };
+  if (changes_) join_of(&Evictions::changes_, &Changes::lengths);
+  if (stages_) join_of(&Evictions::stages_, &Stages::norms);
+}
+
+// What steps need beside the running scores, all but numbers of the cache's entries.
+//
+// two_stage  by which entries are evicted, if they are
+template <Storage T>
+void Evictions<T>::allocate(const std::optional<TwoStage>& two_stage, int64_t capacity, LayerScores<T>& known,
+                            Queue& queue) {
+  running_ = DeviceMatrix(layer_.shape.query_heads, capacity);
+  if (score_.change) {
+    changes_.emplace(layer_.shape, capacity);
+    changes_->gram = known.gram(score_.space);
   }
+  if (!two_stage) return;
+  stages_.emplace(layer_.shape, capacity, *two_stage);
+  stages_->norms_of = known.projected_norms(two_stage->norm);
+  if (!two_stage->alpha) {
+    stages_->weights = DeviceMatrix(layer_.shape.query_heads, capacity);
+    return;
+  }
+  std::vector<int64_t> counts;
+  for (int64_t k = 0; k <= capacity; ++k) counts.push_back(floor_of_product(*two_stage->alpha, k));
+  stages_->counts = Buffer<int64_t>(std::span<const int64_t>(counts), queue.stream());
 }
 
 // Copies the kept entries' numbers of the prompt [query_heads, n] to the cache's [query_heads, capacity].
@@ -50,8 +95,6 @@ void Evictions<T>::keep(const DeviceMatrix& of_prompt, LayerCache<T>& cache, Dev
 
 template <Storage T>
 void Evictions<T>::begin_changes(LayerCache<T>& cache, LayerScores<T>& known, Queue& queue) {
-  changes_.emplace(layer_.shape, cache.capacity());
-  changes_->gram = known.gram(score_.space);
   if (!merges_) return keep(known.value_lengths(score_.space), cache, changes_->lengths, queue);
   queue.run("window_scores", [&] {
     squared_norms<T>(cache.values(), changes_->gram, layer_.shape.query_heads, changes_->lengths.data(),
@@ -60,24 +103,13 @@ void Evictions<T>::begin_changes(LayerCache<T>& cache, LayerScores<T>& known, Qu
 }
 
 template <Storage T>
-void Evictions<T>::begin_stages(const TwoStage& options, LayerCache<T>& cache, LayerScores<T>& known,
-                                Queue& queue) {
-  const int64_t capacity = cache.capacity();
-  stages_.emplace(layer_.shape, capacity, options);
-  stages_->norms_of = known.projected_norms(options.norm);
+void Evictions<T>::begin_stages(LayerCache<T>& cache, LayerScores<T>& known, Queue& queue) {
   if (merges_) {
     queue.run("projected_value_norms",
               [&] { stages_->norms_of(cache.values(), stages_->norms.data(), queue.stream()); });
   } else {
-    keep(known.norms(options.norm), cache, stages_->norms, queue);
+    keep(known.norms(stages_->options.norm), cache, stages_->norms, queue);
   }
-  if (!options.alpha) {
-    stages_->weights = DeviceMatrix(layer_.shape.query_heads, capacity);
-    return;
-  }
-  std::vector<int64_t> counts;
-  for (int64_t k = 0; k <= capacity; ++k) counts.push_back(floor_of_product(*options.alpha, k));
-  stages_->counts = Buffer<int64_t>(std::span<const int64_t>(counts), queue.stream());
 }
 
 template <Storage T>
@@ -124,14 +156,14 @@ void Evictions<T>::evict(const StepInput<T>& step, const StepInput<T>* next, Lay
   const auto appended = next ? std::optional(cache.new_entries(*next)) : std::nullopt;
   if (!stages_) {
     const auto scores = rules_.ranks() ? std::optional(update({.running = running_.data()})) : std::nullopt;
-    cuda::evict(rules, cache.slots(), scores, appended, query_heads, step.position(), evicted, queue.status(),
-                queue.stream());
+    cuda::evict(rules, cache.slots(), scores, appended, query_heads, step.positions(), evicted,
+                queue.status(), queue.stream());
     return;
   }
   const EvictionStages stages{running_.data(),         stages_->norms.data(),    stages_->counts.data(),
                               stages_->weights.data(), stages_->options.epsilon, stages_->options.gqa};
   evict_critical(rules, cache.slots(), stages_->reduced.data(), stages, appended, query_heads,
-                 step.position(), evicted, queue.status(), queue.stream());
+                 step.positions(), evicted, queue.status(), queue.stream());
 }
 
 template <Storage T>

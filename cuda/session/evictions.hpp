@@ -34,6 +34,12 @@ class Evictions {
   Evictions(const Policy& policy, std::span<const int64_t> budgets, const DeviceMatrix* head_scores,
             LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
 
+  /// Of several layers or requests together, copies of what each has at the prompt's end.
+  ///
+  /// cache  joined of theirs
+  /// known  of their layers together
+  Evictions(std::span<Evictions* const> parts, LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
+
   /// The change by which a step's entries are scored, if any.
   std::optional<Change> change() const { return changes_ ? score_.change : std::nullopt; }
 
@@ -85,8 +91,10 @@ class Evictions {
     DeviceMatrix weights;    // [query_heads, capacity]: the step's attention weights, if it is adaptive
   };
 
+  void allocate(const std::optional<TwoStage>& two_stage, int64_t capacity, LayerScores<T>& known,
+                Queue& queue);
   void begin_changes(LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
-  void begin_stages(const TwoStage& options, LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
+  void begin_stages(LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
   void keep(const DeviceMatrix& of_prompt, LayerCache<T>& cache, DeviceMatrix& of_cache, Queue& queue) const;
   StepScores contributions(const StepInput<T>& step, LayerCache<T>& cache, ScoredQuery<T>& query,
                            Queue& queue);

@@ -115,7 +115,7 @@ struct EvictShared {
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
 // shared     264 bytes
-// registers  64 (sm_90a), 60 (sm_80)
+// registers  64 (sm_90a and sm_80)
 // bytes      read: 8 for each KV head and entry; written: 16 for each KV head; with an update also its bytes,
 //            without the scores of the KV heads; with a next entry also those of append_kernel
 // FLOP       those of the update

@@ -81,7 +81,7 @@ void update_scores(const ScoreUpdate& update, const CacheSlots& slots, int64_t q
 /// update   nullopt: nothing is updated, and all scores are equal
 /// next     the next step's entries, which are then appended as `append` does it; no head has a free slot
 ///          before. nullopt: none are
-/// newest   position of the newest entry, device memory
+/// newest   [kv_heads], device memory: the positions of the newest entries
 /// evicted  [kv_heads]: the evicted position, -1 for none
 /// status   set to 1 if a score that may go is NaN, else left as it is
 /// exact for the scores that update_scores returns; the same bits always
@@ -99,7 +99,7 @@ void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optio
 ///                 more than half of its attention; if all that stay do not, all of them
 ///
 /// scores     [kv_heads, capacity], from update_scores
-/// newest     the position is below kMostPositions
+/// newest     the positions are below kMostPositions
 /// next       as of evict
 /// precision  stage two and sums of weights in fp32; errors: stage_two_score_errors in
 ///            reference/bounds/error_bounds.hpp

@@ -167,7 +167,7 @@ struct Stages {
     const uint64_t least = least_of(kept);
     if (least == kNoRank || !suffices(least)) return least;
     // The largest rank that still suffices, bit by bit; bits that no position has are set in all ranks.
-    const int64_t newest = *p.choice.newest;
+    const int64_t newest = head.newest();
     uint64_t found = 0;
     for (int bit = kRankBits - 1; bit >= 0; --bit) {
       const uint64_t next = found | uint64_t{1} << bit;

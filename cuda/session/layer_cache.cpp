@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compaction.hpp"
+#include "joined_rows.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -20,6 +21,34 @@ DeviceMatrix ones(int64_t rows, int64_t cols, Stream stream) {
 }
 
 }  // namespace
+
+template <Storage T>
+LayerCache<T>::LayerCache(std::span<LayerCache* const> parts, Queue& queue)
+    : kv_heads_(std::ssize(parts) * parts.front()->kv_heads_),
+      segments_(std::ssize(parts)),
+      growing_(parts.front()->growing_) {
+  int64_t capacity = 0;
+  for (const LayerCache* part : parts) {
+    capacity = std::max(capacity, part->capacity());
+    most_entries_ = std::max(most_entries_, part->most_entries_);
+  }
+  const int64_t head_dim = parts.front()->keys_.view().cols;
+  const int64_t heads_with_votes = parts.front()->votes_.rows() > 0 ? kv_heads_ : 0;
+  keys_ = StoredTensor<T>(kv_heads_, capacity, head_dim);
+  values_ = StoredTensor<T>(kv_heads_, capacity, head_dim);
+  for (const auto numbers : {&LayerCache::entries_, &LayerCache::free_, &LayerCache::newest_})
+    this->*numbers = Buffer<int64_t>(kv_heads_);
+  positions_ = IndexLists(kv_heads_, capacity);
+  votes_ = DeviceMatrix(heads_with_votes, capacity);
+  log_votes_ = DeviceMatrix(heads_with_votes, capacity);
+  for (const auto tensor : {&LayerCache::keys_, &LayerCache::values_})
+    join(parts, tensor, *this, queue.stream());
+  for (const auto numbers : {&LayerCache::entries_, &LayerCache::free_, &LayerCache::newest_})
+    join(parts, numbers, *this, queue.stream());
+  join(parts, &LayerCache::positions_, *this, queue.stream());
+  for (const auto votes : {&LayerCache::votes_, &LayerCache::log_votes_})
+    join(parts, votes, *this, queue.stream());
+}
 
 template <Storage T>
 void LayerCache<T>::fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, bool votes,
@@ -41,7 +70,7 @@ void LayerCache<T>::fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool gr
     compact<T>(layer.keys, layer.values, kept.positions.data(), capacity, kept.counts.data(), keys_.view(),
                values_.view(), queue.stream());
   });
-  positions_ = kept.positions.release();
+  positions_ = std::move(kept.positions);
   entries_ = std::exchange(kept.counts, {});
 }
 
@@ -56,14 +85,14 @@ bool LayerCache<T>::make_room(int64_t entries, Queue& queue) {
 
 template <Storage T>
 void LayerCache<T>::append(const StepInput<T>& step, float* key_norms, Queue& queue) {
-  cuda::append<T>(step.keys(), step.values(), keys_.view(), values_.view(), slots(), step.position(),
+  cuda::append<T>(step.keys(), step.values(), keys_.view(), values_.view(), slots(), step.positions(),
                   key_norms, queue.stream());
 }
 
 template <Storage T>
 NewEntries LayerCache<T>::new_entries(const StepInput<T>& step) {
   return cuda::new_entries<T>(step.keys(), step.values(), keys_.view(), values_.view(), slots(),
-                              step.position());
+                              step.positions());
 }
 
 // Copies all rows, by the compaction that filled the cache.

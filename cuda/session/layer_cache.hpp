@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include <kvbound/cuda/merging/merge_targets.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
@@ -16,7 +17,7 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
-/// The cache of all KV heads of a layer.
+/// The cache of all KV heads of a layer, or of several layers or requests.
 template <Storage T>
 class LayerCache {
  public:
@@ -31,6 +32,10 @@ class LayerCache {
   static int64_t capacity_for(int64_t entries, bool evicts) {
     return (entries + (evicts ? 1 : kRoom) + 7) / 8 * 8;
   }
+
+  LayerCache() = default;
+  /// Copies of filled caches, to which nothing was appended.
+  LayerCache(std::span<LayerCache* const> parts, Queue& queue);
 
   /// Fills the cache with a layer's kept entries.
   ///
@@ -49,11 +54,13 @@ class LayerCache {
   /// The entries of a step, for an eviction that appends them.
   NewEntries new_entries(const StepInput<T>& step);
 
-  CacheView<T> view() const { return {keys_.view(), values_.view(), entries_.data(), log_votes_.data()}; }
+  CacheView<T> view() const {
+    return {keys_.view(), values_.view(), entries_.data(), log_votes_.data(), segments_};
+  }
   CacheSlots slots() {
-    return {kv_heads_,     keys_.rows(),     entries_.data(),
-            free_.data(),  newest_.data(),   growing_ ? nullptr : positions_.data(),
-            votes_.data(), log_votes_.data()};
+    return {kv_heads_,     keys_.rows(),      entries_.data(),
+            free_.data(),  newest_.data(),    growing_ ? nullptr : positions_.data(),
+            votes_.data(), log_votes_.data(), segments_};
   }
   DeviceTensor<T> keys() { return keys_.view(); }
   DeviceTensor<T> values() { return values_.view(); }
@@ -69,11 +76,12 @@ class LayerCache {
   void grow(int64_t capacity, Queue& queue);
 
   int64_t kv_heads_ = 0;
+  int64_t segments_ = 1;  // layers or requests
   bool growing_ = false;
   int64_t most_entries_ = 0;                 // of a KV head, with those that room was made for
   StoredTensor<T> keys_, values_;            // [kv_heads, capacity, head_dim]
   Buffer<int64_t> entries_, free_, newest_;  // [kv_heads]
-  Buffer<int64_t> positions_;                // [kv_heads, capacity]
+  IndexLists positions_;                     // [kv_heads, capacity]
   DeviceMatrix votes_, log_votes_;           // [kv_heads, capacity], or empty
 };
 

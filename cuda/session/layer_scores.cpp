@@ -7,6 +7,7 @@
 #include <kvbound/cuda/eviction/obcache.hpp>
 #include <kvbound/cuda/eviction/value_space.hpp>
 
+#include "joined_rows.hpp"
 #include "scored_queries.hpp"
 
 namespace kvbound::cuda {
@@ -40,6 +41,22 @@ UploadedLayer<T>::UploadedLayer(const LayerView& layer, Queue& queue)
     output_projection_ =
         stored(as_slices(layer.output_projection, layer.shape.head_dim), layer.bits.output_projection);
   });
+}
+
+template <Storage T>
+UploadedLayer<T>::UploadedLayer(std::span<UploadedLayer* const> parts, Queue& queue)
+    : shape_(joined(parts.front()->shape_, std::ssize(parts))),
+      scale_(parts.front()->scale_),
+      output_projection_(shape_.query_heads, shape_.head_dim, shape_.model_dim) {
+  join(parts, &UploadedLayer::output_projection_, *this, queue.stream());
+}
+
+template <Storage T>
+LayerScores<T>::LayerScores(std::span<LayerScores* const> parts, const DeviceLayer<T>& layer, Queue& queue)
+    : layer_(layer), queue_(queue) {
+  if (std::ranges::any_of(parts, [](const LayerScores* part) { return part->gram_.rows() == 0; })) return;
+  gram_ = DeviceMatrix(layer.shape.query_heads * layer.shape.head_dim, layer.shape.head_dim);
+  join(parts, &LayerScores::gram_, *this, queue.stream());
 }
 
 template <Storage T>

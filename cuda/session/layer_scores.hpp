@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -79,6 +80,8 @@ template <Storage T>
 class UploadedLayer {
  public:
   UploadedLayer(const LayerView& layer, Queue& queue);
+  /// What decode steps need of several layers of one shape and scale: W^O.
+  UploadedLayer(std::span<UploadedLayer* const> parts, Queue& queue);
 
   DeviceLayer<T> view() const {
     return {shape_, scale_, keys_.view(), values_.view(), queries_.view(), output_projection_.view()};
@@ -108,6 +111,8 @@ class LayerScores {
  public:
   /// What `layer` views must outlive the object.
   LayerScores(const DeviceLayer<T>& layer, Queue& queue) : layer_(layer), queue_(queue) {}
+  /// Of several layers together, which `layer` views: what the parts know of W^O.
+  LayerScores(std::span<LayerScores* const> parts, const DeviceLayer<T>& layer, Queue& queue);
 
   const DeviceLayer<T>& layer() const { return layer_; }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include <kvbound/cuda/merging/merge_targets.hpp>
@@ -49,6 +50,13 @@ class Merges {
   ///          NonFinite is thrown then
   virtual void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
                         std::vector<HeadMerge>& records) = 0;
+
+  /// Those of several layers or requests together, copies of what each has at the prompt's end; *this is one.
+  ///
+  /// parts     of the same method
+  /// capacity  of the cache that is joined of theirs
+  virtual std::unique_ptr<Merges> joined(std::span<Merges* const> parts, int64_t capacity,
+                                         Queue& queue) const = 0;
 
   /// [kv_heads, capacity]: the lengths of the cache's keys, which receive those of
   /// appended ones; null: not needed.

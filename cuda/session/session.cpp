@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,8 @@
 #include "evictions.hpp"
 #include "full_cache.hpp"
 #include "head_budgets.hpp"
+#include "joined_records.hpp"
+#include "joined_rows.hpp"
 #include "layer_cache.hpp"
 #include "layer_scores.hpp"
 #include "merges.hpp"
@@ -42,7 +46,7 @@ namespace {
 template <Storage T>
 class DeviceSession final : public Session {
  public:
-  DeviceSession(OperationTimes* times, Stream stream) : queue_(times, stream) {}
+  DeviceSession(OperationTimes* times, Stream stream) : times_(times), queue_(times, stream) {}
 
   PromptRecord compress(const LayerView& layer, const Policy& policy,
                         std::span<const int64_t> budgets) override {
@@ -86,13 +90,55 @@ class DeviceSession final : public Session {
   StepRecord step(const StepView& view) override { return std::move(steps({&view, 1}).front()); }
 
   std::vector<StepRecord> steps(std::span<const StepView> views) override {
+    require_alone();
+    require_possible(views);
+    return take({&views, 1});
+  }
+
+  void take_together(std::span<SessionSteps> all) override {
+    std::vector<DeviceSession*> parts;
+    std::vector<std::span<const StepView>> views;
+    for (SessionSteps& each : all) {
+      auto* const session = dynamic_cast<DeviceSession*>(each.session);
+      if (!session || !can_join(*session) || each.views.size() != all.front().views.size()) break;
+      session->require_possible(each.views);
+      parts.push_back(session);
+      views.emplace_back(each.views);
+    }
+    if (parts.size() < all.size() || all.size() == 1) return Session::take_together(all);
+    const bool goes_on =
+        std::ranges::all_of(parts, &DeviceSession::is_joined_) && joined_ && joined_of_ == parts;
+    try {
+      if (!goes_on) join(parts);
+      divide(joined_->take(views), all);
+    } catch (const NonFinite&) {
+      if (goes_on) throw;
+      return Session::take_together(all);  // which finds the session that failed
+    }
+    for (DeviceSession* part : parts) {
+      part->is_joined_ = true;
+      part->next_positions_.front() += std::ssize(views.front());
+    }
+  }
+
+ private:
+  void require_alone() const {
+    if (is_joined_) throw ShapeMismatch("a session that has taken steps with others goes on with them alone");
+  }
+  // Throws what `steps` throws before anything is queued.
+  void require_possible(std::span<const StepView> views) const {
     for (const StepView& view : views) require_consistent(view, shape_);
-    const auto count = std::ssize(views);
     if (kvbound::rules_of(policy_.selection).in_decoding || merge_rules_.period) {
       // A rebuild selects from all entries.
       const int64_t most = merge_rules_.period ? kMostScores : kMostPositions;
-      require_range("position of the last step", next_position_ + count - 1, 0, most - 1);
+      require_range("position of the last step", next_positions_.front() + std::ssize(views) - 1, 0,
+                    most - 1);
     }
+  }
+
+  // Takes the steps of every segment.
+  std::vector<StepRecord> take(std::span<const std::span<const StepView>> segments) {
+    const auto count = std::ssize(segments.front());
     const PoolScope scope(queue_.pool());
     queue_.drop();  // what a call that failed has left refers to its records
     const bool grown = cache_.make_room(count, queue_);
@@ -101,10 +147,12 @@ class DeviceSession final : public Session {
     int64_t part = 0;
     for (int64_t first = 0, steps = 0; first < count; first += steps) {
       steps = steps_at_once(count - first);
-      inputs_->upload(views.subspan(first, steps), next_position_, merge_rules_.prediction, queue_.stream());
+      std::vector<std::span<const StepView>> now;
+      for (const std::span<const StepView> views : segments) now.push_back(views.subspan(first, steps));
+      inputs_->upload(now, next_positions_, merge_rules_.prediction, queue_.stream());
       if (std::exchange(rehearses_, false)) rehearse_rebuild();
       take_steps(std::span(records).subspan(first, steps));
-      next_position_ += steps;
+      for (int64_t& position : next_positions_) position += steps;
       part += steps;
       const bool is_last = first + steps == count;
       if (part < kStepsAtOnce && !is_last) continue;
@@ -117,7 +165,63 @@ class DeviceSession final : public Session {
     return records;
   }
 
- private:
+  // Whether another session's steps can be taken by the same launches: decisions follow from the same rules,
+  // and no cache is rebuilt.
+  bool can_join(const DeviceSession& other) const {
+    const auto of_decoding = [](const HostRules& rules) {
+      return std::tuple(rules.evicts, rules.ranks(), rules.sinks, rules.recent, rules.fills_recent,
+                        rules.step_update);
+    };
+    return shape_ == other.shape_ && layer_->view().scale == other.layer_->view().scale &&
+           policy_.score == other.policy_.score && policy_.selection == other.policy_.selection &&
+           policy_.merge == other.policy_.merge && of_decoding(rules_) == of_decoding(other.rules_) &&
+           !merge_rules_.period;
+  }
+
+  // Makes a session of several.
+  void join(const std::vector<DeviceSession*>& parts) {
+    for (const DeviceSession* part : parts) part->require_alone();
+    if (!joined_) joined_ = std::make_unique<DeviceSession>(times_, queue_.stream());
+    joined_->begin(parts);
+    joined_of_ = parts;
+  }
+
+  // Copies what sessions have, one behind the other.
+  void begin(std::span<DeviceSession* const> parts) {
+    const PoolScope scope(queue_.pool());
+    queue_.begin();
+    forget_recorded();
+    DeviceSession& first = *parts.front();
+    shape_ = joined(first.shape_, std::ssize(parts));
+    policy_ = first.policy_;
+    rules_ = first.rules_;
+    merge_rules_ = first.merge_rules_;
+    next_positions_.clear();
+    std::vector<UploadedLayer<T>*> layers;
+    std::vector<LayerScores<T>*> scores;
+    std::vector<LayerCache<T>*> caches;
+    std::vector<Evictions<T>*> evictions;
+    std::vector<Merges<T>*> merges;
+    for (DeviceSession* part : parts) {
+      next_positions_.push_back(part->next_positions_.front());
+      layers.push_back(&*part->layer_);
+      scores.push_back(&*part->known_);
+      caches.push_back(&part->cache_);
+      if (first.evictions_) evictions.push_back(&*part->evictions_);
+      if (first.merges()) merges.push_back(&*part->merges_);
+    }
+    evictions_.reset();
+    merges_.reset();
+    known_.reset();
+    layer_.emplace(layers, queue_);
+    known_.emplace(scores, layer_->view(), queue_);
+    cache_ = LayerCache<T>(caches, queue_);
+    if (first.evictions_) evictions_.emplace(evictions, cache_, *known_, queue_);
+    if (first.merges()) merges_ = first.merges_->joined(merges, cache_.capacity(), queue_);
+    query_.emplace(shape_, rules_.evicts ? cache_.capacity() : 0);
+    inputs_.emplace(shape_, kStepsAtOnce);
+  }
+
   // Steps whose inputs are uploaded, and whose results handed over, while the device takes as many others.
   static constexpr int64_t kStepsAtOnce = 16;
   // Bytes of page-locked memory that steps taken together may use before they are waited for.
@@ -131,7 +235,7 @@ class DeviceSession final : public Session {
   };
 
   bool rebuilds(int64_t ahead) const {
-    return merge_rules_.rebuilds_at(next_position_ + ahead - layer_->view().prompt_tokens());
+    return merge_rules_.rebuilds_at(next_positions_.front() + ahead - layer_->view().prompt_tokens());
   }
   // How many of the next steps are queued as one: a step that rebuilds is alone.
   int64_t steps_at_once(int64_t most) const {
@@ -149,7 +253,7 @@ class DeviceSession final : public Session {
     if (first.rebuilt) {
       const StepInput<T> step = (*inputs_)[0];
       full_cache_->append(step, queue_);
-      rebuild(full_cache_->layer(next_position_ + 1, step.queries()), first);
+      rebuild(full_cache_->layer(next_positions_.front() + 1, step.queries()), first);
     }
     Readback& flags = queue_.read_back();
     std::vector<StepReads> reads;
@@ -240,7 +344,8 @@ class DeviceSession final : public Session {
     merge_rules_ = kvbound::rules_of(policy.merge);
     policy_ = policy;
     rules_ = kvbound::rules_of(policy.host, layer.prompt_tokens(), 0);
-    next_position_ = layer.prompt_tokens();
+    next_positions_ = {layer.prompt_tokens()};
+    is_joined_ = false;
     full_cache_.reset();
     layout_ = 0;
     forget_recorded();
@@ -266,7 +371,7 @@ class DeviceSession final : public Session {
     std::optional<Evictions<T>> evictions = std::exchange(evictions_, {});
     std::unique_ptr<Merges<T>> merges = std::exchange(merges_, {});
     StepRecord unread;
-    rebuild(full_cache_->layer(next_position_, (*inputs_)[0].queries()), unread);
+    rebuild(full_cache_->layer(next_positions_.front(), (*inputs_)[0].queries()), unread);
     const StepReads reads = read_back(unread);
     queue_.reserve_results(kStepsAtOnce, reads.all->bytes());
     attend(0, nullptr, reads);
@@ -307,13 +412,14 @@ class DeviceSession final : public Session {
     merges_->compress(selected, cache_, queue_, records);
   }
 
+  OperationTimes* times_;
   Queue queue_;
-  LayerShape shape_;
+  LayerShape shape_;  // of all segments: one, or those of the sessions that were joined
   HostRules rules_;
   Policy policy_;
   MergeRules merge_rules_;
-  std::vector<int64_t> budgets_;  // [kv_heads], after allocation
-  int64_t next_position_ = 0;
+  std::vector<int64_t> budgets_;         // [kv_heads], after allocation
+  std::vector<int64_t> next_positions_;  // of each segment
   std::optional<UploadedLayer<T>> layer_;
   std::optional<LayerScores<T>> known_;
   LayerCache<T> cache_;
@@ -325,6 +431,9 @@ class DeviceSession final : public Session {
   std::array<Recording, kStepsAtOnce> recorded_;  // of so many steps without a rebuild, less one
   size_t layout_ = 0;                             // of memory behind the last rebuild
   bool rehearses_ = false;                        // before the next step
+  bool is_joined_ = false;                        // whether another session takes its steps
+  std::unique_ptr<DeviceSession> joined_;         // takes the steps of these sessions together
+  std::vector<DeviceSession*> joined_of_;
 };
 
 [[noreturn]] void refuse(Dtype storage) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "compaction.hpp"
+#include "joined_rows.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -85,6 +86,15 @@ void Spreads<T>::compress(const SelectedLayer<T>& selected, LayerCache<T>& cache
     }
   });
   reads.fetch(queue.pool());
+}
+
+// A step's merges depend on nothing before it.
+template <Storage T>
+std::unique_ptr<Merges<T>> Spreads<T>::joined(std::span<Merges<T>* const> parts, int64_t capacity,
+                                              Queue&) const {
+  auto all = std::make_unique<Spreads>(*this, cuda::joined(shape_, std::ssize(parts)));
+  all->decoding_.emplace(all->shape_, capacity, std::min(options_.neighbours, capacity));
+  return all;
 }
 
 template <Storage T>

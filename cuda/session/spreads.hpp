@@ -19,9 +19,14 @@ class Spreads final : public Merges<T> {
  public:
   Spreads(const Cam& options, const DeviceLayer<T>& layer, bool decodes)
       : options_(options), shape_(layer.shape), scale_(layer.scale), decodes_(decodes) {}
+  /// The same method for another shape.
+  Spreads(const Spreads& other, const LayerShape& shape)
+      : options_(other.options_), shape_(shape), scale_(other.scale_), decodes_(other.decodes_) {}
 
   void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
                 std::vector<HeadMerge>& records) override;
+  std::unique_ptr<Merges<T>> joined(std::span<Merges<T>* const> parts, int64_t capacity,
+                                    Queue& queue) const override;
   float* key_norms() override { return nullptr; }
   void observe(const StepInput<T>& step, const ScoredQuery<T>& query, LayerCache<T>& cache,
                Queue& queue) override;

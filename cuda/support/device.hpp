@@ -60,6 +60,9 @@ void release_page_locked(void* memory) noexcept;
 void queue_to_device(void* to, const void* from, int64_t bytes, Stream stream);
 void queue_to_host(void* to, const void* from, int64_t bytes, Stream stream);
 void queue_on_device(void* to, const void* from, int64_t bytes, Stream stream);
+/// `rows` rows of row_bytes bytes; strides in bytes, from one row to the next.
+void queue_rows_on_device(void* to, int64_t to_stride, const void* from, int64_t from_stride,
+                          int64_t row_bytes, int64_t rows, Stream stream);
 void set_zero(void* to, int64_t bytes, Stream stream);
 
 // By way of a pool; null: without one.

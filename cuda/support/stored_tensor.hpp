@@ -119,6 +119,7 @@ class DeviceMatrix {
 /// Lists of indices in device memory, one per KV head.
 class IndexLists {
  public:
+  IndexLists() = default;
   IndexLists(int64_t heads, int64_t longest)
       : stride_(std::max<int64_t>(longest, 1)), indices_(heads * stride_) {}
 
@@ -132,11 +133,9 @@ class IndexLists {
   }
   /// [heads, stride]
   const Buffer<int64_t>& indices() const { return indices_; }
-  /// Gives up the memory: [heads, stride].
-  Buffer<int64_t> release() { return std::move(indices_); }
 
  private:
-  int64_t stride_;
+  int64_t stride_ = 1;
   Buffer<int64_t> indices_;
 };
 

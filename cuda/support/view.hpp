@@ -39,13 +39,16 @@ struct NumberRows {
   int64_t row_stride = 0;
 };
 
-/// A layer's cache: for each KV head its entries and room for more.
+/// A layer's cache, or those of several: for each KV head its entries and room for more.
 template <Storage T>
 struct CacheView {
   DeviceTensor<const T> keys;        ///< [kv_heads, capacity, head_dim]
   DeviceTensor<const T> values;      ///< [kv_heads, capacity, head_dim]
   const int64_t* entries = nullptr;  ///< [kv_heads], device memory: the number of rows in use, 0..capacity
   const float* log_votes = nullptr;  ///< [kv_heads, capacity], natural log; null: every entry counts once
+  /// So many layers or requests have the KV heads, as many each, one after the other: results are of each
+  /// what they would be of it alone.
+  int64_t segments = 1;
 };
 
 /// The observation window over a whole prompt, as reference::window_attention sees it: window query i sits at
@@ -69,6 +72,7 @@ struct CacheSlots {
   /// [kv_heads, capacity]: of merged entries how many they stand for, and the natural log of
   /// that; null: all stand for one
   float *votes = nullptr, *log_votes = nullptr;
+  int64_t segments = 1;  ///< as in CacheView
 };
 
 }  // namespace kvbound::cuda

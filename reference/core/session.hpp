@@ -148,6 +148,8 @@ struct StepRecord {
   std::vector<std::vector<int64_t>> stage_one = {};
 };
 
+struct SessionSteps;
+
 /// One layer's compressed cache.
 ///
 /// A session belongs to one layer. `compress` starts over: it may be called again with another policy and
@@ -171,6 +173,25 @@ struct Session {
     for (const StepView& view : views) records.push_back(step(view));
     return records;
   }
+
+  /// The decode steps of several sessions of this kind, itself among them: of layers, which in a replay do
+  /// not depend on each other, or of requests. A backend may take them together; records are the same, bit by
+  /// bit. The sessions then go on together, the same in the same order, or are compressed anew.
+  ///
+  /// throws  what `steps` of the first session that fails throws; at the first steps since all were
+  ///         compressed, the sessions before that one have their records. All must then be compressed anew
+  virtual void take_together(std::span<SessionSteps> all);
 };
+
+/// A session's decode steps.
+struct SessionSteps {
+  Session* session;
+  std::vector<StepView> views = {};
+  std::vector<StepRecord> records = {};
+};
+
+inline void Session::take_together(std::span<SessionSteps> all) {
+  for (SessionSteps& each : all) each.records = each.session->steps(each.views);
+}
 
 }  // namespace kvbound

@@ -36,6 +36,9 @@ struct BenchShape {
 /// listing the known shapes.
 BenchShape parse_bench_shape(std::string_view text);
 
+/// The unit of work of steps of several layers and requests, each of them a layer of a request.
+constexpr const char* kLayerSteps = "layer steps";
+
 /// Median, smallest and largest of at least one number.
 struct Spread {
   double median = 0;
@@ -48,7 +51,7 @@ Spread spread(std::vector<double> numbers);
 struct BenchPiece {
   std::string name;
   double work = 0;   ///< amount of work per run, in `unit`
-  std::string unit;  ///< FLOP, bytes, exponentials, scores, norms, steps, layers
+  std::string unit;  ///< FLOP, bytes, exponentials, scores, norms, steps, layers, layer steps
   std::function<void()> run;
   /// Runs the item and returns its time by a clock of its own; null: `run` is timed by wall-clock time.
   std::function<double()> seconds = nullptr;
@@ -130,6 +133,9 @@ struct BenchOptions {
   int threads = 1;
   std::string fastest_core = {};  ///< core whose DGEMM is the roofline; empty: the current one
   std::string policy = {};        ///< text of the policy that the operation is run by, if it is run by one
+  int64_t layers = 1;             ///< whose decode steps are taken together
+  int64_t requests =
+      1;  ///< likewise, of each layer; the i-th has (requests + i) / (2 requests) of the tokens
   std::string model = {};  ///< checkpoint that the operation runs, if it runs one: a GGUF file or a folder
   int64_t prompt = 4096;   ///< tokens that it reads
   std::optional<Gpu> gpu =

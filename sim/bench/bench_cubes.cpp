@@ -65,7 +65,8 @@ BenchFigures time_figures() {
       figures.end(),
       {{number_figure("rate", "work / median time", Better::higher),
         [](const BenchRow& row) { return row.times->work / spread(row.times->seconds).median; }},
-       {text_figure("unit", "of work: FLOP, bytes, exponentials, norms, scores, layers or steps"),
+       {text_figure("unit",
+                    "of work: FLOP, bytes, exponentials, norms, scores, layers, steps or layer steps"),
         [](const BenchRow& row) { return row.times->unit; }},
        {number_figure("intensity", "FLOP/byte", "FLOP / bytes, where both are counted", Shown::if_asked),
         [](const BenchRow& row) {

@@ -52,7 +52,7 @@ struct StepCache {
         newest(uploaded(shape.kv_heads, capacity - 1)),
         budgets(uploaded(shape.kv_heads, capacity - 1)),
         merged_into(shape.kv_heads),
-        position(uploaded(1, capacity)),
+        newest_positions(uploaded(shape.kv_heads, capacity)),
         status(1) {
     std::vector<int64_t> all(shape.kv_heads * capacity);
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i) % capacity;
@@ -80,7 +80,7 @@ struct StepCache {
   int64_t capacity;
   StoredTensor<Stored> keys, values;
   DeviceMatrix logits, outputs, log_sum_exp, numbers, reduced;
-  Buffer<int64_t> entries, free, newest, budgets, merged_into, position, positions;
+  Buffer<int64_t> entries, free, newest, budgets, merged_into, newest_positions, positions;
   Buffer<int> status;
 };
 
@@ -106,10 +106,10 @@ BenchResult bench_append_evict(const BenchOptions& options, const std::string& n
       random_tensor(cache.shape.kv_heads, 1, cache.shape.head_dim, BenchLayer::random(options, 25)), kStream);
   const double bytes = 6 * bytes_of(entry) + traffic(cache.positions) + bytes_of_eviction;
   cuda::append<Stored>(entry.view(), entry.view(), cache.keys.view(), cache.values.view(), cache.slots(),
-                       cache.position.data(), nullptr, kStream);
+                       cache.newest_positions.data(), nullptr, kStream);
   const cuda::NewEntries next =
       cuda::new_entries<Stored>(entry.view(), entry.view(), cache.keys.view(), cache.values.view(),
-                                cache.slots(), cache.position.data());
+                                cache.slots(), cache.newest_positions.data());
   return measure_step(options, name, bytes, 0, [&](cuda::Stream stream) { evict(next, stream); });
 }
 
@@ -119,7 +119,7 @@ BenchResult bench_evict(const BenchOptions& options) {
   return bench_append_evict(
       options, "append-evict", cache, bytes, [&](const cuda::NewEntries& next, cuda::Stream stream) {
         cuda::evict(cache.rules(), cache.slots(), cache.update(), next, cache.shape.query_heads,
-                    cache.position.data(), cache.merged_into.data(), cache.status.data(), stream);
+                    cache.newest_positions.data(), cache.merged_into.data(), cache.status.data(), stream);
       });
 }
 
@@ -133,12 +133,12 @@ BenchResult bench_evict_critical(const BenchOptions& options) {
   const Buffer<int64_t> counts = uploaded(halves);
   const cuda::EvictionStages stages{cache.numbers.data(), norms.data(), counts.data(), nullptr, 1e-4};
   const double bytes = traffic(cache.reduced, cache.numbers, norms);
-  return bench_append_evict(options, "append-evict-critical", cache, bytes,
-                            [&](const cuda::NewEntries& next, cuda::Stream stream) {
-                              cuda::evict_critical(cache.rules(), cache.slots(), cache.reduced.data(), stages,
-                                                   next, cache.shape.query_heads, cache.position.data(),
-                                                   cache.merged_into.data(), cache.status.data(), stream);
-                            });
+  return bench_append_evict(
+      options, "append-evict-critical", cache, bytes, [&](const cuda::NewEntries& next, cuda::Stream stream) {
+        cuda::evict_critical(cache.rules(), cache.slots(), cache.reduced.data(), stages, next,
+                             cache.shape.query_heads, cache.newest_positions.data(), cache.merged_into.data(),
+                             cache.status.data(), stream);
+      });
 }
 
 // What a step's queries need to be scored by OBCache's joint score. The first entry is
@@ -235,7 +235,7 @@ struct Averages {
       : exponents(shape.query_heads, capacity),
         mantissas(shape.query_heads, capacity),
         weights(shape.kv_heads, capacity),
-        log_seen(uploaded(1, -0.1f)) {
+        log_seen(uploaded(shape.kv_heads, -0.1f)) {
     exponents.clear(kStream);
     mantissas.clear(kStream);
     weights.clear(kStream);

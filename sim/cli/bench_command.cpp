@@ -39,7 +39,7 @@ namespace kvbound::sim {
 namespace {
 
 constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
-constexpr int64_t kMostPrompt = 131072;
+constexpr int64_t kMostPrompt = 131072, kMostTogether = 1024;
 constexpr const char* kReferencePolicies = "snapkv+critical";
 constexpr const char* kDevicePolicies =
     "snapkv+critical,h2o,h2o+obcache-joint,h2o+keepkv,tova+cam,streaming-llm";
@@ -163,6 +163,7 @@ const std::vector<Example> kBenchExamples{
     {"kvbound bench select-critical --backend emulated --shape pocket:256 --repeats 1"},
     {"kvbound bench --backend cuda --json bench.json", "a GPU"},
     {"kvbound bench attention compact --backend cuda --shape qwen2.5-32b:131072 --repeats 31", "a GPU"},
+    {"kvbound bench step --policy h2o --layers 32 --requests 8 --backend cuda", "a GPU"},
     {"kvbound bench compact --backend emulated --model h100 --json bench.json",
      "a build with KVBOUND_COUNTED"},
 };
@@ -188,6 +189,10 @@ CommandLine bench_command_line() {
       "reference: checkpoint that prefill and lockstep run, a GGUF file or a folder, as for record; emulated: GPU whose "
       "times to predict, h100 or h200");
   line.add("prompt", "N", "tokens that prefill reads (default: 4096)");
+  line.add("layers", "N", "layers whose decode steps are taken together, by step on a device (default: 1)");
+  line.add(
+      "requests", "N",
+      "requests whose steps are taken together, too: the i-th of N has (N + i) / 2N of the tokens (default: 1)");
   line.add("seed", "N", "seed of the random data (default: 1)");
   line.add(
       "peer", "FILE",
@@ -222,6 +227,10 @@ BenchOptions bench_options(const CommandLine& line, std::string_view backend) {
     throw UsageError("--model is for the reference and for --backend emulated, not for --backend cuda");
   if (options.gpu && (line.has("repeats") || line.has("peer")))
     throw UsageError("--repeats and --peer are for measurements; --model only predicts");
+  options.layers = line.integer("layers", 1, kMostTogether, 1);
+  options.requests = line.integer("requests", 1, kMostTogether, 1);
+  if (backend == kReference && (line.has("layers") || line.has("requests")))
+    throw UsageError("--layers and --requests are for --backend emulated and cuda");
   apply_threads(line);
   options.threads = omp_get_max_threads();
   return options;

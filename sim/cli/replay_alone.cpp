@@ -24,7 +24,7 @@ std::span<const Command> commands() {
   return kCommands;
 }
 
-DeviceSearch find_device() { return {false, "", kNone}; }
+DeviceSearch find_device() { return {false, "", 0, kNone}; }
 std::unique_ptr<Session> native_session(Dtype, OperationTimes*) { throw NoDevice(kNone); }
 SessionArithmetic native_arithmetic(Dtype, const LayerShape&, int64_t, int64_t) { throw NoDevice(kNone); }
 

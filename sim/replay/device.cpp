@@ -17,6 +17,7 @@ DeviceSearch find_device() {
   if (const auto device = cuda::find_device(&search.why)) {
     search.found = true;
     search.name = device->name;
+    search.memory = device->memory;
   }
   return search;
 }
@@ -32,7 +33,7 @@ SessionArithmetic native_arithmetic(Dtype storage, const LayerShape& shape, int6
 
 #else
 
-DeviceSearch find_device() { return {false, "", "this program was built without a CUDA toolkit"}; }
+DeviceSearch find_device() { return {false, "", 0, "this program was built without a CUDA toolkit"}; }
 
 std::unique_ptr<Session> native_session(Dtype, OperationTimes*) {
   throw NoDevice("no CUDA device: " + find_device().why);

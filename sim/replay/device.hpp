@@ -2,6 +2,7 @@
 // builds without a CUDA toolkit.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -14,8 +15,9 @@ namespace kvbound::sim {
 
 struct DeviceSearch {
   bool found = false;
-  std::string name;  ///< "NVIDIA H200"
-  std::string why;   ///< why no device was found; empty otherwise
+  std::string name;    ///< "NVIDIA H200"
+  int64_t memory = 0;  ///< bytes
+  std::string why;     ///< why no device was found; empty otherwise
 };
 DeviceSearch find_device();
 

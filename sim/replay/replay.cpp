@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -19,28 +20,10 @@
 #include <kvbound/traces/messages.hpp>
 
 #include "backend.hpp"
+#include "layers_at_once.hpp"
 
 namespace kvbound::sim {
 namespace {
-
-// Compresses one layer's prompt and takes its decode steps.
-//
-// policy   with what its file has of the layer
-// entries  the layer's budget per KV head
-LayerRecord run_layer(Session& session, const traces::Layer& layer, const Policy& policy, int64_t entries,
-                      const Scope& scope, RunResult& result) {
-  const std::vector<int64_t> budgets = head_budgets(policy, entries, layer.shape.kv_heads);
-  LayerRecord record;
-  const Clock::time_point start = Clock::now();
-  record.prompt = session.compress(layer.prompt(), policy, budgets);
-  result.compress_seconds += seconds_since(start);
-  const Clock::time_point steps_start = Clock::now();
-  std::vector<StepView> steps;
-  for (int64_t t = 0; t < scope.steps; ++t) steps.push_back(layer.step(t));
-  record.steps = session.steps(steps);
-  result.step_seconds += seconds_since(steps_start);
-  return record;
-}
 
 // Whether a run's records are compared with the reference's, which ran the same policies.
 bool is_held_against_reference(const Run& run, const ReplayResult& result) {
@@ -109,42 +92,130 @@ class Sessions {
   std::map<std::string, std::unique_ptr<Session>> sessions_;
 };
 
-// Replays and measures one layer.
-void replay_layer(const std::shared_ptr<const traces::Layer>& shared, int64_t index, ReplayResult& result,
-                  const GivenFiles& given, const ReplayObserver& observer,
-                  const std::function<void()>& advance) {
-  const traces::Layer& layer = *shared;
-  std::optional<Sessions> sessions(std::in_place, result.trace.storage, result.scope.device_times,
-                                   result.times);
-  std::vector<LayerRecord> records;
-  Matrix reference_norms;
-  for (size_t r = 0; r < result.runs.size(); ++r) {
-    RunResult& run = result.runs[r];
-    const int64_t entries = run.layer_entries[index];
-    const Policy policy = given.bound(run.run.policy.policy, shared, entries);
-    records.push_back(run_layer(sessions->of(run.run.backend), layer, policy, entries, result.scope, run));
-    if (observer.recorded) observer.recorded(r, index, records.back());
-    if (is_held_against_reference(run.run, result)) judge(run, layer, policy, index, result, records.back());
-    drop_scores(run.run, records.back().prompt, reference_norms);
-    advance();
-  }
-  sessions.reset();
-  const auto own = std::ranges::find(result.times, kReference, &BackendTimes::backend);
-  OperationTimes* const times = own == result.times.end() ? nullptr : &own->operations;
-  std::vector<LayerMetrics> metrics = measure(layer, records, reference_norms, result.scope.recall_of, times);
-  for (size_t r = 0; r < records.size(); ++r) {
-    if (!records[r].prompt.merges.empty()) {
-      const Run& run = result.runs[r].run;
-      metrics[r].merges = timed(times, "merge_measurement", [&] {
-        return measure_merges(layer, records[r], run.policy.policy, result.scope.merge_bounds,
-                              run.backend == kReference);
-      });
-    }
-    if (observer.measured) observer.measured(r, index, metrics[r]);
-    result.runs[r].layers.push_back(std::move(metrics[r]));
-  }
-  advance();
+// One layer while it is replayed.
+struct OpenLayer {
+  OpenLayer(std::shared_ptr<const traces::Layer> read, ReplayResult& result)
+      : layer(std::move(read)),
+        sessions(std::in_place, result.trace.storage, result.scope.device_times, result.times),
+        policies(result.runs.size()),
+        records(result.runs.size()) {}
+
+  std::shared_ptr<const traces::Layer> layer;
+  std::optional<Sessions> sessions;
+  std::vector<Policy> policies;      // [runs], with what their files have of the layer
+  std::vector<LayerRecord> records;  // [runs]
+};
+
+TraceError too_large(const NonFinite& error, const OpenLayer& layer, const ReplayResult& result) {
+  return {result.trace.path, -1, fmt::format("layers.{}", layer.layer->index),
+          fmt::format("its numbers are too large to compute with: {}", error.what())};
 }
+
+class Replay {
+ public:
+  Replay(ReplayResult& result, const GivenFiles& given, const ReplayObserver& observer,
+         const std::function<void()>& advance)
+      : result_(result), given_(given), observer_(observer), advance_(advance) {}
+
+  // Replays and measures layers, whose decode steps devices take together.
+  void replay(std::span<OpenLayer> layers) {
+    for (size_t r = 0; r < result_.runs.size(); ++r) {
+      if (result_.runs[r].run.backend != kReference) record(r, layers);
+    }
+    for (OpenLayer& layer : layers) {
+      try {
+        measure_layer(layer);
+      } catch (const NonFinite& error) {
+        throw too_large(error, layer, result_);
+      }
+    }
+  }
+
+ private:
+  // Records a run of layers.
+  void record(size_t r, std::span<OpenLayer> layers) {
+    RunResult& run = result_.runs[r];
+    std::vector<SessionSteps> all;
+    for (OpenLayer& layer : layers) {
+      all.push_back({&compressed(r, layer)});
+      for (int64_t t = 0; t < result_.scope.steps; ++t) all.back().views.push_back(layer.layer->step(t));
+    }
+    const Clock::time_point start = Clock::now();
+    try {
+      all.front().session->take_together(all);
+    } catch (const NonFinite& error) {
+      const auto failed =
+          std::ranges::find_if(all, [](const SessionSteps& of) { return of.records.empty(); });
+      throw too_large(error, layers[static_cast<size_t>(failed - all.begin())], result_);
+    }
+    run.step_seconds += seconds_since(start);
+    for (size_t i = 0; i < all.size(); ++i) {
+      layers[i].records[r].steps = std::move(all[i].records);
+      if (!observer_.recorded && !is_held_against_reference(run.run, result_)) {
+        Matrix unwanted;
+        drop_scores(run.run, layers[i].records[r].prompt, unwanted);
+      }
+      advance_();
+    }
+  }
+
+  // The session of a layer whose prompt is compressed for a run.
+  Session& compressed(size_t r, OpenLayer& layer) {
+    RunResult& run = result_.runs[r];
+    const int64_t entries = run.layer_entries[layer.layer->index];
+    Session& session = layer.sessions->of(run.run.backend);
+    layer.policies[r] = given_.bound(run.run.policy.policy, layer.layer, entries);
+    const std::vector<int64_t> budgets =
+        head_budgets(layer.policies[r], entries, layer.layer->shape.kv_heads);
+    const Clock::time_point start = Clock::now();
+    try {
+      layer.records[r].prompt = session.compress(layer.layer->prompt(), layer.policies[r], budgets);
+    } catch (const NonFinite& error) {
+      throw too_large(error, layer, result_);
+    }
+    run.compress_seconds += seconds_since(start);
+    return session;
+  }
+
+  // Records the reference's runs of a layer, and measures all.
+  void measure_layer(OpenLayer& open) {
+    const traces::Layer& layer = *open.layer;
+    const int64_t index = layer.index;
+    Matrix reference_norms;
+    for (size_t r = 0; r < result_.runs.size(); ++r) {
+      RunResult& run = result_.runs[r];
+      if (run.run.backend == kReference) record(r, {&open, 1});
+      LayerRecord& recorded = open.records[r];
+      if (observer_.recorded) observer_.recorded(r, index, recorded);
+      if (is_held_against_reference(run.run, result_))
+        judge(run, layer, open.policies[r], index, result_, recorded);
+      drop_scores(run.run, recorded.prompt, reference_norms);
+    }
+    open.sessions.reset();
+    const auto own = std::ranges::find(result_.times, kReference, &BackendTimes::backend);
+    OperationTimes* const times = own == result_.times.end() ? nullptr : &own->operations;
+    std::vector<LayerMetrics> metrics =
+        measure(layer, open.records, reference_norms, result_.scope.recall_of, times);
+    for (size_t r = 0; r < open.records.size(); ++r) {
+      if (!open.records[r].prompt.merges.empty()) {
+        const Run& run = result_.runs[r].run;
+        metrics[r].merges = timed(times, "merge_measurement", [&] {
+          return measure_merges(layer, open.records[r], run.policy.policy, result_.scope.merge_bounds,
+                                run.backend == kReference);
+        });
+      }
+      if (observer_.measured) observer_.measured(r, index, metrics[r]);
+      result_.runs[r].layers.push_back(std::move(metrics[r]));
+    }
+    open.records.clear();
+    advance_();
+  }
+
+  ReplayResult& result_;
+  const GivenFiles& given_;
+  const ReplayObserver& observer_;
+  const std::function<void()>& advance_;
+};
 
 }  // namespace
 
@@ -184,20 +255,21 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
   ReplayResult result = empty_result(trace.info(), runs, scope, facts);
   const auto pieces_per_layer = std::ssize(runs) + 1;  // one per run, and one for measuring
   int64_t done = 0;
-  const auto advance = [&] {
+  const std::function<void()> advance = [&] {
     ++done;
     if (progress) progress(done, pieces_per_layer * std::ssize(scope.layers));
   };
   const bool on_device = std::ranges::any_of(runs, [](const Run& run) { return run.backend != kReference; });
   traces::LayersAhead layers(trace, scope.layers, {.bits = on_device});
-  for (const int64_t l : scope.layers) {
-    const auto layer = std::make_shared<const traces::Layer>(layers.next());
-    try {
-      replay_layer(layer, l, result, given, observer, advance);
-    } catch (const NonFinite& error) {
-      throw TraceError(trace.info().path, -1, fmt::format("layers.{}", l),
-                       fmt::format("its numbers are too large to compute with: {}", error.what()));
+  Replay replay(result, given, observer, advance);
+  // What files and methods give is kept of one layer at a time.
+  const int64_t at_once = given.facts().empty() ? layers_at_once(trace.info(), runs) : 1;
+  for (int64_t left = std::ssize(scope.layers); left > 0; left -= at_once) {
+    std::vector<OpenLayer> open;
+    for (int64_t l = 0; l < std::min(left, at_once); ++l) {
+      open.emplace_back(std::make_shared<const traces::Layer>(layers.next()), result);
     }
+    replay.replay(open);
   }
   return result;
 }

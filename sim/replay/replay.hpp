@@ -72,8 +72,8 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace,
 ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope,
                           const GivenFacts& facts = {});
 
-/// Replays every run over the scope's layers; with several threads the next layer is read meanwhile,
-/// so that two are in memory.
+/// Replays every run over the scope's layers; with several threads the next layer is read meanwhile, so that
+/// two are in memory. Devices take the decode steps of as many layers together as fit (layers_at_once).
 ///
 /// given  the trace's files of runs whose host is `given`
 ///

@@ -18,7 +18,8 @@ std::string row(std::string_view name, std::string_view median, std::string_view
 
 std::string rates_text(const BenchTimes& times, double seconds) {
   const std::string rate = rate_text(times.work / seconds, times.unit);
-  return times.bytes ? rate_text(*times.bytes / seconds, "bytes") + ", " + rate : rate;
+  const std::string rates = times.bytes ? rate_text(*times.bytes / seconds, "bytes") + ", " + rate : rate;
+  return times.unit == kLayerSteps ? duration_text(seconds / times.work) + " a layer; " + rates : rates;
 }
 
 std::string line(std::string_view indent, const BenchTimes& times) {

@@ -38,7 +38,7 @@ OPTIONS = {"policies": ("help",), "help": ("help",),
                         "window-queries", "dtype", "seed", "threads", "quiet", "help"),
            "prove": ("cases", "seed", "list", "search", "replay", "columns", "json", "csv", "plot", "markdown", "threads", "quiet", "help"),
            "report": ("out", "quiet", "help"),
-           "bench": ("backend", "shape", "policy", "repeats", "blas-core", "model", "prompt", "seed", "peer", "columns", "json", "csv",
+           "bench": ("backend", "shape", "policy", "repeats", "blas-core", "model", "prompt", "layers", "requests", "seed", "peer", "columns", "json", "csv",
                      "plot", "markdown", "threads", "quiet", "help")}
 
 

@@ -365,7 +365,7 @@ class WithStandInsForAGpu(MeasureTest):
 class Prepare(MeasureTest):
     def test_every_kernel_belongs_to_a_suite_of_its_own(self):
         of_sessions = {"AttentionParity", "AttentionArithmetic", "SessionArithmeticParity", "SessionParity", "SessionRequests",
-                       "SessionRequestsOf", "SessionErrors"}
+                       "SessionRequestsOf", "SessionErrors", "SessionsTogether", "SessionsTogetherOf"}
         sources = changed_suites.sources_of_suites()
         kernels = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cuda").rglob("*.cu")} - {"cuda/roofline/roofline.cu"}
         self.assertGreater(len(kernels), 40)

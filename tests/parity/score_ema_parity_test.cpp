@@ -20,8 +20,8 @@
 namespace kvbound::parity {
 namespace {
 
-cuda::Buffer<float> log_seen(const PredictedScores& options, int64_t tokens) {
-  return cuda::upload(std::vector<float>{cuda::log_seen_share(options, tokens)});
+cuda::Buffer<float> log_seen(const PredictedScores& options, int64_t tokens, int64_t kv_heads = 1) {
+  return cuda::upload(std::vector<float>(kv_heads, cuda::log_seen_share(options, tokens)));
 }
 
 struct Case {
@@ -91,7 +91,7 @@ class ScoreEmaParity : public DeviceTest {
                                nullptr);
       const cuda::Buffer<int64_t> count = cuda::upload(std::vector<int64_t>(c.kv_heads, c.tokens));
       cuda::predicted_scores(c.options, averages.view(), heads, c.kv_heads, count.data(),
-                             log_seen(c.options, c.tokens).data(), result.data(), nullptr);
+                             log_seen(c.options, c.tokens, c.kv_heads).data(), result.data(), nullptr);
       return result.numbers();
     }
   };

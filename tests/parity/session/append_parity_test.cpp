@@ -1,6 +1,7 @@
 // append copies bits: every KV head's new row goes behind its last row, and nothing else is written.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -73,9 +74,11 @@ void expect_appended(int64_t head_dim, std::vector<int64_t> entries, std::vector
   cuda::Buffer<T> new_key_memory{std::span<const T>(new_keys.numbers)};
   cuda::Buffer<T> new_value_memory{std::span<const T>(new_values.numbers)};
   Slots slots(entries, free);
-  const cuda::Buffer<int64_t> position = cuda::upload(std::vector<int64_t>{kPosition});
+  std::vector<int64_t> new_positions(heads);
+  std::iota(new_positions.begin(), new_positions.end(), kPosition);
+  const cuda::Buffer<int64_t> device_positions = cuda::upload(new_positions);
   cuda::append<T>(new_keys.view(new_key_memory), new_values.view(new_value_memory), keys.view(key_memory),
-                  values.view(value_memory), slots.view(), position.data(), nullptr, nullptr);
+                  values.view(value_memory), slots.view(), device_positions.data(), nullptr, nullptr);
   cuda::synchronise(nullptr);
   std::vector<int64_t> newest(heads, -1), positions(heads * kCapacity, -9);
   std::vector<float> votes(heads * kCapacity, 3), log_votes(heads * kCapacity, 5);
@@ -83,7 +86,7 @@ void expect_appended(int64_t head_dim, std::vector<int64_t> entries, std::vector
     if (free[g] < 0 && entries[g] == kCapacity) continue;
     newest[g] = free[g] < 0 ? entries[g]++ : free[g];
     free[g] = -1;
-    positions[g * kCapacity + newest[g]] = kPosition;
+    positions[g * kCapacity + newest[g]] = kPosition + g;
     votes[g * kCapacity + newest[g]] = 1;
     log_votes[g * kCapacity + newest[g]] = 0;
     std::copy_n(new_keys.row(g, 0), cuda::padded<T>(head_dim), keys.row(g, newest[g]));
@@ -124,11 +127,11 @@ TYPED_TEST(AppendParity, KeepsTheLengthsOfNewKeys) {
     Rows<T> cache(1, 3, kCapacity, head_dim);
     cuda::Buffer<T> memory{std::span<const T>(cache.numbers)};
     Slots slots(entries, free);
-    const cuda::Buffer<int64_t> position = cuda::upload(std::vector<int64_t>{9});
+    const cuda::Buffer<int64_t> new_positions = cuda::upload(std::vector<int64_t>(3, 9));
     cuda::Buffer<float> norms = cuda::upload(std::vector<float>(3 * kCapacity, -7)), new_norms(3);
     cuda::key_norms<T>(new_rows.view(), nullptr, new_norms.data(), nullptr);
     cuda::append<T>(new_rows.view(), new_rows.view(), cache.view(memory), cache.view(memory), slots.view(),
-                    position.data(), norms.data(), nullptr);
+                    new_positions.data(), norms.data(), nullptr);
     cuda::synchronise(nullptr);
     std::vector<float> expected(3 * kCapacity, -7);
     expected[3] = cuda::download(new_norms)[0];

@@ -34,15 +34,16 @@ class Cache {
         norms_(singles(9, 2 * kHeads)),
         counts_(cuda::upload(halves(capacity))),
         budgets_(cuda::upload(std::vector<int64_t>{capacity - 1, capacity, capacity, 1})),
-        newest_(cuda::upload(std::vector<int64_t>{kPosition})),
-        next_position_(cuda::upload(std::vector<int64_t>{kPosition + 1})),
+        newest_(cuda::upload(std::vector<int64_t>(kHeads, kPosition))),
+        next_positions_(
+            cuda::upload(std::vector<int64_t>{kPosition + 1, kPosition + 5, kPosition + 2, kPosition + 9})),
         evicted_(cuda::upload(std::vector<int64_t>(kHeads, -7))),
         status_(cuda::upload(std::vector<int>{0})) {}
 
   void evict(bool critical, bool appends) {
     const auto next =
         appends ? std::optional(cuda::new_entries<T>(new_keys_.view(), new_values_.view(), keys_.view(),
-                                                     values_.view(), slots_.view(), next_position_.data()))
+                                                     values_.view(), slots_.view(), next_positions_.data()))
                 : std::nullopt;
     const cuda::EvictionRules rules{kSinks, 1, false, budgets_.data()};
     if (critical) {
@@ -60,7 +61,7 @@ class Cache {
   }
   void append() {
     cuda::append<T>(new_keys_.view(), new_values_.view(), keys_.view(), values_.view(), slots_.view(),
-                    next_position_.data(), nullptr, nullptr);
+                    next_positions_.data(), nullptr, nullptr);
   }
 
   struct Contents {
@@ -89,7 +90,7 @@ class Cache {
   Slots slots_;
   cuda::StoredTensor<T> keys_, values_, new_keys_, new_values_;
   cuda::Buffer<float> scores_, running_, norms_;
-  cuda::Buffer<int64_t> counts_, budgets_, newest_, next_position_, evicted_;
+  cuda::Buffer<int64_t> counts_, budgets_, newest_, next_positions_, evicted_;
   cuda::Buffer<int> status_;
 };
 

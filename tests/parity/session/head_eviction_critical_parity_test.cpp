@@ -108,11 +108,11 @@ class EvictCriticalParity : public DeviceTest {
     const cuda::Buffer<int64_t> budgets = cuda::upload(c.budgets), table = cuda::upload(counts);
     cuda::Buffer<int64_t> evicted = cuda::upload(std::vector<int64_t>(heads, -7));
     cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
-    const cuda::Buffer<int64_t> position = cuda::upload(std::vector<int64_t>{input.newest});
+    const cuda::Buffer<int64_t> newest = cuda::upload(std::vector<int64_t>(heads, input.newest));
     cuda::evict_critical(
         {c.sinks, c.recent, false, budgets.data()}, slots.view(), reduced.data(),
         {running.data(), norms.data(), c.adaptive ? nullptr : table.data(), weights.data(), c.epsilon, c.gqa},
-        std::nullopt, heads * c.group_size, position.data(), evicted.data(), status.data(), nullptr);
+        std::nullopt, heads * c.group_size, newest.data(), evicted.data(), status.data(), nullptr);
     cuda::synchronise(nullptr);
     const std::vector<int64_t> positions = cuda::download(evicted), free = slots.free();
     for (int64_t g = 0; g < heads; ++g) {

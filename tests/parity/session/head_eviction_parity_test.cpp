@@ -231,10 +231,11 @@ class EvictParity : public DeviceTest {
 
   static Result run(const EvictCase& c) {
     const auto heads = std::ssize(c.positions);
-    int64_t capacity = 1, newest = 0;
+    int64_t capacity = 1;
+    std::vector<int64_t> newest;
     for (const auto& head : c.positions) {
       capacity = std::max(capacity, std::ssize(head) + 1);
-      for (const int64_t position : head) newest = std::max(newest, position);
+      newest.push_back(newest_of(head));
     }
     Slots slots(c.positions, std::vector<int64_t>(heads, 0), capacity);
     std::vector<float> scores(heads * capacity, -kInfinity);
@@ -245,7 +246,7 @@ class EvictParity : public DeviceTest {
     const cuda::Buffer<int64_t> budgets = cuda::upload(c.budgets);
     cuda::Buffer<int64_t> evicted = cuda::upload(std::vector<int64_t>(heads, -7));
     cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
-    const cuda::Buffer<int64_t> position = cuda::upload(std::vector<int64_t>{newest});
+    const cuda::Buffer<int64_t> device_newest = cuda::upload(newest);
     cuda::Buffer<float> running(heads * capacity);
     std::optional<cuda::ScoreUpdate> update;
     if (!c.scores.empty()) {
@@ -255,20 +256,20 @@ class EvictParity : public DeviceTest {
                 {.running = running.data()}};
     }
     cuda::evict({c.sinks, c.recent, c.fills_recent, budgets.data()}, slots.view(), update, std::nullopt,
-                heads, position.data(), evicted.data(), status.data(), nullptr);
+                heads, device_newest.data(), evicted.data(), status.data(), nullptr);
     cuda::synchronise(nullptr);
     return {cuda::download(evicted), slots.free(), cuda::download(status).front()};
+  }
+
+  static int64_t newest_of(const std::vector<int64_t>& positions) {
+    return positions.empty() ? 0 : std::ranges::max(positions);
   }
 
   // The slot that a head evicts by the definition; nullopt: none.
   static std::optional<size_t> expected_slot(const EvictCase& c, size_t g) {
     const std::vector<int64_t>& positions = c.positions[g];
     if (std::ssize(positions) <= c.budgets[g]) return std::nullopt;
-    int64_t newest = 0;
-    for (const auto& head : c.positions) {
-      for (const int64_t position : head) newest = std::max(newest, position);
-    }
-    const int64_t recent = c.fills_recent ? c.budgets[g] - c.sinks : c.recent;
+    const int64_t newest = newest_of(positions), recent = c.fills_recent ? c.budgets[g] - c.sinks : c.recent;
     std::optional<size_t> worst;
     for (size_t slot = 0; slot < positions.size(); ++slot) {
       if (positions[slot] < c.sinks || positions[slot] > newest - recent) continue;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -96,6 +97,60 @@ TEST_F(Replays, OfAPolicyHaveTheSameNumbersAloneAndAmongOthers) {
       }
     }
   }
+}
+
+// Of what is recorded and measured of a run and a layer, and where.
+struct Seen {
+  std::vector<std::pair<size_t, int64_t>> order;
+  std::map<std::pair<size_t, int64_t>, std::vector<double>> numbers;
+
+  ReplayObserver observer() {
+    return {.recorded =
+                [this](size_t run, int64_t layer, const LayerRecord& record) {
+                  order.emplace_back(run, layer);
+                  std::vector<double>& all = numbers[{run, layer}];
+                  for (const StepRecord& step : record.steps) {
+                    all.insert(all.end(), step.output.numbers().begin(), step.output.numbers().end());
+                    all.insert(all.end(), step.evicted.begin(), step.evicted.end());
+                  }
+                  for (const double score : record.prompt.score.numbers()) all.push_back(score);
+                },
+            .measured =
+                [this](size_t run, int64_t layer, const LayerMetrics& metrics) {
+                  std::vector<double>& all = numbers[{run, layer}];
+                  all.insert(all.end(), metrics.layer_perturbation.begin(), metrics.layer_perturbation.end());
+                }};
+  }
+};
+
+TEST(ReplaysOnADevice, OfThirtyTwoLayersAtOnceHaveTheNumbersOfEachAlone) {
+  constexpr int64_t kMany = 32;
+  const test::TemporaryFolder folder;
+  traces::generate({.tokens = 40,
+                    .decode = 5,
+                    .layers = kMany,
+                    .query_heads = 4,
+                    .kv_heads = 2,
+                    .head_dim = 8,
+                    .model_dim = 16,
+                    .window_queries = 8,
+                    .dtype = Dtype::bf16},
+                   folder.path("trace.safetensors"));
+  const traces::Trace trace(folder.path("trace.safetensors"));
+  const auto runs =
+      every_run(named_policies({"h2o:window=8:recent=4", "snapkv:window=8+critical"}, std::nullopt),
+                {parse_budget("50%")}, {"emulated", std::string(kReference)});
+  Scope scope;
+  scope.steps = 5;
+  for (int64_t l = 0; l < kMany; ++l) scope.layers.push_back(l);
+  Seen together, alone;
+  replay(trace, runs, scope, together.observer());
+  for (const int64_t l : std::vector(scope.layers)) {
+    scope.layers = {l};
+    replay(trace, runs, scope, alone.observer());
+  }
+  EXPECT_EQ(together.order, alone.order) << "layer by layer";
+  EXPECT_EQ(together.numbers, alone.numbers);
 }
 
 }  // namespace
