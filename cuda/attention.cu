@@ -16,6 +16,8 @@ using namespace attention_splits;
 
 namespace {
 
+constexpr int64_t kMostSegments = 65535;  // blocks along z
+
 template <Storage T>
 void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cache) {
   require_layout("queries", queries);
@@ -30,7 +32,7 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_range("queries of a head", queries.rows, 1, INT32_MAX);
   require_range("queries of all heads", queries.slices * queries.rows, 0, INT32_MAX);
   require_range("capacity", cache.keys.rows, 0, INT32_MAX);
-  require_range("segments", cache.segments, 1, std::max<int64_t>(cache.keys.slices, 1));
+  require_range("segments", cache.segments, 1, std::clamp<int64_t>(cache.keys.slices, 1, kMostSegments));
   require_equal("KV heads that segments do not share", cache.keys.slices % cache.segments, "none", 0);
   require_range("entries of a segment's KV heads", cache.keys.slices / cache.segments * cache.keys.rows, 0,
                 INT32_MAX - kTileTokens);

@@ -40,7 +40,7 @@ int64_t attention_workspace(int64_t query_heads, int64_t kv_heads, int64_t head_
 ///
 /// queries    [1, query_heads, head_dim], head_dim 1..256; query head h reads KV head
 ///            h / (query_heads / kv_heads)
-/// cache      a segment's kv_heads times its capacity are at most 2^31 - 65
+/// cache      a segment's kv_heads times its capacity are at most 2^31 - 65; at most 65,535 segments
 /// an empty cache gives output 0 and log_sum_exp -infinity, and so does one whose log_votes are all -infinity
 /// precision  attention_arithmetic(); error: reference/bounds/error_bounds.hpp
 /// equal keys get equal logits to the last bit, wherever they stand

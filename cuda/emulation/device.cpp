@@ -122,8 +122,8 @@ void queue_on_device(void* to, const void* from, int64_t bytes, Stream) {
 
 void queue_rows_on_device(void* to, int64_t to_stride, const void* from, int64_t from_stride,
                           int64_t row_bytes, int64_t rows, Stream) {
+  if (rows == 0) return;
   emulation::run_or_record([=] {
-    if (rows == 0) return;
     require_device_memory("copy on the device", from, (rows - 1) * from_stride + row_bytes);
     require_device_memory("copy on the device", to, (rows - 1) * to_stride + row_bytes);
     for (int64_t row = 0; row < rows; ++row) {

@@ -187,6 +187,12 @@ bench() {
   tr '\n' ' ' <"$work/bench.json" >>"$out/bench.jsonl" && echo >>"$out/bench.jsonl"
 }
 
+# h2o's steps of 32 layers together, and attention over their caches: microseconds a layer.
+steps_together() {
+  with_cublas timeout --foreground --kill-after=2 "$(time_left)" "$folder/kvbound" bench step --policy h2o --backend "$backend" \
+    --layers $((${tiny:-0} ? 2 : 32)) --shape "$(bench_shape)" --repeats $((${tiny:-0} ? 1 : 5)) --quiet | tee "$work/together"
+}
+
 stage_anatomy() {
   local policies=$step_policies policy ncu status=0
   [[ -z $tiny ]] || policies=h2o
@@ -200,8 +206,10 @@ stage_anatomy() {
     done
     shown python3 "$root/cuda/scripts/kernel_metrics.py" "$out/steps.csv" --steps || status=1
   fi
+  steps_together || status=1
   figure "$(grep -c '^step, ' "$work/steps") policies; h2o: $(awk '/^step, h2o / { on = 1 } on && /->/ { print $2, "times attention"; exit }' \
-    "$work/steps")"
+    "$work/steps"); together, $(
+    grep -oE '[0-9.]+ [mun]?s a layer' "$work/together" | sed -n 2,3p | paste -sd , | sed 's/,/, attention /')"
   return $status
 }
 

@@ -34,7 +34,7 @@ class Evictions {
   Evictions(const Policy& policy, std::span<const int64_t> budgets, const DeviceMatrix* head_scores,
             LayerCache<T>& cache, LayerScores<T>& known, Queue& queue);
 
-  /// Of several layers or requests together, copies of what each has at the prompt's end.
+  /// Of several layers or requests together, copies of what each has.
   ///
   /// cache  joined of theirs
   /// known  of their layers together

@@ -34,7 +34,7 @@ class LayerCache {
   }
 
   LayerCache() = default;
-  /// Copies of filled caches, to which nothing was appended.
+  /// Copies of filled caches, one behind the other.
   LayerCache(std::span<LayerCache* const> parts, Queue& queue);
 
   /// Fills the cache with a layer's kept entries.

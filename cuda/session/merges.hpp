@@ -51,7 +51,7 @@ class Merges {
   virtual void compress(const SelectedLayer<T>& selected, LayerCache<T>& cache, Queue& queue,
                         std::vector<HeadMerge>& records) = 0;
 
-  /// Those of several layers or requests together, copies of what each has at the prompt's end; *this is one.
+  /// Those of several layers or requests together, copies of what each has; *this is one of them.
   ///
   /// parts     of the same method
   /// capacity  of the cache that is joined of theirs

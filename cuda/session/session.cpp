@@ -101,29 +101,32 @@ class DeviceSession final : public Session {
     for (SessionSteps& each : all) {
       auto* const session = dynamic_cast<DeviceSession*>(each.session);
       if (!session || !can_join(*session) || each.views.size() != all.front().views.size()) break;
-      session->require_possible(each.views);
       parts.push_back(session);
       views.emplace_back(each.views);
+      each.records.clear();
     }
-    if (parts.size() < all.size() || all.size() == 1) return Session::take_together(all);
-    const bool goes_on =
-        std::ranges::all_of(parts, &DeviceSession::is_joined_) && joined_ && joined_of_ == parts;
+    const bool is_one_by_one = parts.size() < all.size() || all.size() == 1 || views.front().empty();
+    if (is_one_by_one) return Session::take_together(all);
+    const bool goes_on = joined_ && joined_of_ == parts && std::ranges::all_of(parts, [&](const auto* part) {
+                           return part->joined_in_ == joined_.get();
+                         });
     try {
+      for (size_t s = 0; s < parts.size(); ++s) parts[s]->require_possible(views[s]);
       if (!goes_on) join(parts);
       divide(joined_->take(views), all);
-    } catch (const NonFinite&) {
+    } catch (const Error&) {
       if (goes_on) throw;
       return Session::take_together(all);  // which finds the session that failed
     }
     for (DeviceSession* part : parts) {
-      part->is_joined_ = true;
+      part->joined_in_ = joined_.get();
       part->next_positions_.front() += std::ssize(views.front());
     }
   }
 
  private:
   void require_alone() const {
-    if (is_joined_) throw ShapeMismatch("a session that has taken steps with others goes on with them alone");
+    if (joined_in_) throw ShapeMismatch("a session that has taken steps with others goes on with them alone");
   }
   // Throws what `steps` throws before anything is queued.
   void require_possible(std::span<const StepView> views) const {
@@ -172,31 +175,28 @@ class DeviceSession final : public Session {
       return std::tuple(rules.evicts, rules.ranks(), rules.sinks, rules.recent, rules.fills_recent,
                         rules.step_update);
     };
-    return shape_ == other.shape_ && layer_->view().scale == other.layer_->view().scale &&
-           policy_.score == other.policy_.score && policy_.selection == other.policy_.selection &&
-           policy_.merge == other.policy_.merge && of_decoding(rules_) == of_decoding(other.rules_) &&
-           !merge_rules_.period;
+    return times_ == other.times_ && queue_.stream() == other.queue_.stream() && shape_ == other.shape_ &&
+           layer_->view().scale == other.layer_->view().scale && policy_.score == other.policy_.score &&
+           policy_.selection == other.policy_.selection && policy_.merge == other.policy_.merge &&
+           of_decoding(rules_) == of_decoding(other.rules_) && !merge_rules_.period;
   }
 
   // Makes a session of several.
   void join(const std::vector<DeviceSession*>& parts) {
     for (const DeviceSession* part : parts) part->require_alone();
-    if (!joined_) joined_ = std::make_unique<DeviceSession>(times_, queue_.stream());
-    joined_->begin(parts);
+    joined_ = std::make_unique<DeviceSession>(times_, queue_.stream());
+    joined_->queue_.run("join", [&] { joined_->begin_joined(parts); });
     joined_of_ = parts;
   }
 
   // Copies what sessions have, one behind the other.
-  void begin(std::span<DeviceSession* const> parts) {
+  void begin_joined(std::span<DeviceSession* const> parts) {
     const PoolScope scope(queue_.pool());
-    queue_.begin();
-    forget_recorded();
     DeviceSession& first = *parts.front();
     shape_ = joined(first.shape_, std::ssize(parts));
     policy_ = first.policy_;
     rules_ = first.rules_;
     merge_rules_ = first.merge_rules_;
-    next_positions_.clear();
     std::vector<UploadedLayer<T>*> layers;
     std::vector<LayerScores<T>*> scores;
     std::vector<LayerCache<T>*> caches;
@@ -210,9 +210,6 @@ class DeviceSession final : public Session {
       if (first.evictions_) evictions.push_back(&*part->evictions_);
       if (first.merges()) merges.push_back(&*part->merges_);
     }
-    evictions_.reset();
-    merges_.reset();
-    known_.reset();
     layer_.emplace(layers, queue_);
     known_.emplace(scores, layer_->view(), queue_);
     cache_ = LayerCache<T>(caches, queue_);
@@ -345,7 +342,9 @@ class DeviceSession final : public Session {
     policy_ = policy;
     rules_ = kvbound::rules_of(policy.host, layer.prompt_tokens(), 0);
     next_positions_ = {layer.prompt_tokens()};
-    is_joined_ = false;
+    joined_in_ = nullptr;
+    joined_.reset();
+    joined_of_.clear();
     full_cache_.reset();
     layout_ = 0;
     forget_recorded();
@@ -431,7 +430,7 @@ class DeviceSession final : public Session {
   std::array<Recording, kStepsAtOnce> recorded_;  // of so many steps without a rebuild, less one
   size_t layout_ = 0;                             // of memory behind the last rebuild
   bool rehearses_ = false;                        // before the next step
-  bool is_joined_ = false;                        // whether another session takes its steps
+  const DeviceSession* joined_in_ = nullptr;      // which takes its steps
   std::unique_ptr<DeviceSession> joined_;         // takes the steps of these sessions together
   std::vector<DeviceSession*> joined_of_;
 };

@@ -191,6 +191,7 @@ struct SessionSteps {
 };
 
 inline void Session::take_together(std::span<SessionSteps> all) {
+  for (SessionSteps& each : all) each.records.clear();
   for (SessionSteps& each : all) each.records = each.session->steps(each.views);
 }
 

@@ -231,6 +231,8 @@ Facts facts(const BenchReport& report) {
           {"accelerator", report.accelerator ? accelerator_facts(*report.accelerator) : Facts()},
           {"storage", report.accelerator ? "BF16" : "F64"},
           {"shape", shape_facts(report.options.shape)},
+          {"layers", report.options.layers},
+          {"requests", report.options.requests},
           {"instruction_set", name(reference::instruction_set())},
           {"processors", omp_get_num_procs()},
           {"blas_threads", blas_threads(report.options.threads)},

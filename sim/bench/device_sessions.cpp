@@ -116,8 +116,7 @@ double step_seconds(WarmSessions& sessions, Steps take) {
 }
 
 // What sixteen steps together ask for, of which as many have been taken before.
-cuda::DeviceCounters step_requests(const BenchOptions& options, const Requests& requests) {
-  WarmSessions sessions(options, requests);
+cuda::DeviceCounters step_requests(WarmSessions& sessions) {
   sessions.take_together(kAskingSteps);
   const cuda::DeviceCounters before = cuda::counters();
   sessions.take_together(kAskingSteps);
@@ -237,8 +236,13 @@ BenchResult bench_step(const BenchOptions& options) {
     steps.bytes = as_real(kTimedSteps) * attention.work.bytes;
     return steps;
   };
-  const BenchPiece alone = device_piece("attention over the same cache", attention.work,
-                                        [&](cuda::Stream stream) { attention.run(stream); });
+  BenchPiece alone = device_piece("attention over the same cache", attention.work,
+                                  [&](cuda::Stream stream) { attention.run(stream); });
+  if (!is_one) {
+    alone.work = as_real(attention.segments);
+    alone.unit = kLayerSteps;
+    alone.bytes = attention.work.bytes;
+  }
   BenchResult result = measure({piece("step, " + options.policy, &WarmSessions::take),
                                 piece("queued together", &WarmSessions::take_together), alone},
                                options.rounds, [](std::span<const double> seconds) {
@@ -247,7 +251,7 @@ BenchResult bench_step(const BenchOptions& options) {
   result.ratio_meaning = "times attention over the same cache, queued together";
   if (kNative) result.goal = at_most(kStepGoal);
   result.policy = canonical(parse_policy(options.policy));
-  result.requests = step_requests(options, requests);
+  result.requests = step_requests(sessions);
   return result;
 }
 

@@ -40,6 +40,7 @@ namespace {
 
 constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
 constexpr int64_t kMostPrompt = 131072, kMostTogether = 1024;
+constexpr size_t kMostNames = 64;  // more than there are operations; each may be given once
 constexpr const char* kReferencePolicies = "snapkv+critical";
 constexpr const char* kDevicePolicies =
     "snapkv+critical,h2o,h2o+obcache-joint,h2o+keepkv,tova+cam,streaming-llm";
@@ -229,8 +230,13 @@ BenchOptions bench_options(const CommandLine& line, std::string_view backend) {
     throw UsageError("--repeats and --peer are for measurements; --model only predicts");
   options.layers = line.integer("layers", 1, kMostTogether, 1);
   options.requests = line.integer("requests", 1, kMostTogether, 1);
-  if (backend == kReference && (line.has("layers") || line.has("requests")))
-    throw UsageError("--layers and --requests are for --backend emulated and cuda");
+  const std::vector<std::string> names = line.positionals("OPERATION", 0, kMostNames);
+  const bool has_steps = names.empty() || std::ranges::count(names, "step") > 0;
+  if ((line.has("layers") || line.has("requests")) && (backend == kReference || !has_steps))
+    throw UsageError("--layers and --requests are for step, with --backend emulated or cuda");
+  if (options.layers * options.requests > kMostTogether)
+    throw UsageError(fmt::format("--layers times --requests is {}; expected at most {}",
+                                 options.layers * options.requests, kMostTogether));
   apply_threads(line);
   options.threads = omp_get_max_threads();
   return options;
@@ -365,7 +371,6 @@ int bench_command(const Arguments& arguments) {
   const std::string backend = line.text("backend").value_or(std::string(kReference));
   require_backend(backend);
   BenchOptions options = bench_options(line, backend);
-  constexpr size_t kMostNames = 64;  // more than there are operations; each may be given once
   const auto operations =
       chosen_operations(backend, line.positionals("OPERATION", 0, kMostNames), !options.model.empty());
   if ((!options.model.empty() || line.has("prompt")) &&

@@ -120,7 +120,12 @@ class Replay {
   // Replays and measures layers, whose decode steps devices take together.
   void replay(std::span<OpenLayer> layers) {
     for (size_t r = 0; r < result_.runs.size(); ++r) {
-      if (result_.runs[r].run.backend != kReference) record(r, layers);
+      const Run& run = result_.runs[r].run;
+      if (run.backend == kReference) continue;
+      record(r, layers);
+      if (observer_.recorded || is_held_against_reference(run, result_)) continue;
+      Matrix unwanted;
+      for (OpenLayer& layer : layers) drop_scores(run, layer.records[r].prompt, unwanted);
     }
     for (OpenLayer& layer : layers) {
       try {
@@ -146,17 +151,11 @@ class Replay {
     } catch (const NonFinite& error) {
       const auto failed =
           std::ranges::find_if(all, [](const SessionSteps& of) { return of.records.empty(); });
+      if (failed == all.end()) throw;
       throw too_large(error, layers[static_cast<size_t>(failed - all.begin())], result_);
     }
     run.step_seconds += seconds_since(start);
-    for (size_t i = 0; i < all.size(); ++i) {
-      layers[i].records[r].steps = std::move(all[i].records);
-      if (!observer_.recorded && !is_held_against_reference(run.run, result_)) {
-        Matrix unwanted;
-        drop_scores(run.run, layers[i].records[r].prompt, unwanted);
-      }
-      advance_();
-    }
+    for (size_t i = 0; i < all.size(); ++i) layers[i].records[r].steps = std::move(all[i].records);
   }
 
   // The session of a layer whose prompt is compressed for a run.
@@ -174,6 +173,7 @@ class Replay {
       throw too_large(error, layer, result_);
     }
     run.compress_seconds += seconds_since(start);
+    advance_();
     return session;
   }
 
@@ -263,7 +263,7 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
   traces::LayersAhead layers(trace, scope.layers, {.bits = on_device});
   Replay replay(result, given, observer, advance);
   // What files and methods give is kept of one layer at a time.
-  const int64_t at_once = given.facts().empty() ? layers_at_once(trace.info(), runs) : 1;
+  const int64_t at_once = given.facts().empty() ? layers_at_once(trace.info(), runs, scope.steps) : 1;
   for (int64_t left = std::ssize(scope.layers); left > 0; left -= at_once) {
     std::vector<OpenLayer> open;
     for (int64_t l = 0; l < std::min(left, at_once); ++l) {

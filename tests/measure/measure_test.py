@@ -29,8 +29,8 @@ CHANGED = ("AttentionParity", "PackParity", "GroupReductionParity")
 WITHOUT_A_SMALL_CASE = {
     "AttentionArithmetic", "NearestKeyArithmetic", "SessionArithmeticParity", "KeepKvOverflowParity", "MergeFirstOperations",
     "MemoryPoolTest", "RecordingTest", "SessionParity", "SessionGivenParity", "SessionErrors", "SessionRequests", "WindowArithmetic",
-    "ParityComparator", "ParityStorage", "ParityBits", "ParityMemory", "All/SessionRequestsOf", "StoredRowsTest/0", "StoredRowsTest/1",
-    "StoredRowsTest/2"
+    "ParityComparator", "ParityStorage", "ParityBits", "ParityMemory", "All/SessionRequestsOf", "All/SessionsTogetherOf",
+    "StoredRowsTest/0", "StoredRowsTest/1", "StoredRowsTest/2"
 }
 
 PROFILE = '''"operation","attention"
@@ -173,7 +173,7 @@ class Emulated(MeasureTest):
         self.assertRegex(summary["impulse"][1], "^[1-9][0-9]+ tests, [1-9][0-9]* suites, 0 of them failed$")
         self.assertRegex(summary["parity"][1], "^[1-9][0-9]* tests, [1-9][0-9]* suites, 0 of them failed$")
         self.assertEqual(ran, set(CHANGED))
-        self.assertRegex(summary["anatomy"][1], "^1 policies; h2o: [0-9.]+ times attention$")
+        self.assertRegex(summary["anatomy"][1], "^1 policies; h2o: [0-9.]+ times attention; together, [0-9.]+ [mun]?s a layer, attention [0-9.]+ [mun]?s a layer$")
         documents = [json.loads(line) for line in (self.out / "bench.jsonl").read_text("utf-8").splitlines()]
         self.assertEqual([[one["operation"] for one in parts(document)[0].rows("operations")] for document in documents],
                          [["step"], ["attention", "projected-value-norms", "select-critical", "compact"]])

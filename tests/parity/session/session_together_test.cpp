@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -124,10 +125,36 @@ TEST_F(SessionsTogether, EightRequestsOfDifferentLengthsGiveTheBitsOfOneByOne) {
 TEST_F(SessionsTogether, ALayerTakesNoLaunchOfItsOwn) {
   for (const Policy& policy : some_policies()) {
     Together one(layers(1), Dtype::bf16, policy, 4), many(layers(32), Dtype::bf16, policy, 4);
-    const cuda::DeviceCounters alone = one.take(), together = many.take();
-    EXPECT_EQ(together.launches, alone.launches);
-    EXPECT_EQ(together.synchronisations, alone.synchronisations);
-    EXPECT_EQ(together.downloads, alone.downloads);
+    one.take();
+    many.take();
+    cuda::DeviceCounters alone = one.take(), together = many.take();
+    EXPECT_GT(together.upload_bytes, 8 * alone.upload_bytes);
+    EXPECT_GT(together.download_bytes, 8 * alone.download_bytes);
+    together.upload_bytes = alone.upload_bytes;
+    together.download_bytes = alone.download_bytes;
+    EXPECT_EQ(together, alone);
+  }
+}
+
+// More steps than a cache that keeps all has room for, after some that each has taken alone.
+TEST_F(SessionsTogether, GrowAndGoOnFromAnyStep) {
+  std::vector<Policy> policies{some_policies()[0], some_policies()[1], some_policies().back()};
+  for (const Policy& policy : policies) {
+    const std::vector<Part> parts = requests(2);
+    Together together(parts, Dtype::bf16, policy, 3);
+    for (const SessionSteps& each : together.all) each.session->steps(each.views);
+    for (SessionSteps& each : together.all) {
+      while (each.views.size() < 140) each.views.push_back(each.views[each.views.size() % 3]);
+    }
+    for (int round = 0; round < 2; ++round) together.take();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const std::unique_ptr<Session> alone = parts[i].compressed(Dtype::bf16, policy);
+      const std::vector<StepView>& views = together.all[i].views;
+      alone->steps(std::span(views).first(3));
+      alone->steps(views);
+      const std::vector<StepRecord> expected = alone->steps(views);
+      for (size_t t = 0; t < expected.size(); ++t) expect_equal(together.all[i].records[t], expected[t]);
+    }
   }
 }
 
@@ -167,10 +194,13 @@ TEST_F(SessionsTogether, GoOnTogether) {
   }
   EXPECT_THROW(together.sessions[1]->step(together.all[1].views[0]), ShapeMismatch);
   std::swap(together.all[0], together.all[1]);
-  EXPECT_THROW(together.all[0].session->take_together(together.all), ShapeMismatch);
+  EXPECT_THROW(together.all[0].session->take_together(together.all), ShapeMismatch) << "in another order";
+  std::swap(together.all[0], together.all[1]);
   const std::vector<int64_t> budgets{parts[1].budget, parts[1].budget};
   together.sessions[1]->compress(parts[1].decoding.layer(), policy, budgets);
-  expect_equal(together.sessions[1]->step(together.all[0].views[0]), records[1][0]);
+  EXPECT_THROW(together.take(), ShapeMismatch) << "one goes on, the other begins";
+  together.sessions[1]->compress(parts[1].decoding.layer(), policy, budgets);
+  expect_equal(together.sessions[1]->step(together.all[1].views[0]), records[1][0]);
 }
 
 // Other policies, other numbers of steps, or rebuilds: each by itself, with the same results.

@@ -20,34 +20,40 @@ traces::TraceInfo llama() {
   trace.storage = Dtype::bf16;
   return trace;
 }
-constexpr int64_t kGib = int64_t{1} << 30;
 constexpr int64_t kEntries = int64_t{2} * 8 * 32'768 * 128, kOthers = int64_t{32} * 128 * (256 + 4096);
+constexpr int64_t kRead = 8 * (kEntries + kOthers), kStored = 2 * (3 * kEntries + 2 * kOthers);
+constexpr int64_t kSteps = 16, kRecord = int64_t{8} * 32 * (32'768 + kSteps * 128);
+constexpr int64_t kMuch = int64_t{1} << 50;
 
 TEST(LayersThatFit, AreThoseOfTheSmallerMemory) {
-  const int64_t host = 8 * (kEntries + kOthers), device = 2 * (3 * kEntries + 2 * kOthers);
-  EXPECT_EQ(layers_that_fit(llama(), {1000 * host, 5 * device}), 5);
-  EXPECT_EQ(layers_that_fit(llama(), {1000 * host, 5 * device - 1}), 4);
-  EXPECT_EQ(layers_that_fit(llama(), {6 * host, 1000 * device}), 5) << "beside one that is read";
-  EXPECT_EQ(layers_that_fit(llama(), {6 * host - 1, 1000 * device}), 4);
-  EXPECT_GE(layers_that_fit(llama(), {32 * kGib, 70 * kGib}), 32) << "a quarter of 128 GiB, half of an H200";
+  EXPECT_EQ(layers_that_fit(llama(), 3, kSteps, {kMuch, 5 * kStored}), 5);
+  EXPECT_EQ(layers_that_fit(llama(), 3, kSteps, {kMuch, 5 * kStored - 1}), 4);
+  const int64_t host = kRead + 5 * (kRead + 3 * kRecord);  // one is read beside five
+  EXPECT_EQ(layers_that_fit(llama(), 3, kSteps, {host, kMuch}), 5);
+  EXPECT_EQ(layers_that_fit(llama(), 3, kSteps, {host - 1, kMuch}), 4);
+  EXPECT_EQ(layers_that_fit(llama(), 3, kSteps, {host + 5 * kStored}), 5) << "an emulated device";
+  EXPECT_EQ(layers_that_fit(llama(), 3, kSteps, {host + 5 * kStored - 1}), 4);
 }
 
-TEST(LayersThatFit, AreAtLeastOne) { EXPECT_EQ(layers_that_fit(llama(), {1, 1}), 1); }
+TEST(LayersThatFit, AreAtLeastOne) { EXPECT_EQ(layers_that_fit(llama(), 1, kSteps, {1, 1}), 1); }
 
 TEST(LayersThatFit, AreFewerInSinglePrecision) {
   traces::TraceInfo trace = llama();
   trace.storage = Dtype::f64;  // stored as F32
-  EXPECT_EQ(layers_that_fit(trace, {1000 * kGib, 10 * 4 * (3 * kEntries + 2 * kOthers)}), 10);
+  EXPECT_EQ(layers_that_fit(trace, 1, kSteps, {kMuch, 10 * 2 * kStored}), 10);
 }
 
-TEST(LayersAtOnce, IsOneWithoutADevice) {
-  const auto runs = [](const std::vector<std::string>& backends) {
-    return every_run(named_policies({"tova"}, std::nullopt), {parse_budget("20%")}, backends);
+TEST(LayersAtOnce, IsOneWhereNothingIsGained) {
+  const auto runs = [](const std::string& policy, const std::vector<std::string>& backends) {
+    return every_run(named_policies({policy}, std::nullopt), {parse_budget("20%")}, backends);
   };
   traces::TraceInfo small = llama();
   small.prompt_tokens = 100;
-  EXPECT_EQ(layers_at_once(small, runs({"reference"})), 1);
-  EXPECT_GT(layers_at_once(small, runs({"reference", "emulated"})), 1);
+  small.shape.model_dim = 1;
+  EXPECT_EQ(layers_at_once(small, runs("tova", {"reference"}), kSteps), 1);
+  EXPECT_EQ(layers_at_once(small, runs("tova+keepkv:period=2", {"emulated"}), kSteps), 1);
+  EXPECT_EQ(layers_at_once(small, runs("tova", {"emulated"}), 0), 1);
+  EXPECT_GT(layers_at_once(small, runs("tova", {"reference", "emulated"}), kSteps), 1);
 }
 
 }  // namespace
