@@ -36,8 +36,8 @@ namespace emulated {
 /// storage  throws InvalidPolicy for any other type
 /// times    receives the time of every operation: upload, window_attention, window_scores,
 ///          projected_value_norms, stage_two_scores, removal_order, selection, score_ema, merge_targets,
-///          merging, compaction, join (take_together), attention (with the scores that follow from it), eviction; the session then
-///          waits for each operation. Null: not measured
+///          merging, compaction, join (take_together), attention (with the scores that follow from it),
+///          eviction; the session then waits for each operation. Null: not measured
 /// stream   on which all operations are queued
 /// compress and step throw what the reference throws, NonFinite also for results that overflow single
 /// precision or, of merges, the storage type, and ShapeMismatch also for a head_dim above 256; DeviceError.

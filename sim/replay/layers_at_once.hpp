@@ -16,9 +16,9 @@ struct ReplayMemory {
   std::optional<int64_t> device = std::nullopt;
 };
 
-/// So many layers fit into memory, at least one. The host has each layer's doubles, with one layer that is read
-/// meanwhile, and what `runs` runs record of it; a device, or else the host, has each layer's prompt, a cache
-/// as large as that, and the cache that is joined of all.
+/// So many layers fit into memory, at least one. The host has each layer's doubles, with one layer that is
+/// read meanwhile, and what `runs` runs record of it; a device, or else the host, has each layer's prompt, a
+/// cache as large as that, and the cache that is joined of all.
 int64_t layers_that_fit(const traces::TraceInfo& trace, int64_t runs, int64_t steps,
                         const ReplayMemory& memory);
 
