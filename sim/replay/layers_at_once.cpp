@@ -56,7 +56,7 @@ int64_t layers_at_once(const traces::TraceInfo& trace, const std::vector<Run>& r
                      });
   if (!gains) return 1;
   ReplayMemory memory{.host = free_memory() / 4};
-  if (std::ranges::count(runs, "cuda", &Run::backend) > 0) memory.device = find_device().memory / 2;
+  if (std::ranges::count(runs, "cuda", &Run::backend) > 0) memory.device = find_device().memory / 4;
   return layers_that_fit(trace, std::ssize(runs), steps, memory);
 }
 

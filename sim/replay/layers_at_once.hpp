@@ -23,8 +23,8 @@ int64_t layers_that_fit(const traces::TraceInfo& trace, int64_t runs, int64_t st
                         const ReplayMemory& memory);
 
 /// The layers whose decode steps the runs' devices take together: as many as fit into a quarter of the memory
-/// that the host has left, and into half of the device's. One where no run would gain by more: on the
-/// reference, and where caches are rebuilt.
+/// that the host has left, and of the device's; other replays may run beside. One where no run would gain by
+/// more: on the reference, and where caches are rebuilt.
 int64_t layers_at_once(const traces::TraceInfo& trace, const std::vector<Run>& runs, int64_t steps);
 
 }  // namespace kvbound::sim
