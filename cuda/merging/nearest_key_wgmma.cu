@@ -3,8 +3,9 @@
 // A block is three warpgroups. The first, the producer, lets TMA copy kept keys to shared memory, 128 at a
 // time, in three stages, and writes what their products are multiplied by beside them. The two others, the
 // consumers, have 128 leaving keys each in registers, as two A operands of 64 keys, and multiply both by
-// every stage. While a consumer compares one product, the tensor cores work on its other one or on the other
-// consumer's. No [leaving, kept] matrix exists.
+// every stage. The consumers take turns: one issues both products of its stage, and then the other one does,
+// so that the tensor cores work on one's products while the other compares, and never wait for both to
+// compare. No [leaving, kept] matrix exists.
 //
 // The blocks stay and take items one after the other: 256 leaving keys of one KV head. Neighbouring items
 // have the same KV head, so that blocks that run at the same time read the same kept keys from the L2 cache:
@@ -61,6 +62,7 @@ struct Shared {
   uint64_t*
       ready;  // [kStages]: all warps of the producer have written inverses and scores, and rescaled keys
   uint64_t* empty;  // [kStages]: all warps of the consumers have left the stage
+  uint64_t* turns;  // [kConsumers]: all warps of the other consumer have issued their products of a stage
 
   __host__ __device__ explicit Shared(SharedMemory& memory)
       : stages(memory.array<uint16_t>(kStages * kStageSize<kHeadDim>, 1024)),
@@ -68,7 +70,8 @@ struct Shared {
         scores(memory.array<float>(kStages * kKeys)),
         landed(memory.array<uint64_t>(kStages)),
         ready(memory.array<uint64_t>(kStages)),
-        empty(memory.array<uint64_t>(kStages)) {}
+        empty(memory.array<uint64_t>(kStages)),
+        turns(memory.array<uint64_t>(kConsumers)) {}
 };
 
 using Ring = StageRing<kStages>;
@@ -247,10 +250,29 @@ struct Nearest {
   }
 };
 
+// A consumer's turns to issue products, the first consumer's first: both have as many stages.
+struct Turns {
+  uint64_t *own, *of_other;
+  unsigned phase;
+
+  template <int kHeadDim>
+  __device__ Turns(const Shared<kHeadDim>& shared, int consumer)
+      : own(shared.turns + consumer), of_other(shared.turns + 1 - consumer), phase(consumer == 0 ? 1 : 0) {}
+
+  __device__ void wait() {
+    mbarrier_wait(own, phase);
+    phase ^= 1;
+  }
+  // The warp calls it.
+  __device__ void pass_on() const {
+    if (lane() == 0) mbarrier_arrive(of_other);
+  }
+};
+
 // Offers all kept keys of an item to a consumer's two A operands.
 template <Storage T, bool kBetter, int kHeadDim>
 __device__ void search_item(const Shared<kHeadDim>& shared, const LeavingTile<kHeadDim> (&rows)[kTiles],
-                            int kept, Ring& ring, Nearest<kBetter> (&nearest)[kTiles]) {
+                            int kept, Ring& ring, Turns& turns, Nearest<kBetter> (&nearest)[kTiles]) {
 #pragma unroll 1
   for (int key = 0; key < kept; key += kKeys) {
     const uint16_t* const stage = shared.stages + ring.stage * kStageSize<kHeadDim>;
@@ -260,9 +282,11 @@ __device__ void search_item(const Shared<kHeadDim>& shared, const LeavingTile<kH
     float second[kSums];
     mbarrier_wait(shared.landed + ring.stage, ring.phase);
     mbarrier_wait(shared.ready + ring.stage, ring.phase);
+    turns.wait();
     warpgroup_fence(first, second);
     issue_product<T>(first, rows[0], stage);
     issue_product<T>(second, rows[1], stage);
+    turns.pass_on();
     warpgroup_wait<1>(first);
     nearest[0].offer(first, inverses, scores, key);
     warpgroup_wait<0>(second);
@@ -278,6 +302,7 @@ template <bool kBetter, int kHeadDim, Storage T>
 __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
   const int consumer = warp() / 4 - 1;
   Ring ring;
+  Turns turns(shared, consumer);
   for (int64_t n = blockIdx.x; n < Item::count(p); n += gridDim.x) {
     const Item item(p, n);
     const int first = item.first + consumer * (kTiles * kRows);
@@ -288,7 +313,7 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
       rows[tile].load(p, item, first + tile * kRows);
       nearest[tile].begin(p, item, first + tile * kRows);
     }
-    search_item<T>(shared, rows, item.kept, ring, nearest);
+    search_item<T>(shared, rows, item.kept, ring, turns, nearest);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) nearest[tile].write(p, item, first + tile * kRows);
   }
@@ -311,7 +336,7 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 // grid       one block for each multiprocessor, or for each of the ceil(most leaving / 256) kv_heads
 //            items if there are fewer
 // block      384: a producer's warpgroup and two consumers'
-// shared     768 head_dim + 3,160 bytes: 52,312 or 101,464 for head_dim 64 and 128
+// shared     768 head_dim + 3,184 bytes: 52,336 or 101,488 for head_dim 64 and 128
 // registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers
 // bytes      read: 2 head_dim for each leaving key; 2 head_dim + 4 for each kept key, again for each item,
 //            mostly from the L2 cache; written: 12 for each leaving key
@@ -326,6 +351,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(shared.landed + stage, 1);
       mbarrier_init(shared.ready + stage, kWarpgroup / 32);
       mbarrier_init(shared.empty + stage, kConsumers * kWarpgroup / 32);
+    }
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      mbarrier_init(shared.turns + consumer, kWarpgroup / 32);
     }
     mbarrier_fence_init();
   }
@@ -370,8 +398,7 @@ template void launch_wgmma<true>(const Arguments<Bfloat16>&, Stream);
 bool wgmma_can(int64_t head_dim) {
   const DeviceInfo& info = device();
   const bool has_instance = head_dim == 64 || head_dim == 128;
-  return has_instance && info.compute_capability == 90 &&
-         shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
+  return has_instance && info.compute_capability == 90 && shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
 }
 
 int64_t wgmma_tensor_chain(int64_t head_dim) { return ceil_division(head_dim, kDepth); }
