@@ -9,9 +9,10 @@
 // The blocks stay and take items one after the other: 256 tokens of one KV head, with all query heads of its
 // group or one. Neighbouring items have the same query heads, so that blocks that run at the same time read
 // the same W^O from the L2 cache. Where there are few items, as in a decode step, the blocks of a cluster
-// share one: each has a section of the columns of W^O, and the first one adds up what the others have left in
+// share one: each has sections of the columns of W^O, and the first one adds up what the others have left in
 // their shared memory. How items are distributed does not change a bit of the results, because one block
-// forms its sums section by section, too.
+// forms its sums section by section, too. Clusters are of four blocks: an H100 or H200 has room for 32 of
+// them at a time, one for each query head of a Llama-3.1-8B, but for 15 or 16 of eight.
 //
 // Registers decide the width of a product. Of the 65,536 of a multiprocessor the producer's 128
 // threads have 40 each and the consumers' 256 have 232 each. For head_dim 128, values take 2 x 32 and
@@ -47,7 +48,9 @@ constexpr int kStages = 3;
 constexpr int kBoxColumns = 64;  // 128 bytes: what the swizzle permutes
 constexpr int kBoxes = 2;
 constexpr int kStageColumns = kBoxes * kBoxColumns;
-constexpr int kSections = 8;              // of the stages of a query head, and blocks of a cluster
+constexpr int kSections = 8;  // of the stages of a query head
+constexpr int kClusterBlocks = 4;
+constexpr int kBlockSections = kSections / kClusterBlocks;
 constexpr int kSums = kStageColumns / 2;  // a thread's numbers of a product
 constexpr int kThreadSums = 2 * kTiles;   // a thread's sums of terms: of two tokens of each A operand
 constexpr int kProducerRegisters = 40;
@@ -65,13 +68,14 @@ struct Shared {
   uint16_t* stages;  // [kStages, kBoxes, kHeadDim, kBoxColumns], permuted by the swizzle
   uint64_t* full;    // [kStages]: the stage's copies have landed
   uint64_t* empty;   // [kStages]: all warps of the consumers have multiplied by it
-  float* sums;  // [kThreadSums, kConsumers * kWarpgroup]: a section's sums, for the first block of a cluster
+  float* sums;       // [kBlockSections, kThreadSums, kConsumers * kWarpgroup]: of a cluster's block each
+                     // section's sums, for the first block; of a block by itself all sections' in the first
 
   __host__ __device__ explicit Shared(SharedMemory& memory)
       : stages(memory.array<uint16_t>(kStages * kStageSize<kHeadDim>, 1024)),
         full(memory.array<uint64_t>(kStages)),
         empty(memory.array<uint64_t>(kStages)),
-        sums(memory.array<float>(kThreadSums * kConsumers * kWarpgroup)) {}
+        sums(memory.array<float>(kBlockSections * kThreadSums * kConsumers * kWarpgroup)) {}
 };
 
 using Ring = StageRing<kStages>;
@@ -100,7 +104,7 @@ __device__ int64_t first_item() { return blockIdx.x / static_cast<unsigned>(clus
 __device__ int64_t items_at_a_time() { return gridDim.x / static_cast<unsigned>(cluster_size()); }
 
 // The stages of a query head, counted over its columns, that a block goes through: all of them, or those of
-// its section, if it is in a cluster.
+// its sections, if it is in a cluster.
 struct Stages {
   int first, end, of_section;
 
@@ -112,8 +116,14 @@ struct Stages {
         end(static_cast<int>(ceil_division(model_dim, kStageColumns))),
         of_section(section(model_dim)) {
     if (cluster_size() == 1) return;
-    first = min(end, cluster_rank() * of_section);
-    end = min(end, first + of_section);
+    first = min(end, cluster_rank() * kBlockSections * of_section);
+    end = min(end, first + kBlockSections * of_section);
+  }
+  // Whether a stage is the last of a section.
+  __device__ bool ends_section(int n) const { return (n + 1) % of_section == 0 || n + 1 == end; }
+  // Where in Shared::sums the sums of a stage's section go.
+  __device__ int place_of_section(int n) const {
+    return cluster_size() == 1 ? 0 : n / of_section % kBlockSections;
   }
 };
 
@@ -228,8 +238,10 @@ __device__ void write_all_norms(const Arguments<T>& p, const Item& item, int64_t
   }
 }
 
-// The place of a thread's i-th sum in Shared::sums.
-__device__ int sum_place(int i) { return (i * kConsumers - 1) * kWarpgroup + static_cast<int>(threadIdx.x); }
+// The place of a thread's i-th sum in Shared::sums, of a block's section.
+__device__ int sum_place(int i, int section = 0) {
+  return ((section * kThreadSums + i) * kConsumers - 1) * kWarpgroup + static_cast<int>(threadIdx.x);
+}
 
 // Adds up the terms of one query head's stages, section by section, in the thread's places of
 // shared.sums: registers are short.
@@ -237,7 +249,7 @@ template <Storage T, int kHeadDim>
 __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> (&values)[kTiles],
                          const Stages& stages, Ring& ring) {
 #pragma unroll
-  for (int i = 0; i < kThreadSums; ++i) shared.sums[sum_place(i)] = 0;
+  for (int i = 0; i < kBlockSections * kThreadSums; ++i) shared.sums[sum_place(i)] = 0;
   float section[kTiles][2] = {};
   for (int n = stages.first; n < stages.end; ++n) {
     const uint16_t* const stage = shared.stages + ring.stage * kStageSize<kHeadDim>;
@@ -253,10 +265,11 @@ __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> 
     if (lane() == 0) mbarrier_arrive(shared.empty + ring.stage);  // the warp's products have read the stage
     ring.advance();
     add_terms(second, section[1]);
-    if ((n + 1) % stages.of_section != 0 && n + 1 < stages.end) continue;
+    if (!stages.ends_section(n)) continue;
+    const int place = stages.place_of_section(n);
 #pragma unroll
     for (int i = 0; i < kThreadSums; ++i) {
-      shared.sums[sum_place(i)] += section[i / 2][i % 2];
+      shared.sums[sum_place(i, place)] += section[i / 2][i % 2];
       section[i / 2][i % 2] = 0;
     }
   }
@@ -270,7 +283,10 @@ __device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& sha
   if (cluster_rank() == 0) {
     const auto sum = [&](int i) {
       float total = 0;
-      for (int rank = 0; rank < kSections; ++rank) total += map_shared(shared.sums, rank)[sum_place(i)];
+#pragma unroll
+      for (int n = 0; n < kSections; ++n) {
+        total += map_shared(shared.sums, n / kBlockSections)[sum_place(i, n % kBlockSections)];
+      }
       return total;
     };
     const Item item(p, first_item());
@@ -279,7 +295,7 @@ __device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& sha
   cluster_sync();  // no block returns while the first one reads its shared memory
 }
 
-// A consumer's work: the norms of its 128 tokens of all items of the block, or their sums of its section.
+// A consumer's work: the norms of its 128 tokens of all items of the block, or their sums of its sections.
 template <int kHeadDim, Storage T>
 __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
   const int64_t consumer = warp() / 4 - 1;
@@ -316,9 +332,9 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //
 // grid       one block for each multiprocessor, or for each of the ceil(tokens / 256) kv_heads
 //            ceil(group / heads_per_block) items if there are fewer; if there are no more than half as many
-//            as multiprocessors and heads_per_block is 1, a cluster of 8 blocks for each
+//            as multiprocessors and heads_per_block is 1, a cluster of 4 blocks for each
 // block      384: a producer's warpgroup and two consumers'
-// shared     768 head_dim + 4,160 bytes: 53,312 or 102,464 for head_dim 64 and 128
+// shared     768 head_dim + 8,256 bytes: 57,408 or 106,560 for head_dim 64 and 128
 // registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers
 // bytes      read: the values once for each item of their group; 2 head_dim model_dim of W^O for each query
 //            head and 256 tokens, mostly from the L2 cache; written: 4 query_heads tokens
@@ -361,10 +377,10 @@ void launch_kernel(Arguments<T> arguments, Stream stream) {
   }
   const int64_t items = Item::count(arguments);
   const bool shares = arguments.heads_per_block == 1 && 2 * items <= multiprocessors;
-  const LaunchShape blocks{extent(shares ? items * kSections : std::min(multiprocessors, items)),
+  const LaunchShape blocks{extent(shares ? items * kClusterBlocks : std::min(multiprocessors, items)),
                            extent(kThreads), shared_bytes<Shared<kHeadDim>>(), stream};
-  launch_dependent<norms_wgmma_kernel<kHeadDim, T>>(shares ? blocks.in_clusters(extent(kSections)) : blocks,
-                                                    map, arguments);
+  launch_dependent<norms_wgmma_kernel<kHeadDim, T>>(
+      shares ? blocks.in_clusters(extent(kClusterBlocks)) : blocks, map, arguments);
 }
 
 }  // namespace
@@ -383,8 +399,7 @@ template void launch_wgmma(const Arguments<Bfloat16>&, Stream);
 bool wgmma_can(int64_t head_dim) {
   const DeviceInfo& info = device();
   const bool has_instance = head_dim == 64 || head_dim == 128;
-  return has_instance && info.compute_capability == 90 &&
-         shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
+  return has_instance && info.compute_capability == 90 && shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
 }
 
 // 8 terms are added in order, then 4 such sums by a tree, then a section's stages and the sections in
