@@ -72,13 +72,9 @@ class Queue {
   int* merge_status() { return status() + 1; }
   /// Forgets what operations have left behind of which one failed.
   void begin() {
-    drop();
-    detail::set_zero(results_.data(), kStatusBytes, stream());
-  }
-  /// Nothing is read back any more.
-  void drop() {
     part_.clear();
     pending_.clear();
+    detail::set_zero(results_.data(), kStatusBytes, stream());
   }
   /// Reads both flags back: NonFinite is thrown if one was raised, and names `score`
   /// or a merged key or value.

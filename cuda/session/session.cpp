@@ -84,6 +84,7 @@ class DeviceSession final : public Session {
     if (merge_rules_.period) full_cache_.emplace(layer_->view(), queue_);
     queue_.finish();
     rehearses_ = full_cache_.has_value();
+    is_complete_ = true;
     return record;
   }
 
@@ -128,6 +129,11 @@ class DeviceSession final : public Session {
   void require_alone() const {
     if (joined_in_) throw ShapeMismatch("a session that has taken steps with others goes on with them alone");
   }
+  void require_complete() const {
+    if (is_complete_) return;
+    throw ShapeMismatch(
+        "a session that is not compressed, or whose last call failed, takes no steps: compress");
+  }
   // Throws what `steps` throws before anything is queued.
   void require_possible(std::span<const StepView> views) const {
     for (const StepView& view : views) require_consistent(view, shape_);
@@ -141,9 +147,10 @@ class DeviceSession final : public Session {
 
   // Takes the steps of every segment.
   std::vector<StepRecord> take(std::span<const std::span<const StepView>> segments) {
+    require_complete();
+    is_complete_ = false;
     const auto count = std::ssize(segments.front());
     const PoolScope scope(queue_.pool());
-    queue_.drop();  // what a call that failed has left refers to its records
     const bool grown = cache_.make_room(count, queue_);
     if ((full_cache_ && full_cache_->make_room(count, queue_)) || grown) forget_recorded();
     std::vector<StepRecord> records(count);
@@ -165,6 +172,7 @@ class DeviceSession final : public Session {
       if (queue_.pool().staged() > kMostAwaited) queue_.finish();
     }
     queue_.finish();
+    is_complete_ = true;
     return records;
   }
 
@@ -183,7 +191,10 @@ class DeviceSession final : public Session {
 
   // Makes a session of several.
   void join(const std::vector<DeviceSession*>& parts) {
-    for (const DeviceSession* part : parts) part->require_alone();
+    for (const DeviceSession* part : parts) {
+      part->require_alone();
+      part->require_complete();
+    }
     joined_ = std::make_unique<DeviceSession>(times_, queue_.stream());
     joined_->queue_.run("join", [&] { joined_->begin_joined(parts); });
     joined_of_ = parts;
@@ -217,6 +228,7 @@ class DeviceSession final : public Session {
     if (first.merges()) merges_ = first.merges_->joined(merges, cache_.capacity(), queue_);
     query_.emplace(shape_, rules_.evicts ? cache_.capacity() : 0);
     inputs_.emplace(shape_, kStepsAtOnce);
+    is_complete_ = true;
   }
 
   // Steps whose inputs are uploaded, and whose results handed over, while the device takes as many others.
@@ -337,6 +349,7 @@ class DeviceSession final : public Session {
 
   void begin(const LayerView& layer, const Policy& policy) {
     queue_.begin();
+    is_complete_ = false;
     shape_ = layer.shape;
     merge_rules_ = kvbound::rules_of(policy.merge);
     policy_ = policy;
@@ -430,6 +443,7 @@ class DeviceSession final : public Session {
   std::array<Recording, kStepsAtOnce> recorded_;  // of so many steps without a rebuild, less one
   size_t layout_ = 0;                             // of memory behind the last rebuild
   bool rehearses_ = false;                        // before the next step
+  bool is_complete_ = false;                      // the last call has come to its end
   const DeviceSession* joined_in_ = nullptr;      // which takes its steps
   std::unique_ptr<DeviceSession> joined_;         // takes the steps of these sessions together
   std::vector<DeviceSession*> joined_of_;

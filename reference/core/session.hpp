@@ -167,7 +167,8 @@ struct Session {
   virtual StepRecord step(const StepView& view) = 0;
 
   /// Successive decode steps whose inputs are all known, as in a replay: a backend may take them without
-  /// waiting for one before the next. Throws what a step throws; the session must then be compressed anew.
+  /// waiting for one before the next. Throws what a step throws; the session must then be compressed anew,
+  /// and one of a device takes no step before.
   virtual std::vector<StepRecord> steps(std::span<const StepView> views) {
     std::vector<StepRecord> records;
     for (const StepView& view : views) records.push_back(step(view));

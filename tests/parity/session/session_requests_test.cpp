@@ -1,6 +1,7 @@
 // What a session asks of the device beside its kernels: waits, transfers, memory.
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -90,6 +91,45 @@ TEST_F(SessionRequests, SixteenStepsThatEvictLaunchThreeKernelsEachAndCopyOnceEa
       EXPECT_EQ(requests.fills, 0);
     }
   }
+}
+
+std::string failure_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const NonFinite& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+// A step among sixteen, of which nothing can be used.
+TEST_F(SessionRequests, AStepThatFailsIsNamedAlikeAndAllowsNothingButCompress) {
+  Decoding decoding;
+  const std::unique_ptr<Session> one_by_one = cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::f32),
+                                 together = cuda::KVBOUND_CUDA_BUILD::make_session(Dtype::f32);
+  const auto compress = [&](Session& session) {
+    session.compress(decoding.layer(),
+                     policy_of(H2o{kWindow, 2, {}}, AttentionScore{}, TopK{}, Uniform{}, NoMerge{}),
+                     std::vector<int64_t>(kShape.kv_heads, 20));
+  };
+  EXPECT_THROW(together->steps(decoding.steps()), ShapeMismatch) << "nothing is compressed";
+  compress(*one_by_one);
+  compress(*together);
+  double& number = decoding.values.slice(1)(kTokens + 5, 0);
+  const double before = std::exchange(number, 1e300);
+  const std::string failure = failure_of([&] {
+    for (int64_t t = 0; t < kSteps; ++t) one_by_one->step(decoding.step(t));
+  });
+  EXPECT_NE(failure, "none");
+  EXPECT_EQ(failure_of([&] { together->steps(decoding.steps()); }), failure);
+  number = before;
+  for (Session* session : {one_by_one.get(), together.get()}) {
+    EXPECT_THROW(session->step(decoding.step(0)), ShapeMismatch);
+    EXPECT_THROW(session->steps(decoding.steps()), ShapeMismatch);
+    compress(*session);
+  }
+  const std::vector<StepRecord> records = together->steps(decoding.steps());
+  for (int64_t t = 0; t < kSteps; ++t) expect_equal(one_by_one->step(decoding.step(t)), records[t]);
 }
 
 // Of a long prompt a rebuild takes hardly more memory than the one before, and the pool's
