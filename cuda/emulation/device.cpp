@@ -32,7 +32,9 @@ DeviceInfo processor() {
           .multiprocessors = emulation::multiprocessors(),
           .memory = system_limit(_SC_PHYS_PAGES, 1 << 20) * system_limit(_SC_PAGESIZE, 4096),
           .l2_bytes = int64_t{1} << 20,
-          .shared_memory_per_block = emulation::shared_memory_limit()};
+          .shared_memory_per_block = emulation::shared_memory_limit(),
+          .has_clusters = emulation::compute_capability() >= 90,
+          .has_wgmma = emulation::compute_capability() == 90};
 }
 
 void require_device_memory(const char* call, const void* memory, int64_t bytes,

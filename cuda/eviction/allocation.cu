@@ -146,7 +146,7 @@ __device__ int64_t filled_up(const Arguments& p, int64_t head, int64_t total, co
 // grid       kBlocks
 // block      1024
 // shared     32,912 bytes and 32 for each KV head; of kBlocks 8 34,960
-// registers  56, of kBlocks 8 64 (sm_90a); 52, 45 (sm_80, where kBlocks 8 is never launched)
+// registers  55, of kBlocks 8 64 (sm_90a); 52, 45 (sm_80, where kBlocks 8 is never launched)
 // bytes      read: 4 kv_heads cols, up to 5 times, mostly from the L2 cache, 8 kv_heads; written: 8 kv_heads
 // no FLOP
 template <int kBlocks>
@@ -201,7 +201,7 @@ void adakv_budgets(const AdaKv& options, const float* scores, int64_t kv_heads, 
                             candidates,
                             budgets,
                             status};
-  if (cols > kLeastCols && device().compute_capability == 90) {
+  if (cols > kLeastCols && device().has_clusters) {
     launch_budgets<kClusterBlocks>(arguments, stream);
   } else {
     launch_budgets<1>(arguments, stream);

@@ -167,7 +167,7 @@ __device__ void write_ascending(const Selected& selected, const Columns<kKeys>& 
 // grid       8 rows, in clusters of 8
 // block      256; 512 for more than 32,768 columns
 // shared     35,216 bytes
-// registers  55-74, 117 with 32 keys; 62-96, 121 with two stages (sm_90a); no code for sm_80
+// registers  56-74, 116 with 32 keys; 62-96, 121 with two stages (sm_90a); no code for sm_80
 // bytes      read: 4 cols a row, 8 with two stages; written: 8 k, and 8 stage_one_count if wanted; no FLOP
 template <bool kTwoStages, int kKeys>
 __global__ void __launch_bounds__(kThreadsWith<kKeys>, 1) select_in_cluster_kernel(Arguments p) {
@@ -216,8 +216,7 @@ void launch_selection_of(const Arguments& arguments, int64_t rows, Stream stream
 }  // namespace
 
 bool can(int64_t rows, int64_t cols) {
-  return cols > kLeastCols && cols <= kMostColumns && rows <= INT32_MAX / kBlocks &&
-         device().compute_capability == 90;
+  return cols > kLeastCols && cols <= kMostColumns && rows <= INT32_MAX / kBlocks && device().has_clusters;
 }
 
 void launch_selection(const Arguments& arguments, int64_t rows, Stream stream) {

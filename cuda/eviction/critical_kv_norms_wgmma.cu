@@ -399,7 +399,7 @@ template void launch_wgmma(const Arguments<Bfloat16>&, Stream);
 bool wgmma_can(int64_t head_dim) {
   const DeviceInfo& info = device();
   const bool has_instance = head_dim == 64 || head_dim == 128;
-  return has_instance && info.compute_capability == 90 && shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
+  return has_instance && info.has_wgmma && shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
 }
 
 // 8 terms are added in order, then 4 such sums by a tree, then a section's stages and the sections in

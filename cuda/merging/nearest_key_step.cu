@@ -191,7 +191,7 @@ void join_nearest(const KeyRows<T>& cache, const CacheSlots& slots, const Neares
     return LaunchShape{extent(slots.kv_heads * of_head), extent(kThreads), shared_bytes<Shared>(), stream};
   };
   by_dims(cache.keys.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
-    if (slots.capacity > kWarps * RowLanes<T, kDims>::kWarpRows && device().compute_capability == 90) {
+    if (slots.capacity > kWarps * RowLanes<T, kDims>::kWarpRows && device().has_clusters) {
       launch_dependent<nearest_key_kernel<kClusterBlocks, kDims, T>>(
           blocks(kClusterBlocks).in_clusters(extent(kClusterBlocks)), cache, slots, joining);
     } else {

@@ -398,7 +398,7 @@ template void launch_wgmma<true>(const Arguments<Bfloat16>&, Stream);
 bool wgmma_can(int64_t head_dim) {
   const DeviceInfo& info = device();
   const bool has_instance = head_dim == 64 || head_dim == 128;
-  return has_instance && info.compute_capability == 90 && shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
+  return has_instance && info.has_wgmma && shared_bytes<Shared<128>>() <= info.shared_memory_per_block;
 }
 
 int64_t wgmma_tensor_chain(int64_t head_dim) { return ceil_division(head_dim, kDepth); }

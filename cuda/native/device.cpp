@@ -11,6 +11,7 @@
 #include <kvbound/cuda/support/device.hpp>
 
 #include "check.hpp"
+#include "code_features.hpp"
 #include "cuda_event.hpp"
 
 namespace kvbound::cuda {
@@ -26,12 +27,16 @@ int attribute(cudaDeviceAttr which, int device) {
 DeviceInfo describe(int number) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, number), "cudaGetDeviceProperties");
+  const int capability = 10 * properties.major + properties.minor;
+  const CodeFeatures code = code_features();
   return {.name = properties.name,
-          .compute_capability = 10 * properties.major + properties.minor,
+          .compute_capability = capability,
           .multiprocessors = properties.multiProcessorCount,
           .memory = static_cast<int64_t>(properties.totalGlobalMem),
           .l2_bytes = properties.l2CacheSize,
-          .shared_memory_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, number)};
+          .shared_memory_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, number),
+          .has_clusters = code.clusters && capability >= 90,
+          .has_wgmma = code.wgmma && capability == 90};
 }
 
 constexpr int kLeastCapability = 80;
@@ -160,22 +165,11 @@ void grant_shared_memory(const void* kernel, CallSite where) {
   granted.emplace(number, kernel);
 }
 
-// Whether the kernel's code for this device waits for the launch before, which code for compute capability
-// 8.0 does on no device; and KVBOUND_SEPARATE_LAUNCHES is not set, by which to see what overlapping launches
-// save, or whether they matter for a fault.
-bool waits_for_launches(const void* kernel) {
+// Whether kernels' code for this device waits for the launch before; and KVBOUND_SEPARATE_LAUNCHES is not
+// set, by which to see what overlapping launches save, or whether they matter for a fault.
+bool may_overlap() {
   static const bool are_separate = std::getenv("KVBOUND_SEPARATE_LAUNCHES") != nullptr;
-  if (are_separate) return false;
-  static thread_local std::map<std::pair<int, const void*>, bool> known;
-  int number = 0;
-  check(cudaGetDevice(&number), "cudaGetDevice");
-  const auto [entry, is_new] = known.try_emplace({number, kernel}, false);
-  if (is_new) {
-    cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-    entry->second = attributes.ptxVersion >= 90 && device().compute_capability >= 90;
-  }
-  return entry->second;
+  return !are_separate && device().has_clusters;
 }
 
 }  // namespace
@@ -190,7 +184,7 @@ void launch(const void* kernel, const LaunchShape& shape, void** arguments) {
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
   }
-  if (shape.is_dependent && waits_for_launches(kernel)) {
+  if (shape.is_dependent && may_overlap()) {
     cudaLaunchAttribute& overlap = attributes[count++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -13,7 +13,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 /// Begins to copy from global to shared memory.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, int bytes, uint64_t* barrier) {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
             shared_address(shared)),

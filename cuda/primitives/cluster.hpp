@@ -28,7 +28,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// The block's rank in its cluster; 0 of a block that is in none.
 __device__ __forceinline__ int cluster_rank() {
   uint32_t rank = 0;
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   } else {
     __trap();
@@ -39,7 +39,7 @@ __device__ __forceinline__ int cluster_rank() {
 /// The number of blocks in the cluster.
 __device__ __forceinline__ int cluster_size() {
   uint32_t size = 1;
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   } else {
     __trap();
@@ -51,7 +51,7 @@ __device__ __forceinline__ int cluster_size() {
 template <class T>
 __device__ __forceinline__ T* map_shared(T* shared, int rank) {
   T* there = nullptr;
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(shared), "r"(rank));
   } else {
     __trap();
@@ -61,7 +61,7 @@ __device__ __forceinline__ T* map_shared(T* shared, int rank) {
 
 /// barrier.cluster.arrive.release
 __device__ __forceinline__ void cluster_arrive() {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   } else {
     __trap();
@@ -71,7 +71,7 @@ __device__ __forceinline__ void cluster_arrive() {
 /// The same of a thread that has written nothing that other blocks read: without the fence that its stores
 /// would wait at. barrier.cluster.arrive.relaxed
 __device__ __forceinline__ void cluster_arrive_relaxed() {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
   } else {
     __trap();
@@ -80,7 +80,7 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
 
 /// barrier.cluster.wait.acquire
 __device__ __forceinline__ void cluster_wait() {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
   } else {
     __trap();

@@ -1,8 +1,8 @@
-// What the instructions of Hopper (sm_90a) have in common: which code is compiled for it, and
-// addresses in shared memory.
+// What the instructions of Hopper have in common: which code is compiled for them, and addresses in shared
+// memory. Later devices have them, too, but for wgmma and setmaxnreg, which only sm_90a has.
 //
-// The same kernel is also compiled for sm_80, where it ends with a trap as soon as it comes to one of these
-// instructions: a launch has to ask device().compute_capability first.
+// The same kernel is also compiled for devices without them, where it ends with a trap as soon as it comes to
+// one: a launch has to ask device().has_clusters or has_wgmma first.
 #pragma once
 
 #include "kernel.hpp"
@@ -12,11 +12,18 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 #ifdef KVBOUND_CUDA_NATIVE
 
-/// Whether this pass of the compiler makes code for sm_90a.
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-inline constexpr bool kIsHopper = true;
+/// Whether this pass of the compiler makes code for compute capability 9.0 or later: clusters, mbarriers,
+/// TMA.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+inline constexpr bool kHasClusters = true;
 #else
-inline constexpr bool kIsHopper = false;
+inline constexpr bool kHasClusters = false;
+#endif
+/// Whether it makes code for sm_90a: wgmma, setmaxnreg.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+inline constexpr bool kHasWgmma = true;
+#else
+inline constexpr bool kHasWgmma = false;
 #endif
 
 /// The address in the window of shared memory: that of a byte of the block's own, or of

@@ -26,7 +26,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 /// Begins phase 0; every phase expects so many arrivals, 1..2^20 - 1. mbarrier.init
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                  : "memory");
   } else {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
 
 /// Shows the barriers that this thread has initialised to bulk copies and to the cluster. fence.mbarrier_init
 __device__ __forceinline__ void mbarrier_fence_init() {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   } else {
     __trap();
@@ -45,7 +45,7 @@ __device__ __forceinline__ void mbarrier_fence_init() {
 
 /// One arrival, behind everything that the thread has done before. mbarrier.arrive
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
   } else {
     __trap();
@@ -55,7 +55,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
 /// Expects so many bytes of bulk copies in this phase, besides those expected already, and arrives; a phase
 /// expects at most 2^20 - 1 bytes. mbarrier.arrive.expect_tx
 __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int bytes) {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
@@ -67,7 +67,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int by
 /// Returns when the phase of this parity is complete; what happened before its arrivals has happened, and its
 /// bytes have landed. mbarrier.try_wait.parity
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, unsigned parity) {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     uint32_t done = 0;
     while (done == 0) {
       asm volatile(

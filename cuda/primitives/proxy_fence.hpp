@@ -23,7 +23,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 
 /// Shows what this thread has written to the block's shared memory to the asynchronous proxy.
 __device__ __forceinline__ void fence_async_proxy() {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   } else {
     __trap();

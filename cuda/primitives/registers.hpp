@@ -27,7 +27,7 @@ constexpr bool can_be_set(int registers) { return 24 <= registers && registers <
 template <int registers>
 __device__ __forceinline__ void raise_registers() {
   static_assert(can_be_set(registers));
-  if constexpr (kIsHopper) {
+  if constexpr (kHasWgmma) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
   } else {
     __trap();
@@ -38,7 +38,7 @@ __device__ __forceinline__ void raise_registers() {
 template <int registers>
 __device__ __forceinline__ void lower_registers() {
   static_assert(can_be_set(registers));
-  if constexpr (kIsHopper) {
+  if constexpr (kHasWgmma) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
   } else {
     __trap();

@@ -22,7 +22,7 @@ inline namespace KVBOUND_CUDA_BUILD {
 /// may lie outside the tensor.
 __device__ __forceinline__ void load_box(void* shared, const TensorMap& map, uint64_t* barrier, int column,
                                          int row, int plane) {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasClusters) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
         "[%2];" ::"r"(shared_address(shared)),

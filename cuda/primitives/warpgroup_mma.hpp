@@ -93,7 +93,7 @@ __device__ __forceinline__ void pin(float (&numbers)[count]) {
 /// Of one array of sums, or of two.
 template <int count>
 __device__ __forceinline__ void warpgroup_fence(float (&sums)[count]) {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasWgmma) {
     detail::pin(sums);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
   } else {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void warpgroup_fence(float (&sums)[count], float (&su
 
 /// Closes the group of all products since the last call; it may be empty.
 __device__ __forceinline__ void warpgroup_commit() {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasWgmma) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   } else {
     __trap();
@@ -119,7 +119,7 @@ __device__ __forceinline__ void warpgroup_commit() {
 /// of one array, or of two.
 template <int in_flight, int count>
 __device__ __forceinline__ void warpgroup_wait(float (&sums)[count]) {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasWgmma) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(in_flight) : "memory");
     detail::pin(sums);
   } else {
@@ -136,7 +136,7 @@ __device__ __forceinline__ void warpgroup_wait(float (&sums)[count], float (&sum
 template <Storage16 T, Major b_major = Major::k, class A>
 __device__ __forceinline__ void warpgroup_mma(float (&sums)[kWarpgroupSums], const A& a, uint64_t b,
                                               bool add = true) {
-  if constexpr (kIsHopper) {
+  if constexpr (kHasWgmma) {
     detail::mma_m64n128k16<T, b_major == Major::n>(sums, a, b, add);
   } else {
     __trap();

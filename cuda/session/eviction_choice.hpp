@@ -58,7 +58,7 @@ void launch_heads(const CacheSlots& slots, Stream stream, const LaunchBlocks& la
   const auto shape = [&](int of_head) {
     return LaunchShape(extent(slots.kv_heads * of_head), extent(kThreads), 0, stream);
   };
-  if (slots.capacity > kThreads && device().compute_capability == 90) {
+  if (slots.capacity > kThreads && device().has_clusters) {
     launch_blocks.template operator()<kClusterBlocks>(
         shape(kClusterBlocks).in_clusters(extent(kClusterBlocks)));
   } else {

@@ -32,6 +32,9 @@ struct DeviceInfo {
   int64_t memory;  ///< bytes
   int64_t l2_bytes;
   int64_t shared_memory_per_block;  ///< bytes, the most that a block may have
+  /// Clusters, mbarriers, TMA, dependent launches: compute capability 9.0 and later, in kernels' code, too.
+  bool has_clusters;
+  bool has_wgmma;  ///< likewise of compute capability 9.0 alone
 };
 
 /// The current device; nullopt if the kernels cannot run on it or there is none, with the

@@ -146,8 +146,7 @@ std::string name_of(NormsKernel kernel) {
 
 // Those that this device can run.
 std::vector<NormsKernel> tensor_core_kernels() {
-  constexpr int kHopper = 90;
-  if (cuda::device().compute_capability != kHopper) return {NormsKernel::mma};
+  if (!cuda::device().has_wgmma) return {NormsKernel::mma};
   return {NormsKernel::mma, NormsKernel::wgmma};
 }
 

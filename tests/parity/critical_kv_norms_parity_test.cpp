@@ -82,9 +82,7 @@ LayerShape layer_shape(int64_t query_heads, int64_t kv_heads, int64_t head_dim, 
 
 // Whether a kernel's requirements are met does not depend on what it computes: see
 // RunsTheFastestKernelThatIsRight.
-bool has_wgmma(int64_t head_dim) {
-  return (head_dim == 64 || head_dim == 128) && cuda::device().compute_capability == 90;
-}
+bool has_wgmma(int64_t head_dim) { return (head_dim == 64 || head_dim == 128) && cuda::device().has_wgmma; }
 
 // All kernels that support the shape.
 template <cuda::Storage T>

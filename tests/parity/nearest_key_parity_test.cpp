@@ -35,9 +35,7 @@ std::string_view name(SearchKernel kernel) {
   return kernel == SearchKernel::wgmma ? "wgmma" : kernel == SearchKernel::mma ? "mma" : "portable";
 }
 
-bool has_wgmma(int64_t head_dim) {
-  return cuda::device().compute_capability == 90 && (head_dim == 64 || head_dim == 128);
-}
+bool has_wgmma(int64_t head_dim) { return cuda::device().has_wgmma && (head_dim == 64 || head_dim == 128); }
 
 // The kernels for the type and head_dim, the fastest one last.
 template <cuda::Storage T>
