@@ -89,8 +89,9 @@ void attend(const Partition& partition, DeviceTensor<const T> queries, const Cac
   require_workspace(workspace, workspace_bytes(partition, count, kv_heads, queries.cols, capacity, segments));
   const Partials partials(workspace.data, count / kv_heads, queries.cols, of_segment,
                           most_splits(partition, of_segment, capacity), segments);
-  SplitArguments<T> splits{partition, queries, cache, static_cast<float>(scale), result, partials};
-  JoinArguments join{.partition = partition,
+  SplitArguments<T> splits{SplitLengths(partition),   queries, cache,
+                           static_cast<float>(scale), result,  partials};
+  JoinArguments join{.lengths = splits.lengths,
                      .entries = cache.entries,
                      .kv_heads = static_cast<int>(kv_heads),
                      .partials = partials,

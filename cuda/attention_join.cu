@@ -51,7 +51,7 @@ struct HeadSplits {
     const int64_t n = blockIdx.x % group;
     const int g = static_cast<int>(blockIdx.x / group), heads = p.partials.kv_heads;
     const int segment = g / heads;
-    const Splits::OfHead own = Splits(p.partition, p.entries + segment * heads, heads).of_head(g % heads);
+    const Splits::OfHead own = Splits(p.lengths, p.entries + segment * heads, heads).of_head(g % heads);
     const int64_t first = int64_t{segment} * p.partials.of_segment + own.before;
     count = own.count;
     weights = &p.partials.weights_of(n, first);
@@ -159,7 +159,7 @@ __device__ void write_output(const JoinArguments& p, const float4& outputs, floa
 // grid       (queries, ceil(head_dim / 64))
 // block      256
 // shared     5,184 bytes: 264 floats, 8 integers, 256 float4
-// registers  63 (sm_90a), 64 (sm_80)
+// registers  62 (sm_90a), 64 (sm_80)
 // bytes      read: (4 round_up(head_dim, 4) + 16 ceil(head_dim / 64)) for each query and split in use,
 //            and the weights of a query's splits from the 257th on and of dominant entries' queries
 //            again from the L1 cache; a segment's entries; written: 4 head_dim + 4 for each query, and

@@ -126,12 +126,12 @@ struct Work {
       : p(arguments),
         shared(memory),
         shape(of_block),
-        keys(TokenRows::by_shifts(arguments.cache.keys, split.kv_head)),
-        values(TokenRows::by_shifts(arguments.cache.values, split.kv_head)),
+        keys(TokenRows::by_shifts(arguments.cache.keys, static_cast<unsigned>(split.kv_head))),
+        values(TokenRows::by_shifts(arguments.cache.values, static_cast<unsigned>(split.kv_head))),
         g(split.kv_head),
         first(split.first),
         count(split.tokens),
-        tiles((count + kTileTokens - 1) / kTileTokens) {
+        tiles(tiles_of(count)) {
     const int head = static_cast<int>(blockIdx.y) * kHeadTiles * kHeads;
     first_head = g * p.group_queries() + head;
     heads = min(kHeadTiles * kHeads, p.group_queries() - head);
@@ -170,20 +170,26 @@ struct Work {
     if (own < heads) shared.visible[own] = p.visible_tokens({g, first, count}, first_head + own);
   }
 
-  // Starts to copy the n-th tile: tiles of keys come first, then tiles of values. Zeros behind the last
-  // token, as far as a warp multiplies, and behind head_dim.
+  // Starts to copy the n-th tile: tiles of keys come first, then tiles of values.
   __device__ void load(int n) const {
+    const bool of_keys = n < tiles;
+    load(of_keys ? keys : values, of_keys ? n : n - tiles, stage(n));
+  }
+
+  // Starts to copy a tile of rows. Zeros behind the last token, as far as a warp multiplies, and behind
+  // head_dim.
+  __device__ void load(TokenRows rows, int tile, uint4* to) const {
     constexpr int kColumns = power_of_two_above(kVectors<kSteps>, 64);
     constexpr int kRowsAtOnce = kThreads / kColumns;
-    const bool of_keys = n < tiles;
-    const TokenRows rows = of_keys ? keys : values;
-    const int begin = (of_keys ? n : n - tiles) * kTileTokens;
-    const int column = static_cast<int>(threadIdx.x) % kColumns,
-              row = static_cast<int>(threadIdx.x) / kColumns;
-    if (begin < count && column < kVectors<kSteps>) {
-      const uint4* from = rows.data + int64_t{first + begin + row} * rows.stride + column;
-      uint4* to = stage(n) + row * tile_row_vectors(kVectors<kSteps>) + column;
-      const int wanted = min(kTileTokens, (count - begin + kTile - 1) / kTile * kTile);
+    const int begin = tile * kTileTokens;
+    const auto column = static_cast<int>(threadIdx.x % kColumns),
+               row = static_cast<int>(threadIdx.x / kColumns);
+    if (column < kVectors<kSteps>) {
+      const uint4* from = rows.data +
+                          static_cast<unsigned>(first + begin + row) * static_cast<uint64_t>(rows.stride) +
+                          column;
+      to += row * tile_row_vectors(kVectors<kSteps>) + column;
+      const int wanted = min(kTileTokens, (count - begin + kTile - 1) & -kTile);
 #pragma unroll 1  // unrolled, its addresses would take too many registers
       for (int r = row; r < wanted; r += kRowsAtOnce) {
         const bool inside = begin + r < count && column < rows.vectors;
@@ -198,12 +204,14 @@ struct Work {
   // Waits for the n-th tile and returns it. With two stages it then starts the copy of the next tile, into
   // the stage that no thread reads any more.
   __device__ const uint4* next_tile(int n) const {
-    if (shape.stages == 1 && n > 0) {
-      __syncthreads();  // no thread reads the previous tile any more
-      load(n);
+    if (n > 0) {  // the first one has landed with the queries
+      if (shape.stages == 1) {
+        __syncthreads();  // no thread reads the previous tile any more
+        load(n);
+      }
+      async_wait<0>();
+      __syncthreads();
     }
-    async_wait<0>();
-    __syncthreads();
     if (shape.stages > 1 && n + 1 < 2 * tiles) load(n + 1);
     return stage(n);
   }
@@ -440,7 +448,7 @@ struct Outputs {
 // Attends to a split.
 template <Storage16 T, int kSteps, int kHeadTiles>
 __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
-  work.load(0);
+  work.load(work.keys, 0, work.stage(0));
   work.load_queries();
   work.write_sights();
   async_wait<0>();
@@ -479,8 +487,8 @@ __device__ void attend(const Work<T, kSteps, kHeadTiles>& work) {
 // block      128
 // shared     (1,024 stages + 16 heads) (2 kSteps + 1) + 4 heads (split_tokens + 8) + 896 bytes;
 //            heads = min(group, 8 kHeadTiles); for head_dim 128, 4 heads and splits of 512 tokens: 45,120
-// registers  at most, sm_90a and sm_80: kHeadTiles 1: 60, 69, 68, 83, 103, 141 (kSteps 4, 5, 6, 8, 12, 16);
-//            kHeadTiles 2: 107, 137, 138, 137, 178 (up to 12)
+// registers  at most, sm_90a and sm_80: kHeadTiles 1: 72, 72, 75, 104, 103, 138 (kSteps 4, 5, 6, 8, 12, 16);
+//            kHeadTiles 2: 104, 139, 139, 137, 177 (up to 12)
 // bytes      read: 4 head_dim a token, its keys and values, once for each block along y; queries and log
 //            votes; written: 4 row + 16 for each query and split, 4 for each logit if wanted; the segment's
 //            entries in every block, and the queries' dominant rows where they are left out

@@ -132,7 +132,7 @@ struct Work {
     return int64_t{p.partials.own_split()} * p.group_queries() + (first_head - g * p.group_queries() + head);
   }
 
-  __device__ int tiles() const { return (count + kTileTokens - 1) / kTileTokens; }  // of keys
+  __device__ int tiles() const { return tiles_of(count); }  // of keys
 
   // Starts to copy the n-th tile: tiles of keys come first, then tiles of values.
   __device__ void load(int n) const {
@@ -409,7 +409,7 @@ Shape shape_of(const Arguments& arguments, int teams, int stages) {
 // shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens
 //            weight_row + 96) bytes, with v vectors and `row` numbers in a padded row, p = v rounded up to a
 //            power of two, at most 32; for head_dim 128, 4 heads and splits of 512 tokens: 78,208
-// registers  at most, sm_90a and sm_80: 64 (kHeads 1, 2), 76 (4), 95 (6), 109 (8)
+// registers  at most, sm_90a and sm_80: 48 (kHeads 1), 64 (2), 76 (4), 98 (6), 107 (8)
 // bytes      read: 32 v a token, its keys and values, once for each block along y; queries and log votes;
 //            written: 4 row + 16 for each query and split, 4 for each logit if wanted; the segment's entries
 //            in every block, and the queries' dominant rows where they are left out

@@ -7,6 +7,7 @@
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
+#include <kvbound/cuda/support/shape_check.hpp>
 
 #include "attention.hpp"
 #include "attention_variants.hpp"
@@ -26,19 +27,50 @@ inline constexpr int kJoinSlices = 16;
 /// Within its slice a thread sums so many splits to a part before it adds the part to the slice's sum.
 inline constexpr int kJoinPart = 4;
 
+/// The tiles of so many tokens, which are none or more.
+__device__ inline int tiles_of(int tokens) {
+  return static_cast<int>(static_cast<unsigned>(tokens + kTileTokens - 1) / kTileTokens);
+}
+
 /// One split: successive entries of a KV head.
 struct Split {
   int kv_head, first;
   int tokens;  ///< 0: none
 };
 
-/// The length of a split, in tiles, if all KV heads together have so many entries. In 32 bits, as all that a
-/// block computes before it knows what to load: a division of 64 bits takes 80 instructions.
-__host__ __device__ inline uint32_t split_tiles(const Partition& partition, uint32_t total) {
-  const uint32_t balanced = (total + partition.blocks_wanted - 1) / partition.blocks_wanted;
-  const uint32_t tiles = (balanced + kTileTokens - 1) / kTileTokens;
-  return max(1U, min(tiles, partition.most_split_tokens / kTileTokens));
-}
+/// A partition for kernels, which do not divide: what a block computes before it knows what to load is in the
+/// way of every split.
+struct SplitLengths {
+  static constexpr uint32_t kMostTiles = 16;
+
+  uint32_t tile_entries;  ///< a split has one more tile for each time that the KV heads have so many entries
+  uint32_t most_tiles;    ///< of a split
+  uint32_t reciprocals[kMostTiles];  ///< of i + 1: 2^31 / (i + 1), rounded up
+
+  explicit SplitLengths(const Partition& partition)
+      : tile_entries(partition.blocks_wanted * kTileTokens),
+        most_tiles(partition.most_split_tokens / kTileTokens) {
+    require_range("tiles of a split", most_tiles, 1, kMostTiles);
+    for (uint32_t i = 0; i < kMostTiles; ++i) reciprocals[i] = ((1U << 31) + i) / (i + 1);
+  }
+
+  /// The tiles of a split if all KV heads together have so many entries: the blocks wanted have as much to do
+  /// as each other, unless a split would be longer than the longest.
+  int64_t tiles(int64_t total) const {
+    return std::clamp<int64_t>(ceil_division(total, tile_entries), 1, most_tiles);
+  }
+  /// tiles(total) - 1: lane n finds whether n + 1 tiles are too few. Whole warps call it.
+  __device__ uint32_t further_tiles(uint32_t total) const {
+    const auto tiles = static_cast<uint32_t>(lane() + 1);
+    const bool too_few = tiles < most_tiles && tiles * tile_entries < total;
+    return static_cast<uint32_t>(__popc(__ballot_sync(kAllLanes, too_few ? 1 : 0)));
+  }
+  /// number / (further + 1), rounded up; number < 2^27 - kMostTiles, so that a product with a reciprocal,
+  /// which is too large by less than kMostTiles / 2^31 of itself, does not reach the next integer.
+  __device__ uint32_t quotient(uint32_t number, uint32_t further) const {
+    return static_cast<uint32_t>(uint64_t{number + further} * reciprocals[further] >> 31);
+  }
+};
 
 /// So many splits a cache of this capacity has at most: those of a full one, and one for the
 /// last entries of each head.
@@ -55,24 +87,22 @@ struct Splits {
   const int64_t* entries;  // [kv_heads]
   int kv_heads;
   uint32_t first_entries;  // of KV head lane(), which are all that a segment of up to 32 KV heads needs
-  uint32_t tiles;          // of one split
+  const SplitLengths& lengths;
+  uint32_t further_tiles;  // of one split: all but its first
 
-  __device__ Splits(const Partition& partition, const int64_t* entries_of_heads, int heads)
-      : entries(entries_of_heads), kv_heads(heads), first_entries(entries_of(lane())) {
+  __device__ Splits(const SplitLengths& of_splits, const int64_t* entries_of_heads, int heads)
+      : entries(entries_of_heads), kv_heads(heads), first_entries(entries_of(lane())), lengths(of_splits) {
     uint32_t total = first_entries;
 #pragma unroll 1
     for (int g = 32 + lane(); g < kv_heads; g += 32) total += entries_of(g);
-    tiles = split_tiles(partition, warp_sum(total));
+    further_tiles = lengths.further_tiles(warp_sum(total));
   }
 
-  __device__ uint32_t entries_of(int g) const { return g < kv_heads ? static_cast<uint32_t>(entries[g]) : 0; }
-  /// The entries and the splits of KV head begin + lane(), none if there is no such head;
-  /// begin: a multiple of 32.
-  __device__ uint32_t entries_from(int begin) const {
-    return begin == 0 ? first_entries : entries_of(begin + lane());
+  __device__ uint32_t entries_of(int g) const {
+    return g < kv_heads ? static_cast<uint32_t>(entries[static_cast<unsigned>(g)]) : 0;
   }
-  __device__ uint32_t splits_from(int begin) const {
-    return ((entries_from(begin) + kTileTokens - 1) / kTileTokens + tiles - 1) / tiles;
+  __device__ uint32_t splits_of(uint32_t entries_of_head) const {
+    return lengths.quotient((entries_of_head + kTileTokens - 1) / kTileTokens, further_tiles);
   }
 
   /// The splits of a KV head, and those before them.
@@ -80,9 +110,9 @@ struct Splits {
     int count, before;
   };
   __device__ OfHead of_head(int g) const {
-    uint32_t before = 0;
-    for (int begin = 0;; begin += 32) {
-      const uint32_t own = splits_from(begin);
+    uint32_t before = 0, of_lane = first_entries;
+    for (int begin = 0;; begin += 32, of_lane = entries_of(begin + lane())) {
+      const uint32_t own = splits_of(of_lane);
       if (begin + lane() < g) before += own;
       if (g >= begin + 32) continue;
       return {static_cast<int>(__shfl_sync(kAllLanes, own, g - begin)), static_cast<int>(warp_sum(before))};
@@ -91,9 +121,10 @@ struct Splits {
 
   /// The n-th split of all.
   __device__ Split at(uint32_t n) const {
+    uint32_t of_lane = first_entries;
 #pragma unroll 1
-    for (int begin = 0; begin < kv_heads; begin += 32) {
-      const uint32_t own = splits_from(begin);
+    for (int begin = 0;;) {
+      const uint32_t own = splits_of(of_lane);
       uint32_t through = own;  // splits of the heads begin..begin + lane()
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {
@@ -102,14 +133,16 @@ struct Splits {
       }
       if (const unsigned reaching = __ballot_sync(kAllLanes, n < through)) {
         const int of = __ffs(static_cast<int>(reaching)) - 1;
-        const uint32_t tokens = tiles * kTileTokens;
+        const uint32_t tokens = (further_tiles + 1) * kTileTokens;
         const uint32_t first = (n - __shfl_sync(kAllLanes, through - own, of)) * tokens;
-        const uint32_t rest = __shfl_sync(kAllLanes, entries_from(begin), of) - first;
+        const uint32_t rest = __shfl_sync(kAllLanes, of_lane, of) - first;
         return {begin + of, static_cast<int>(first), static_cast<int>(min(tokens, rest))};
       }
+      begin += 32;
+      if (begin >= kv_heads) return {0, 0, 0};
       n -= __shfl_sync(kAllLanes, through, 31);
+      of_lane = entries_of(begin + lane());
     }
-    return {0, 0, 0};
   }
 };
 
@@ -160,7 +193,7 @@ struct Partials {
 /// The arguments of the kernels that attend to one split each.
 template <Storage T>
 struct SplitArguments {
-  Partition partition;
+  SplitLengths lengths;
   DeviceTensor<const T> queries;  ///< [query_heads, window, head_dim]
   CacheView<T> cache;
   float scale;
@@ -211,19 +244,16 @@ struct SplitArguments {
   __host__ __device__ int group_queries() const { return partials.group_queries; }
   /// The block's split.
   __device__ Split split() const {
-    const int first = static_cast<int>(blockIdx.z) * kv_heads();
-    Split own = Splits(partition, cache.entries + first, kv_heads()).at(blockIdx.x);
-    own.kv_head += first;
+    const unsigned first = blockIdx.z * static_cast<unsigned>(kv_heads());
+    Split own = Splits(lengths, cache.entries + first, kv_heads()).at(blockIdx.x);
+    own.kv_head += static_cast<int>(first);
     return own;
   }
   /// Blocks along x, for the splits of a segment's full cache; those behind the last split end at once.
   int64_t blocks() const { return partials.of_segment; }
   int64_t segments() const { return cache.segments; }
   /// The most tokens of a split, for any entries that fit the cache.
-  int most_tokens() const {
-    const int64_t entries = kv_heads() * capacity();
-    return static_cast<int>(split_tiles(partition, static_cast<uint32_t>(entries))) * kTileTokens;
-  }
+  int most_tokens() const { return static_cast<int>(lengths.tiles(kv_heads() * capacity())) * kTileTokens; }
 };
 
 /// Queues the kernel of the splits: attention_portable_kernel for fp32, attention_mma_kernel for 16-bit
@@ -241,7 +271,7 @@ KernelArithmetic split_arithmetic<float>(int64_t tokens, int64_t head_dim);
 
 /// The arguments of attention_join_kernel.
 struct JoinArguments {
-  Partition partition;
+  SplitLengths lengths;
   const int64_t* entries;
   int kv_heads;  ///< of all segments
   Partials partials;

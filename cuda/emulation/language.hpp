@@ -125,6 +125,20 @@ T shuffle(const char* name, unsigned mask, T value, int source, CallSite where) 
   return result;
 }
 
+/// Every lane in the mask gets the sum of all their numbers.
+template <class T>
+T reduce_add(const char* name, unsigned mask, T value, CallSite where) {
+  struct Addend {
+    T value, sum;
+  } addend{value, 0};
+  together(Instruction::shuffle, name, mask, addend, where, [mask](const auto& of) {
+    T sum = 0;
+    for (unsigned left = mask; left != 0; left &= left - 1) sum += of(std::countr_zero(left)).value;
+    for (unsigned left = mask; left != 0; left &= left - 1) of(std::countr_zero(left)).sum = sum;
+  });
+  return addend.sum;
+}
+
 inline unsigned ballot(const char* name, unsigned mask, bool flag, CallSite where) {
   struct Vote {
     bool flag;
@@ -195,6 +209,12 @@ T __shfl_xor_sync(unsigned mask, T value, int with, int width = warpSize,
   const int source = lane ^ with;
   const int past = (lane & ~(width - 1)) + width;
   return emulation::shuffle("__shfl_xor_sync", mask, value, source >= past ? lane : source, where);
+}
+
+// The sum of the lanes' integers.
+template <Word T>
+T __reduce_add_sync(unsigned mask, T value, CallSite where = CallSite::current()) {
+  return emulation::reduce_add("__reduce_add_sync", mask, value, where);
 }
 
 // Votes.

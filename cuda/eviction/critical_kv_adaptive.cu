@@ -130,7 +130,7 @@ __device__ void prefix_sums(float (&numbers)[kCount], float* warp_totals) {
 // grid       (tiles, query_heads), tiles = ceil((always_kept + min(ranked_stride, tokens)) / 256)
 // block      256
 // shared     32 pitch + 1,312 bytes, pitch = numbers in a padded row; 5,408 for head_dim 128 in a 16-bit type
-// registers  sm_90a: 96 (16-bit types), 80 (fp32); sm_80: 91
+// registers  sm_90a: 96 (16-bit types), 80 (fp32); sm_80: 92
 // bytes      read: the entries' keys for each query head, again for every eight queries; queries and
 //            log-sum-exp for each block; written: 4 query_heads window tiles
 // FLOP       2 query_heads window entries pitch, and an exponential for each product;
@@ -195,7 +195,7 @@ __device__ Crossing crossing_tile(const float* masses, int64_t tiles, const Shar
 // grid       (window, query_heads)
 // block      256
 // shared     as tile_masses_kernel
-// registers  sm_90a and sm_80: 50 (16-bit types), 112 (fp32)
+// registers  sm_90a: 48 (16-bit types), 112 (fp32); sm_80: 50, 112
 // bytes      read: 4 tiles and 256 keys for each query; written: 8 for each query
 // FLOP       512 pitch for each query, and 256 exponentials
 template <Storage T>

@@ -117,7 +117,7 @@ __device__ void head_sums(const Arguments<T>& p, const Shared& shared, const T* 
 // grid       (ceil(tokens / 64), kv_heads * ceil(group / heads_per_block)): launch_blocks
 // block      256, as 16 x 16
 // shared     272 (round_up(head_dim, 32) + 32) bytes; 43,520 for head_dim 128
-// registers  110 (sm_90a), 108 (sm_80)
+// registers  111 (sm_90a), 108 (sm_80)
 // bytes      read: the values once for each block of their group; head_dim model_dim sizeof(T) of W^O for
 //            each query head and 64 tokens, mostly from the L2 cache; written: 4 query_heads tokens
 // FLOP       2 query_heads tokens head_dim model_dim, and 1 for each projected value

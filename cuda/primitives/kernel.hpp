@@ -131,7 +131,7 @@ class SharedMemory {
   template <class T>
 #ifdef KVBOUND_CUDA_NATIVE
   __host__ __device__ T* array(int64_t count, int alignment = 16) {
-    const int64_t begin = place<T>(count, alignment);
+    const Bytes begin = place<T>(count, alignment);
 #ifdef __CUDA_ARCH__
     extern __shared__ __align__(1024) unsigned char kvbound_dynamic_shared_memory[];
     return reinterpret_cast<T*>(kvbound_dynamic_shared_memory + begin);
@@ -142,7 +142,7 @@ class SharedMemory {
   }
 #else
   T* array(int64_t count, int alignment = 16, CallSite where = CallSite::current()) {
-    const int64_t begin = place<T>(count, alignment);
+    const Bytes begin = place<T>(count, alignment);
     if (!emulation::in_kernel()) return nullptr;
     const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
     return static_cast<T*>(emulation::shared_array(arrays_++, begin, bytes, alignment, where));
@@ -153,15 +153,21 @@ class SharedMemory {
   __host__ __device__ int64_t bytes() const { return used_; }
 
  private:
+#ifdef __CUDA_ARCH__
+  using Bytes = uint32_t;  // what fits; sums of 64 bits would be most of what precedes a block's first load
+#else
+  using Bytes = int64_t;
+#endif
+
   template <class T>
-  __host__ __device__ int64_t place(int64_t count, int alignment) {
+  __host__ __device__ Bytes place(int64_t count, int alignment) {
     static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16);
-    const int64_t begin = round_up(used_, alignment);
-    used_ = begin + count * static_cast<int64_t>(sizeof(T));
+    const auto unit = static_cast<Bytes>(alignment), begin = (used_ + unit - 1) / unit * unit;
+    used_ = begin + static_cast<Bytes>(count) * static_cast<Bytes>(sizeof(T));
     return begin;
   }
 
-  int64_t used_ = 0;
+  Bytes used_ = 0;
 #ifndef KVBOUND_CUDA_NATIVE
   int arrays_ = 0;
 #endif

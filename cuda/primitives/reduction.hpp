@@ -1,7 +1,8 @@
 // Reductions over the lanes of a warp and the threads of a block, in a fixed order: the
 // same bits at every call.
 //
-//     warp   a butterfly: lane l joins its number with that of lane l ^ 16, then l ^ 8, ... l ^ 1
+//     warp   a butterfly: lane l joins its number with that of lane l ^ 16, then l ^ 8, ... l ^ 1; one
+//            instruction sums a whole warp's integers of 32 bits, the same in any order
 //     block  every warp by itself, then the warps' numbers in their order
 #pragma once
 
@@ -53,7 +54,11 @@ __device__ __forceinline__ Number join_lanes(Number number, const Join& join) {
 }
 template <int lanes = 32, class Number>
 __device__ __forceinline__ Number warp_sum(Number number) {
-  return join_lanes<lanes>(number, Sum());
+  if constexpr (lanes == 32 && std::is_integral_v<Number> && sizeof(Number) == sizeof(int)) {
+    return __reduce_add_sync(kAllLanes, number);
+  } else {
+    return join_lanes<lanes>(number, Sum());
+  }
 }
 template <int lanes = 32, class Number>
 __device__ __forceinline__ Number warp_max(Number number) {

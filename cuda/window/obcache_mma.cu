@@ -300,7 +300,7 @@ __device__ Ring<change, kSteps> ring_of(const Arguments<T>& p, int64_t first, in
 // block      256
 // shared     16 (2 k + 1) (64 slices stages + 64) + 6,144 bytes, 2 slices, of `value` 1; 128,000 for
 //            head_dim 128 and 3 stages
-// registers  steps 4: 177, 8: 254, 16: 255 (sm_90a); 173, 254, 255 (sm_80), of BF16;
+// registers  steps 4: 175, 8: 252, 16: 254 (sm_90a); 168, 254, 255 (sm_80), of BF16;
 //            fewer of FP16 and of `value`
 // bytes      read: 4 head_dim for each token and KV head, 2 head_dim of `value`, again for each block along x
 //            and each launch, mostly from the L2 cache; 4 for each token and query head; the queries, their

@@ -153,7 +153,7 @@ __device__ void store_scores(const Arguments<float>& p, const Tiles& tiles, int6
 // grid       (ceil(tokens / 64), kv_heads)
 // block      128
 // shared     stages (1024 (v | 1) + 4 max(32 (row + 4), 512)) bytes; 68,608 for head_dim 128, BF16, 2 stages
-// registers  118-158 (sm_90a), 120-154 (sm_80)
+// registers  118-158 (sm_90a), 120-152 (sm_80)
 // bytes      read: 32 v for each token and KV head; the group's queries, outputs and their norms for each
 //            block, mostly from the L2 cache; 4 query_heads tokens; written: 4 query_heads tokens
 // FLOP       4 query_heads window tokens head_dim, 10 and an exponential for each query and token

@@ -135,7 +135,7 @@ struct RunningSums {
 // grid       (ceil(group parts / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
 // block      128
 // shared     16 (2 k + 1) (64 stages + 32) bytes; 60,928 for head_dim 128 and 3 stages
-// registers  steps 4: 110, 5: 123, 6: 140, 8: 160, 12: 222, 16: 164 (sm_90a); 112, 118,
+// registers  steps 4: 110, 5: 121, 6: 140, 8: 160, 12: 222, 16: 164 (sm_90a); 112, 118,
 //            138, 158, 216, 158 (sm_80)
 // bytes      read: 2 head_dim for each token and KV head, again for each block along x; the queries for each
 //            split; written: 8 for each query and split

@@ -7,6 +7,7 @@ kernel's end.
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,42 @@ class ControlFlow:
         while block not in (first, 0):
             block = self.dominators[block]
         return block == first
+
+    def fewest_before(self, base):
+        """The instructions that a thread executes at least before its first one of these: those of the shortest way there."""
+        there = len(self.blocks)
+        seen, ways = set(), [(0, 0)]  # (instructions executed, block)
+        while ways:
+            executed, block = heappop(ways)
+            if block == there:
+                return executed
+            if block in seen:
+                continue
+            seen.add(block)
+            bases = [entry.base for entry in self.blocks[block]]
+            if base in bases:
+                heappush(ways, (executed + bases.index(base), there))
+                continue
+            for following in self.after[block]:
+                heappush(ways, (executed + len(bases), following))
+        raise ValueError(f"no way leads to {base}")
+
+    def unread_before(self, load, base):
+        """The loads of this kind from which a way leads to one of `base` on which nothing reads what they load."""
+        return [entry for block, entries in enumerate(self.blocks) for place, entry in enumerate(entries)
+                if entry.base == load and self.leads_unread(entry, block, place + 1, base)]
+
+    def leads_unread(self, load, block, place, base):
+        seen, ways = set(), [(block, place)]
+        while ways:
+            block, place = ways.pop()
+            end = next((entry for entry in self.blocks[block][place:] if entry.base == base or entry.read & load.loaded), None)
+            if end is None:
+                ways += [(following, 0) for following in self.after[block] if following not in seen]
+                seen.update(self.after[block])
+            elif not end.read & load.loaded:
+                return True
+        return False
 
     @cached_property
     def loops(self):

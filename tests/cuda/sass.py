@@ -63,6 +63,19 @@ class Instruction:
         return CLASS_OF[self.base]
 
     @property
+    def loaded(self):
+        """The numbers of the registers that a load writes."""
+        first, width = int(re.match(r"R(\d+)", self.operands)[1]), re.search(r"\.(64|128)\b", self.opcode)
+        return set(range(first, first + (int(width[1]) // 32 if width else 1)))
+
+    @property
+    def read(self):
+        """The numbers of the registers that are read, of wider operands the first one: all but those of a result, which comes
+        first and is no address."""
+        result, _, rest = self.operands.partition(",")
+        return {int(number) for number in re.findall(r"\bR(\d+)\b", rest if re.match(r"U?[RP]", result) else self.operands)}
+
+    @property
     def target(self):
         """The label in the operands; "" if there is none."""
         label = re.search(r"`\((\S+)\)", self.operands)

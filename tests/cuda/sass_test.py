@@ -134,6 +134,41 @@ class Loops(unittest.TestCase):
             found("BSSY B0, `(a); BSYNC B1\n a: EXIT")
 
 
+class ShortestWays(unittest.TestCase):
+    def fewest(self, text):
+        return loops.ControlFlow(code(text)).fewest_before("LDGSTS")
+
+    def test_leave_out_what_a_branch_avoids(self):
+        self.assertEqual(self.fewest("MOV; @P0 BRA `(b); FADD; FADD; LDGSTS; EXIT\n b: FMUL; LDGSTS; EXIT"), 3)
+        self.assertEqual(self.fewest("MOV; @P0 BRA `(b); FADD; LDGSTS; EXIT\n b: FMUL; FMUL; LDGSTS; EXIT"), 3)
+
+    def test_take_each_loop_once(self):
+        self.assertEqual(self.fewest(loop("a", "FADD; FADD") + "FMUL; LDGSTS; EXIT"), 4)
+
+    def test_that_do_not_exist_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "no way leads to LDGSTS"):
+            self.fewest("MOV; EXIT; LDGSTS")
+
+
+class UnreadLoads(unittest.TestCase):
+    def unread(self, text):
+        return [entry.opcode for entry in loops.ControlFlow(code(text)).unread_before("LD", "UCGABAR_ARV")]
+
+    def test_are_those_whose_registers_nothing_reads(self):
+        self.assertEqual(self.unread("LD.E R8, [R2.64]; UCGABAR_ARV; FADD R1, R8, R8; EXIT"), ["LD.E"])
+        self.assertEqual(self.unread("LD.E R8, [R2.64]; MOV R8, R2; UCGABAR_ARV; EXIT"), ["LD.E"])
+        self.assertEqual(self.unread("LD.E R8, [R2.64]; FADD R1, R2, R8.reuse; UCGABAR_ARV; EXIT"), [])
+        self.assertEqual(self.unread("LD.E R8, [R2.64]; STS [R8], R1; UCGABAR_ARV; EXIT"), [])
+
+    def test_of_several_registers_need_one_of_them(self):
+        self.assertEqual(self.unread("LD.E.128 R8, [R2.64]; FADD R1, R11, R1; UCGABAR_ARV; EXIT"), [])
+        self.assertEqual(self.unread("LD.E.64 R8, [R2.64]; FADD R1, R11, R1; UCGABAR_ARV; EXIT"), ["LD.E.64"])
+
+    def test_are_unread_if_one_way_is_without_a_reader(self):
+        self.assertEqual(self.unread("LD.E R8, [R2.64]; @P0 BRA `(b); FADD R1, R8, R8\n b: UCGABAR_ARV; EXIT"), ["LD.E"])
+        self.assertEqual(self.unread(loop("a", "LD.E R8, [R2.64]; FADD R1, R8, R1") + "UCGABAR_ARV; EXIT"), [])
+
+
 class MainLoops(unittest.TestCase):
     def test_are_all_with_products_of_tensor_cores(self):
         nest = loop("b", "FFMA; FFMA;" + loop("c", "HMMA; FADD"))

@@ -108,6 +108,24 @@ TEST_F(Primitives, ShufflesCarryEveryTypeOf32And64Bits) {
   });
 }
 
+__global__ void reduce_kernel(int* signed_sums, unsigned* sums) {
+  const auto lane = static_cast<int>(threadIdx.x);
+  signed_sums[lane] = __reduce_add_sync(kAll, lane - 16);
+  if (lane >= 16) sums[lane] = __reduce_add_sync(0xffff0000U, 0xffffff00U + threadIdx.x);
+}
+
+TEST_F(Primitives, OneInstructionAddsTheIntegersOfAllLanesInTheMask) {
+  under_every_schedule([] {
+    Buffer<int> signed_sums(kLanes);
+    Buffer<unsigned> sums = upload(std::vector<unsigned>(kLanes, 5));
+    launch<reduce_kernel>(one_warp(), signed_sums.data(), sums.data());
+    EXPECT_EQ(download(signed_sums), std::vector<int>(kLanes, -16));
+    std::vector<unsigned> expected(kLanes, 5);  // modulo 2^32
+    std::fill(expected.begin() + 16, expected.end(), static_cast<unsigned>(376 - 16 * 256));
+    EXPECT_EQ(download(sums), expected);
+  });
+}
+
 __global__ void halves_kernel(int* sums) {
   const int lane = static_cast<int>(threadIdx.x);
   int sum = lane;
