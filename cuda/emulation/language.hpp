@@ -132,9 +132,11 @@ T reduce_add(const char* name, unsigned mask, T value, CallSite where) {
     T value, sum;
   } addend{value, 0};
   together(Instruction::shuffle, name, mask, addend, where, [mask](const auto& of) {
-    T sum = 0;
-    for (unsigned left = mask; left != 0; left &= left - 1) sum += of(std::countr_zero(left)).value;
-    for (unsigned left = mask; left != 0; left &= left - 1) of(std::countr_zero(left)).sum = sum;
+    unsigned sum = 0;
+    for (unsigned left = mask; left != 0; left &= left - 1)
+      sum += static_cast<unsigned>(of(std::countr_zero(left)).value);
+    for (unsigned left = mask; left != 0; left &= left - 1)
+      of(std::countr_zero(left)).sum = static_cast<T>(sum);
   });
   return addend.sum;
 }
@@ -211,9 +213,10 @@ T __shfl_xor_sync(unsigned mask, T value, int with, int width = warpSize,
   return emulation::shuffle("__shfl_xor_sync", mask, value, source >= past ? lane : source, where);
 }
 
-// The sum of the lanes' integers.
+// The sum of the lanes' integers, modulo 2^32.
 template <Word T>
-T __reduce_add_sync(unsigned mask, T value, CallSite where = CallSite::current()) {
+requires(sizeof(T) == sizeof(unsigned)) T
+    __reduce_add_sync(unsigned mask, T value, CallSite where = CallSite::current()) {
   return emulation::reduce_add("__reduce_add_sync", mask, value, where);
 }
 

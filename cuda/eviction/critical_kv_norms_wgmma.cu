@@ -249,7 +249,9 @@ template <Storage T, int kHeadDim>
 __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> (&values)[kTiles],
                          const Stages& stages, Ring& ring) {
 #pragma unroll
-  for (int i = 0; i < kBlockSections * kThreadSums; ++i) shared.sums[sum_place(i)] = 0;
+  for (int i = 0; i < kThreadSums; ++i) {
+    for (int n = 0; n < kBlockSections; ++n) shared.sums[sum_place(i, n)] = 0;
+  }
   float section[kTiles][2] = {};
   for (int n = stages.first; n < stages.end; ++n) {
     const uint16_t* const stage = shared.stages + ring.stage * kStageSize<kHeadDim>;

@@ -59,10 +59,9 @@ struct Shared {
   float* inverses;   // [kStages, kKeys]: inverse_of their lengths; NaN behind the last key
   float* scores;     // [kStages, kKeys]
   uint64_t* landed;  // [kStages]: the stage's copies are complete
-  uint64_t*
-      ready;  // [kStages]: all warps of the producer have written inverses and scores, and rescaled keys
-  uint64_t* empty;  // [kStages]: all warps of the consumers have left the stage
-  uint64_t* turns;  // [kConsumers]: all warps of the other consumer have issued their products of a stage
+  uint64_t* ready;   // [kStages]: the producer's warps have written inverses, scores and what they rescale
+  uint64_t* empty;   // [kStages]: all warps of the consumers have left the stage
+  uint64_t* turns;   // [kConsumers]: all warps of the other consumer have issued their products of a stage
 
   __host__ __device__ explicit Shared(SharedMemory& memory)
       : stages(memory.array<uint16_t>(kStages * kStageSize<kHeadDim>, 1024)),
@@ -250,7 +249,7 @@ struct Nearest {
   }
 };
 
-// A consumer's turns to issue products, the first consumer's first: both have as many stages.
+// A consumer's turns to issue products, the first consumer's first. Both have as many: all stages of an item.
 struct Turns {
   uint64_t *own, *of_other;
   unsigned phase;

@@ -7,7 +7,7 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
 struct CodeFeatures {
-  bool clusters, wgmma;  ///< as DeviceInfo's
+  bool clusters = false, wgmma = false;  ///< as DeviceInfo's
 };
 
 /// Of the code that the current device runs, whose machine may do more than the code was compiled for.

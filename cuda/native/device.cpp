@@ -24,11 +24,13 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
+constexpr int kLeastCapability = 80;
+
 DeviceInfo describe(int number) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, number), "cudaGetDeviceProperties");
   const int capability = 10 * properties.major + properties.minor;
-  const CodeFeatures code = code_features();
+  const CodeFeatures code = capability >= kLeastCapability ? code_features() : CodeFeatures{};
   return {.name = properties.name,
           .compute_capability = capability,
           .multiprocessors = properties.multiProcessorCount,
@@ -38,8 +40,6 @@ DeviceInfo describe(int number) {
           .has_clusters = code.clusters && capability >= 90,
           .has_wgmma = code.wgmma && capability == 90};
 }
-
-constexpr int kLeastCapability = 80;
 
 }  // namespace
 

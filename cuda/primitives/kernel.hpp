@@ -74,7 +74,7 @@ struct LaunchShape {
   LaunchShape(dim3 blocks, dim3 threads, int64_t shared, Stream queue, CallSite caller = CallSite::current())
       : grid(blocks), block(threads), shared_bytes(shared), stream(queue), where(caller) {}
 
-  /// The same in clusters of so many blocks, at most 8, which divide the grid; on sm_90.
+  /// The same in clusters of so many blocks, at most 8, which divide the grid; where device().has_clusters.
   LaunchShape in_clusters(dim3 blocks) const {
     LaunchShape shape = *this;
     shape.cluster = blocks;

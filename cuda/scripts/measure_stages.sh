@@ -77,7 +77,7 @@ stage_facts() {
   shown run_tests 5 "$folder/kvbound_measure_$kernels" --gtest_filter=GpuConstants.ClustersThatFit | tee "$work/facts"
   local status=${PIPESTATUS[0]}
   figure "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -1); cuBLAS ${cublas:-not found}; $(
-    sed -n 's/^\(clusters of 8\): \([0-9]*\) .*whole.*/\1: \2/p' "$work/facts")"
+    sed -n 's/^\(clusters of [48]\): \([0-9]*\) .*whole.*/\1: \2/p' "$work/facts" | paste -sd ,)"
   return "$status"
 }
 

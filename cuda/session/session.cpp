@@ -92,6 +92,7 @@ class DeviceSession final : public Session {
 
   std::vector<StepRecord> steps(std::span<const StepView> views) override {
     require_alone();
+    require_complete();
     require_possible(views);
     return take({&views, 1});
   }
@@ -101,7 +102,9 @@ class DeviceSession final : public Session {
     std::vector<std::span<const StepView>> views;
     for (SessionSteps& each : all) {
       auto* const session = dynamic_cast<DeviceSession*>(each.session);
-      if (!session || !can_join(*session) || each.views.size() != all.front().views.size()) break;
+      if (!is_complete_ || !session || !session->is_complete_ || !can_join(*session) ||
+          each.views.size() != all.front().views.size())
+        break;
       parts.push_back(session);
       views.emplace_back(each.views);
       each.records.clear();
@@ -191,10 +194,7 @@ class DeviceSession final : public Session {
 
   // Makes a session of several.
   void join(const std::vector<DeviceSession*>& parts) {
-    for (const DeviceSession* part : parts) {
-      part->require_alone();
-      part->require_complete();
-    }
+    for (const DeviceSession* part : parts) part->require_alone();
     joined_ = std::make_unique<DeviceSession>(times_, queue_.stream());
     joined_->queue_.run("join", [&] { joined_->begin_joined(parts); });
     joined_of_ = parts;

@@ -289,7 +289,8 @@ class WithStandInsForAGpu(MeasureTest):
         self.native = self.programs(lambda name: re.sub("_test$", "_gpu_test", name).replace("_emulated", "_native"))
         self.impulses(self.native, "_gpu_test")
         self.planted(self.native / "kvbound_measure_native",
-                     "#!/bin/sh\necho 'clusters of 8: 16 together (blocks of a whole multiprocessor)'\n")
+                     "#!/bin/sh\nfor blocks in 2 4 8; do\n"
+                     "  echo \"clusters of $blocks: $((128 / blocks)) together (blocks of a whole multiprocessor)\"\ndone\n")
         kvbound = (PROGRAMS / "kvbound").resolve()
         self.planted(self.native / "kvbound",
                      # --backend cuda is --backend emulated
@@ -304,7 +305,7 @@ class WithStandInsForAGpu(MeasureTest):
         summary = self.summary()
         self.assertEqual({verdict for verdict, _ in summary.values()}, {"passed"}, summary)
         self.assertEqual(summary["impulse"][1], "1 tests, 1 suites, 0 of them failed")
-        self.assertRegex(summary["facts"][1], "^NVIDIA H100 80GB HBM3, 580.1, 81559 MiB; cuBLAS .*; clusters of 8: 16$")
+        self.assertRegex(summary["facts"][1], "^NVIDIA H100 80GB HBM3, 580.1, 81559 MiB; cuBLAS .*; clusters of 4: 32,clusters of 8: 16$")
         self.assertRegex(summary["memcheck"][1], "^clean: [1-9][0-9]* tests$")
         self.assertIn("asked for: --tool memcheck --error-exitcode 9 ", done.stdout)
         self.assertRegex(summary["profile"][1], "^24 kernels$")
