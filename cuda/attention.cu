@@ -100,6 +100,7 @@ void attend(const Partition& partition, DeviceTensor<const T> queries, const Cac
                      .capacity = capacity,
                      .dominants = dominants.rows,
                      .dominant_logits = dominants.logits};
+  splits.copies_tiles = partition.copies_tiles;
   if (capacity > 0) attend_to_splits(splits, stream);
   join_splits(join, stream);
   if (!dominants.rows) return;

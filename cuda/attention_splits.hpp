@@ -203,6 +203,7 @@ struct SplitArguments {
   /// hold one are attended to, the others' partial results are there already. null: no row is left out,
   /// all splits are attended to
   const int64_t* dominants = nullptr;
+  bool copies_tiles = false;  ///< Partition's
 
   /// The n-th query of all heads.
   __device__ const T* query(int n) const {
@@ -256,12 +257,18 @@ struct SplitArguments {
   int most_tokens() const { return static_cast<int>(lengths.tiles(kv_heads() * capacity())) * kTileTokens; }
 };
 
-/// Queues the kernel of the splits: attention_portable_kernel for fp32, attention_mma_kernel for 16-bit
-/// types. The cache has room for an entry.
+/// Queues the kernel of the splits: attention_portable_kernel for fp32, attention_tma_kernel or
+/// attention_mma_kernel for 16-bit types. The cache has room for an entry.
 template <Storage T>
 void attend_to_splits(const SplitArguments<T>& arguments, Stream stream);
 template <>
 void attend_to_splits(const SplitArguments<float>& arguments, Stream stream);
+
+/// Whether attention_tma_kernel can do it, and its launch.
+template <Storage16 T>
+bool tma_can(const SplitArguments<T>& arguments);
+template <Storage16 T>
+void launch_tma(const SplitArguments<T>& arguments, Stream stream);
 
 /// The arithmetic of these kernels; accumulation_depth: within a split of so many tokens.
 template <Storage T>

@@ -11,13 +11,16 @@ namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace attention_splits {
 
-/// How entries are distributed to blocks. Constants, because results must not depend on the device.
+/// How entries are distributed to blocks: constants, because results must not depend on the device. And how
+/// the blocks' tiles come to shared memory, on which results do not depend.
 struct Partition {
   uint32_t blocks_wanted;
   uint32_t most_split_tokens;  ///< whole tiles
+  bool copies_tiles = false;   ///< by the block's threads, also where TMA could
 };
 /// The first is `attention`'s: four blocks for each multiprocessor of an H200.
-inline constexpr Partition kPartitions[] = {{528, 512}, {264, 1024}, {396, 768}, {792, 384}, {1056, 256}};
+inline constexpr Partition kPartitions[] = {{528, 512}, {528, 512, true}, {264, 1024},
+                                            {396, 768}, {792, 384},       {1056, 256}};
 
 /// attention, attention_workspace and attention_arithmetic with any partition; compiled for
 /// the type of the comparison.

@@ -176,7 +176,7 @@ class AttentionTensorCores(unittest.TestCase):
 
     def kernels(self):
         """(name, kSteps, tiles of heads, parts of a weight, the loop of keys, the loop of values)"""
-        pattern = r"attention_splits::attention_mma_kernel<(\w+), (\d+), (\d+)>"
+        pattern = r"attention_splits::attention_(?:mma|tma)_kernel<(\w+), (\d+), (\d+)(?:, \d+)?>"
         for name, match in named(pattern):
             keys, values = sorted((loop.code for loop in chosen(name)), key=lambda code: opcodes(code, "MUFU").total())
             yield name, int(match[2]), int(match[3]), 3 if match[1] == "Bfloat16" else 2, keys, values
@@ -205,12 +205,13 @@ class AttentionPrologue(unittest.TestCase):
     up to 32 KV heads whose entries are all attended to."""
 
     def test_is_short_and_divides_by_no_subroutine(self):
-        for name, _ in named(r"attention_splits::attention_mma_kernel<\w+, \d+, \d>"):
-            code = [line for line in KERNELS[name] if isinstance(line, sass.Instruction)]
-            before = [entry.base for entry in code[:next(i for i, entry in enumerate(code) if entry.base == "LDGSTS")]]
-            with self.subTest(kernel=name):
-                self.assertLessEqual(loops.ControlFlow(KERNELS[name]).fewest_before("LDGSTS"), 170)
-                self.assertNotIn("CALL", before)
+        for copy, request, most in (("mma", "LDGSTS", 170), ("tma", "UTMALDG", 160)):
+            for name, _ in named(rf"attention_splits::attention_{copy}_kernel<\w+, \d+, \d(?:, \d)?>"):
+                code = [line for line in KERNELS[name] if isinstance(line, sass.Instruction)]
+                before = [entry.base for entry in code[:next(i for i, entry in enumerate(code) if entry.base == request)]]
+                with self.subTest(kernel=name):
+                    self.assertLessEqual(loops.ControlFlow(KERNELS[name]).fewest_before(request), most)
+                    self.assertNotIn("CALL", before)
 
 
 class WindowTensorCores(unittest.TestCase):

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <kvbound/cuda/attention.hpp>
+#include <kvbound/cuda/attention_variants.hpp>
 #include <kvbound/cuda/eviction/critical_kv.hpp>
 #include <kvbound/cuda/eviction/obcache.hpp>
 #include <kvbound/cuda/eviction/snap_kv.hpp>
@@ -32,6 +33,7 @@ struct Case {
   int64_t capacity = 0;          // raised to the largest of `entries`
   Distribution distribution = Distribution::random;
   bool votes = false;
+  int64_t segments = 1;
 
   int64_t query_heads() const { return kv_heads * group_size; }
   int64_t most_entries() const { return *std::ranges::max_element(entries); }
@@ -74,22 +76,20 @@ class Subject {
     std::ranges::fill(values_.slice(kv_head).row(entry), 0.0);
   }
 
-  std::vector<std::vector<float>> run(bool with_logits = true) const {
-    const Case& c = case_;
-    const Uploaded<T> queries(queries_), keys(keys_, c.room(), c.entries),
-        values(values_, c.room(), c.entries);
-    const cuda::Buffer<int64_t> entries(c.entries);
-    const cuda::Buffer<float> log_votes(log_votes_);
-    Output output(c.query_heads() * c.head_dim), log_sum_exp(c.query_heads()),
-        logits(c.query_heads() * c.room());
-    WorkingMemory memory(cuda::attention_workspace(c.query_heads(), c.kv_heads, c.head_dim, c.room()));
-    cuda::attention<T>(queries.view(),
-                       {keys.view(), values.view(), entries.data(), c.votes ? log_votes.data() : nullptr},
-                       c.scale(), {output.data(), log_sum_exp.data(), with_logits ? logits.data() : nullptr},
-                       memory.view(), nullptr);
-    return {output.numbers(), log_sum_exp.numbers(), logits.numbers()};
-  }
+  using Results = std::vector<std::vector<float>>;  // output, log-sum-exp, logits
 
+  Results run(bool with_logits = true) const {
+    const Case& c = case_;
+    return run_with(cuda::attention_workspace(c.query_heads(), c.kv_heads, c.head_dim, c.room()), with_logits,
+                    [](const auto&... arguments) { cuda::attention<T>(arguments...); });
+  }
+  Results run_by(const cuda::attention_splits::Partition& partition) const {
+    using namespace cuda::attention_splits;
+    const Case& c = case_;
+    return run_with(
+        attention_workspace_by(partition, c.query_heads(), c.kv_heads, c.head_dim, c.room(), c.segments),
+        true, [&](const auto&... arguments) { attention_by<T>(partition, arguments...); });
+  }
   MatrixView queries(int64_t g) const {
     return queries_.slice(0).middle_rows(g * case_.group_size, case_.group_size);
   }
@@ -101,6 +101,25 @@ class Subject {
   }
 
  private:
+  // queue(queries, cache, scale, result, memory, stream) computes the results.
+  template <class Queue>
+  Results run_with(int64_t workspace, bool with_logits, const Queue& queue) const {
+    const Case& c = case_;
+    const Uploaded<T> queries(queries_), keys(keys_, c.room(), c.entries),
+        values(values_, c.room(), c.entries);
+    const cuda::Buffer<int64_t> entries(c.entries);
+    const cuda::Buffer<float> log_votes(log_votes_);
+    Output output(c.query_heads() * c.head_dim), log_sum_exp(c.query_heads()),
+        logits(c.query_heads() * c.room());
+    WorkingMemory memory(workspace);
+    const cuda::CacheView<T> cache{keys.view(), values.view(), entries.data(),
+                                   c.votes ? log_votes.data() : nullptr, c.segments};
+    const cuda::AttentionResult result{output.data(), log_sum_exp.data(),
+                                       with_logits ? logits.data() : nullptr};
+    queue(queries.view(), cache, c.scale(), result, memory.view(), cuda::Stream{});
+    return {output.numbers(), log_sum_exp.numbers(), logits.numbers()};
+  }
+
   // The first query of each group of query heads.
   Matrix group_queries() const {
     Matrix first;
@@ -367,6 +386,31 @@ TYPED_TEST(AttentionParity, FitsItsLargestBlocksOnEveryDevice) {
   const auto results = run();
   EXPECT_TRUE(std::isfinite(results[1][kGroup]));
   for_each_device([&](const std::string& device) { EXPECT_TRUE(same_bits(run(), results)) << device; });
+}
+
+class TmaAttentionParity : public DeviceTest {
+ protected:
+  TmaAttentionParity() : DeviceTest(90) {}
+};
+
+// Splits of one tile, of two and of eight; caches that end amid a tile, and rows behind them that are NaN.
+TEST_F(TmaAttentionParity, HasTheBitsOfTilesThatThreadsCopy) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const int64_t group_size : {4, 12}) {
+      const bool is_small = group_size == 4;
+      const Case c{4,   group_size,           head_dim, {130, 1, 0, 517},
+                   700, Distribution::random, is_small, is_small ? 2 : 1};
+      SCOPED_TRACE(testing::Message() << c);
+      const Subject<cuda::Bfloat16> subject(c);
+      using cuda::attention_splits::Partition;
+      for (Partition partition : {Partition{528, 512}, Partition{2, 128}, Partition{1, 512}}) {
+        const auto by_tma = in_every_schedule([&] { return subject.run_by(partition); });
+        partition.copies_tiles = true;
+        const auto copied = subject.run_by(partition);
+        EXPECT_TRUE(same_bits(by_tma, copied));
+      }
+    }
+  }
 }
 
 TYPED_TEST(AttentionParity, OfAnEmptyCacheIsNothing) {
