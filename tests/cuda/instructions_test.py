@@ -115,6 +115,14 @@ class DependentLaunches(unittest.TestCase):
                                  "all threads come to the wait")
         self.assertGreater(dependent, 50)
 
+    def test_are_of_kernels_that_wait(self):
+        sources = [path.read_text("utf-8") for path in (ROOT / "cuda").glob("**/*.cu")]
+        launched = {name for text in sources for name in re.findall(r"launch_dependent<(\w+)", text)}
+        self.assertGreater(len(launched), 40)
+        others = {re.sub("<.*", "", name).split("::")[-1] for name, code in KERNELS.items()
+                  if all(entry.base != "ACQBULK" for entry in code if isinstance(entry, sass.Instruction))}
+        self.assertEqual(launched & others, set())
+
 
 class RemoteLoads(unittest.TestCase):
     """A block may return when the others have arrived at the cluster's last barrier, and an arrival orders no load before it:
