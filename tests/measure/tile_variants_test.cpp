@@ -139,9 +139,9 @@ TEST_F(TileVariants, OfAttentionAreRight) {
   AttentionCase attention;
   Table table("K1");
   for (const Partition& partition : kPartitions) {
-    const auto [blocks, tokens] = partition;
-    const std::string shape =
-        std::to_string(blocks) + " blocks, at most " + std::to_string(tokens) + " entries";
+    const auto [blocks, tokens, copies_tiles] = partition;
+    const std::string shape = std::to_string(blocks) + " blocks, at most " + std::to_string(tokens) +
+                              " entries" + (copies_tiles ? ", tiles copied by threads" : "");
     const testing::AssertionResult right = attention.is_right(partition);
     EXPECT_TRUE(right) << shape;
     Output output(layer.query_heads * layer.head_dim), log_sum_exp(layer.query_heads),
