@@ -394,7 +394,7 @@ class TmaAttentionParity : public DeviceTest {
 };
 
 // Splits of one tile, of two and of eight; caches that end amid a tile, and rows behind them that are NaN.
-TEST_F(TmaAttentionParity, HasTheBitsOfTilesThatThreadsCopy) {
+TEST_F(TmaAttentionParity, HasTheBitsOfCopiedTilesUnderEverySchedule) {
   for (const int64_t head_dim : {64, 128}) {
     for (const int64_t group_size : {4, 12}) {
       const bool is_small = group_size == 4;
