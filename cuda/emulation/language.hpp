@@ -215,8 +215,8 @@ T __shfl_xor_sync(unsigned mask, T value, int with, int width = warpSize,
 
 // The sum of the lanes' integers, modulo 2^32.
 template <Word T>
-requires(sizeof(T) == sizeof(unsigned)) T
-    __reduce_add_sync(unsigned mask, T value, CallSite where = CallSite::current()) {
+T __reduce_add_sync(unsigned mask, T value, CallSite where = CallSite::current()) {
+  static_assert(sizeof(T) == sizeof(unsigned));
   return emulation::reduce_add("__reduce_add_sync", mask, value, where);
 }
 

@@ -11,8 +11,9 @@
 // the same W^O from the L2 cache. Where there are few items, as in a decode step, the blocks of a cluster
 // share one: each has sections of the columns of W^O, and the first one adds up what the others have left in
 // their shared memory. How items are distributed does not change a bit of the results, because one block
-// forms its sums section by section, too. Clusters are of four blocks: an H100 or H200 has room for 32 of
-// them at a time, one for each query head of a Llama-3.1-8B, but for 15 or 16 of eight.
+// forms its sums section by section, too. Clusters are of four blocks: an H100 or H200 should have room for
+// 32 of them at a time (not measured), one for each query head of a Llama-3.1-8B, where an H100 has been seen
+// to keep 15 or 16 of eight.
 //
 // Registers decide the width of a product. Of the 65,536 of a multiprocessor the producer's 128
 // threads have 40 each and the consumers' 256 have 232 each. For head_dim 128, values take 2 x 32 and

@@ -117,23 +117,25 @@ class ControlFlow:
             block = self.dominators[block]
         return block == first
 
-    def fewest_before(self, base):
-        """The instructions that a thread executes at least before its first one of these: those of the shortest way there."""
+    def fewest_before(self, base, through):
+        """The instructions that a thread executes at least before one of `base`, on a way on which it executes one of
+        `through`: those of the shortest such way."""
         there = len(self.blocks)
-        seen, ways = set(), [(0, 0)]  # (instructions executed, block)
+        seen, ways = set(), [(0, 0, False)]  # (instructions executed, block, whether it has been through)
         while ways:
-            executed, block = heappop(ways)
+            executed, block, is_through = heappop(ways)
             if block == there:
                 return executed
-            if block in seen:
+            if (block, is_through) in seen:
                 continue
-            seen.add(block)
+            seen.add((block, is_through))
             bases = [entry.base for entry in self.blocks[block]]
-            if base in bases:
-                heappush(ways, (executed + bases.index(base), there))
+            begin = 0 if is_through else next((place for place, each in enumerate(bases) if each in through), None)
+            if begin is not None and base in bases[begin:]:
+                heappush(ways, (executed + bases.index(base, begin), there, True))
                 continue
             for following in self.after[block]:
-                heappush(ways, (executed + len(bases), following))
+                heappush(ways, (executed + len(bases), following, begin is not None))
         raise ValueError(f"no way leads to {base}")
 
     def unread_before(self, load, base):

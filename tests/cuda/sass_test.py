@@ -136,16 +136,22 @@ class Loops(unittest.TestCase):
 
 class ShortestWays(unittest.TestCase):
     def fewest(self, text):
-        return loops.ControlFlow(code(text)).fewest_before("LDGSTS")
+        return loops.ControlFlow(code(text)).fewest_before("LDGSTS", ("MOV", "FLO"))
 
     def test_leave_out_what_a_branch_avoids(self):
         self.assertEqual(self.fewest("MOV; @P0 BRA `(b); FADD; FADD; LDGSTS; EXIT\n b: FMUL; LDGSTS; EXIT"), 3)
         self.assertEqual(self.fewest("MOV; @P0 BRA `(b); FADD; LDGSTS; EXIT\n b: FMUL; FMUL; LDGSTS; EXIT"), 3)
 
     def test_take_each_loop_once(self):
-        self.assertEqual(self.fewest(loop("a", "FADD; FADD") + "FMUL; LDGSTS; EXIT"), 4)
+        self.assertEqual(self.fewest(loop("a", "MOV; FADD") + "FMUL; LDGSTS; EXIT"), 4)
+
+    def test_pass_through_what_they_have_to(self):
+        self.assertEqual(self.fewest("@P0 BRA `(b); FADD; FADD; FLO\n b: LDGSTS; EXIT"), 4)
+        self.assertEqual(self.fewest("@P0 BRA `(b); FLO; BRA `(c)\n b: LDGSTS; MOV\n c: FADD; LDGSTS; EXIT"), 4)
 
     def test_that_do_not_exist_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "no way leads to LDGSTS"):
+            self.fewest("FADD; LDGSTS; FLO; EXIT")
         with self.assertRaisesRegex(ValueError, "no way leads to LDGSTS"):
             self.fewest("MOV; EXIT; LDGSTS")
 
