@@ -5,7 +5,7 @@
 // block stands between two tiles of keys or of values: a warp waits for a tile to land (`full`), and the
 // thread that requests the next one into a stage for all warps to have left that stage (`empty`).
 #include <kvbound/cuda/primitives/dependent_launch.hpp>
-#include <kvbound/cuda/primitives/tensor_load.hpp>
+#include <kvbound/cuda/primitives/row_boxes.hpp>
 
 #include "attention_mma.hpp"
 
@@ -19,8 +19,7 @@ using namespace attention_mma;
 // Stages of a block: as many as leave room for four blocks of a multiprocessor of an H200, whose logits take
 // more of shared memory where splits are longer.
 constexpr int kFewStages = 2, kManyStages = 3, kManyTokens = 128;
-constexpr int kBoxVectors = 8;  // of a row: 128 bytes, what the swizzle permutes
-constexpr int kBoxColumns = 64;
+constexpr int kBoxVectors = 8;                       // of a row: 128 bytes, what the swizzle permutes
 constexpr int kBoxSize = kTileTokens * kBoxVectors;  // vectors
 
 // The tensors that tiles are boxes of.
@@ -153,19 +152,6 @@ __global__ void __launch_bounds__(kThreads)
   if (p.has_work(split, work.first_head, work.heads)) attend(work);
 }
 
-// TMA takes no stride of 0, but of one slice any other.
-template <Storage16 T>
-TensorMap map_of(const DeviceTensor<const T>& rows) {
-  const int64_t slice_stride = rows.slices == 1 ? rows.row_stride : rows.slice_stride;
-  return tensor_map(rows.data, {{rows.cols, rows.rows, rows.slices},
-                                {rows.row_stride * 2, slice_stride * 2},
-                                {kBoxColumns, kTileTokens, 1}});
-}
-template <Storage16 T>
-bool has_map(const DeviceTensor<const T>& rows) {
-  return rows.slices == 1 || (rows.slices > 1 && rows.slice_stride > 0);
-}
-
 template <int kSteps, int kHeadTiles, int kStages, Storage16 T>
 void launch_with(const SplitArguments<T>& arguments, Stream stream) {
   const Shape shape{kStages, std::min(arguments.group_queries(), kHeadTiles * kHeads),
@@ -174,7 +160,8 @@ void launch_with(const SplitArguments<T>& arguments, Stream stream) {
       {extent(arguments.blocks(), ceil_division(arguments.group_queries(), kHeadTiles * kHeads),
               arguments.segments()),
        dim3(kThreads), shared_bytes<Shared<StreamedTiles<kSteps, kStages>, T, kSteps>>(shape), stream},
-      Maps{map_of(arguments.cache.keys), map_of(arguments.cache.values)}, arguments, shape);
+      Maps{row_boxes(arguments.cache.keys, kTileTokens), row_boxes(arguments.cache.values, kTileTokens)},
+      arguments, shape);
 }
 
 template <int kSteps, int kHeadTiles, Storage16 T>
@@ -197,8 +184,8 @@ bool tma_can(const SplitArguments<T>& arguments) {
   const DeviceInfo& info = device();
   const int64_t head_dim = arguments.cache.keys.cols;
   const bool has_instance = head_dim == 64 || head_dim == 128;
-  if (!info.has_clusters || !has_instance || !has_map(arguments.cache.keys) ||
-      !has_map(arguments.cache.values)) {
+  if (!info.has_clusters || !has_instance || !has_row_boxes(arguments.cache.keys) ||
+      !has_row_boxes(arguments.cache.values)) {
     return false;
   }
   const Shape most{kManyStages, kMostHeadTiles * kHeads, arguments.most_tokens()};

@@ -27,8 +27,8 @@
 // microseconds of latency.
 #include <kvbound/cuda/primitives/cluster.hpp>
 #include <kvbound/cuda/primitives/dependent_launch.hpp>
-#include <kvbound/cuda/primitives/registers.hpp>
-#include <kvbound/cuda/primitives/tensor_load.hpp>
+#include <kvbound/cuda/primitives/row_boxes.hpp>
+#include <kvbound/cuda/primitives/warp_specialisation.hpp>
 #include <kvbound/cuda/primitives/warpgroup_mma.hpp>
 
 #include "critical_kv_norms.hpp"
@@ -38,15 +38,11 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace critical_kv_norms {
 namespace {
 
-constexpr int kWarpgroup = 128;  // threads
-constexpr int kConsumers = 2;    // warpgroups
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kRows = 64;  // tokens of an A operand
 constexpr int kTiles = 2;  // A operands of a consumer
 constexpr int kTokens = kConsumers * kTiles * kRows;
 constexpr int kDepth = 16;  // rows of W^O that an instruction takes
 constexpr int kStages = 3;
-constexpr int kBoxColumns = 64;  // 128 bytes: what the swizzle permutes
 constexpr int kBoxes = 2;
 constexpr int kStageColumns = kBoxes * kBoxColumns;
 constexpr int kSections = 8;  // of the stages of a query head
@@ -54,10 +50,6 @@ constexpr int kClusterBlocks = 4;
 constexpr int kBlockSections = kSections / kClusterBlocks;
 constexpr int kSums = kStageColumns / 2;  // a thread's numbers of a product
 constexpr int kThreadSums = 2 * kTiles;   // a thread's sums of terms: of two tokens of each A operand
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-              (1 + kConsumers) * launch_registers(kThreads));
 
 template <int kHeadDim>
 inline constexpr int kBoxSize = kHeadDim* kBoxColumns;
@@ -281,7 +273,7 @@ __device__ void add_head(const Shared<kHeadDim>& shared, const Values<kHeadDim> 
 // Adds up the sections' sums of a cluster's item and writes its norms. All consumers of the cluster call it,
 // once, while the producers wait for the cluster twice.
 template <int kHeadDim, Storage T>
-__device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
+__device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& shared, int consumer) {
   cluster_sync();
   if (cluster_rank() == 0) {
     const auto sum = [&](int i) {
@@ -293,15 +285,14 @@ __device__ void join_sections(const Arguments<T>& p, const Shared<kHeadDim>& sha
       return total;
     };
     const Item item(p, first_item());
-    write_all_norms(p, item, warp() / 4 - 1, item.heads.first, sum);
+    write_all_norms(p, item, consumer, item.heads.first, sum);
   }
   cluster_sync();  // no block returns while the first one reads its shared memory
 }
 
 // A consumer's work: the norms of its 128 tokens of all items of the block, or their sums of its sections.
 template <int kHeadDim, Storage T>
-__device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
-  const int64_t consumer = warp() / 4 - 1;
+__device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared, int consumer) {
   Ring ring;
   const Stages stages(p.output_projection.cols);
   for (int64_t n = first_item(); n < Item::count(p); n += items_at_a_time()) {
@@ -344,7 +335,7 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 // FLOP       2 query_heads tokens head_dim model_dim on tensor cores; query_heads
 //            tokens model_dim on fp32 units
 template <int kHeadDim, Storage T>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kSpecialisedThreads, 1)
     norms_wgmma_kernel(const __grid_constant__ TensorMap projection, Arguments<T> p) {
   begin_dependent_launch();
   SharedMemory memory;
@@ -352,28 +343,25 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       mbarrier_init(shared.full + stage, 1);
-      mbarrier_init(shared.empty + stage, kConsumers * kWarpgroup / 32);
+      mbarrier_init(shared.empty + stage, kConsumerWarps);
     }
     mbarrier_fence_init();
   }
   __syncthreads();
-  if (warp() / 4 == 0) {
-    lower_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) produce(p, projection, shared);
-    for (int n = 0; cluster_size() > 1 && n < 2; ++n) cluster_sync();
-  } else {
-    raise_registers<kConsumerRegisters>();
-    consume(p, shared);
-    if (cluster_size() > 1) join_sections(p, shared);
-  }
+  specialise(
+      [&] {
+        if (threadIdx.x == 0) produce(p, projection, shared);
+        for (int n = 0; cluster_size() > 1 && n < 2; ++n) cluster_sync();
+      },
+      [&](int consumer) {
+        consume(p, shared, consumer);
+        if (cluster_size() > 1) join_sections(p, shared, consumer);
+      });
 }
 
 template <int kHeadDim, Storage T>
 void launch_kernel(Arguments<T> arguments, Stream stream) {
-  const DeviceTensor<const T>& projection = arguments.output_projection;
-  const TensorMap map = tensor_map(projection.data, {{projection.cols, projection.rows, projection.slices},
-                                                     {projection.row_stride * 2, projection.slice_stride * 2},
-                                                     {kBoxColumns, kHeadDim, 1}});
+  const TensorMap map = row_boxes(arguments.output_projection, kHeadDim);
   const int64_t multiprocessors = device().multiprocessors;
   if (Item::token_tiles(arguments) * arguments.values.slices >= multiprocessors) {
     arguments.heads_per_block = arguments.group_size();
@@ -381,7 +369,7 @@ void launch_kernel(Arguments<T> arguments, Stream stream) {
   const int64_t items = Item::count(arguments);
   const bool shares = arguments.heads_per_block == 1 && 2 * items <= multiprocessors;
   const LaunchShape blocks{extent(shares ? items * kClusterBlocks : std::min(multiprocessors, items)),
-                           extent(kThreads), shared_bytes<Shared<kHeadDim>>(), stream};
+                           extent(kSpecialisedThreads), shared_bytes<Shared<kHeadDim>>(), stream};
   launch_dependent<norms_wgmma_kernel<kHeadDim, T>>(
       shares ? blocks.in_clusters(extent(kClusterBlocks)) : blocks, map, arguments);
 }

@@ -120,7 +120,11 @@ void window_log_sum_exp(const WindowView<T>& view, float* log_sum_exp, Workspace
   auto* const memory = static_cast<float*>(workspace.data);
   const SplitPartials partials{memory, memory + queries * splits.count, queries};
   if constexpr (Storage16<T>) {
-    launch_splits_mma(window, splits, partials, stream);
+    if (wgmma_can(window)) {
+      launch_splits_wgmma(window, partials, stream);
+    } else {
+      launch_splits_mma(window, splits, partials, stream);
+    }
   } else {
     launch_splits_portable(window, splits, partials, stream);
   }
@@ -133,10 +137,12 @@ template <Storage T>
 void window_attention(const WindowView<T>& view, const float* log_sum_exp, WindowReduction reduction,
                       float* weights, Stream stream) {
   require_window(view);
+  const Window<T> window(view);
   if constexpr (Storage16<T>) {
-    launch_attention_mma(Window<T>(view), log_sum_exp, reduction, weights, stream);
+    if (wgmma_can(window)) return launch_attention_wgmma(window, log_sum_exp, reduction, weights, stream);
+    launch_attention_mma(window, log_sum_exp, reduction, weights, stream);
   } else {
-    launch_attention_portable(Window<T>(view), log_sum_exp, reduction, weights, stream);
+    launch_attention_portable(window, log_sum_exp, reduction, weights, stream);
   }
 }
 
@@ -160,9 +166,10 @@ KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim) {
     arithmetic.rescalings = std::min(tokens - 1, split_rescalings<T>(of_split) + (splits > 1 ? 1 : 0));
   }
   if constexpr (Storage16<T>) {
+    // Of both kernels: one chains more products, the other adds the sums of chains.
     arithmetic.product_depth = row_product_depth(head_dim);
     arithmetic.tensor_sums = kChainedTensorSums;
-    arithmetic.tensor_chain = row_product_chain(head_dim);
+    arithmetic.tensor_chain = std::max(row_product_chain(head_dim), wgmma_tensor_chain(head_dim));
   } else {
     arithmetic.product_depth = window_tiles::product_depth(head_dim);
   }

@@ -21,7 +21,8 @@ int64_t window_log_sum_exp_workspace(int64_t query_heads, int64_t window, int64_
 ///
 /// log_sum_exp  [query_heads, window], natural log
 /// precision    window_arithmetic<T>(); error: reference/bounds/error_bounds.hpp
-/// determinism  equal keys get equal logits, and bits do not depend on the device
+/// determinism  equal keys get equal logits; bits do not depend on a device's size, but on whether the wgmma
+///              kernels can take the shapes on it
 /// throws       ShapeMismatch, also for a window of no query or of more than there are tokens; DeviceError
 template <Storage T>
 void window_log_sum_exp(const WindowView<T>& window, float* log_sum_exp, Workspace workspace, Stream stream);
@@ -40,7 +41,7 @@ template <Storage T>
 void window_attention(const WindowView<T>& window, const float* log_sum_exp, WindowReduction reduction,
                       float* weights, Stream stream);
 
-/// The arithmetic of window_log_sum_exp and window_attention over so many tokens: on
+/// The arithmetic of window_log_sum_exp and window_attention over so many tokens, of whatever kernel: on
 /// tensor cores for 16-bit types.
 template <Storage T>
 KernelArithmetic window_arithmetic(int64_t tokens, int64_t head_dim);

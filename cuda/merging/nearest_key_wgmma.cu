@@ -16,13 +16,13 @@
 // rescaled in its stage by the producer's warp that has written its inverse length; consumers wait for both
 // the copy and these warps.
 //
-// Registers: of the 65,536 of a multiprocessor the producer's 128 threads have 40 each and the consumers' 256
-// have 232. For head_dim 128, leaving keys take 2 x 32 and products of 64 by 128 keys 2 x 64; a product's
-// comparison takes four instructions for each of its numbers, together 2 x 300 for each warp and stage, in
-// the 2,048 cycles that its products take at the peak.
+// Registers: a consumer's thread has 232 (primitives/warp_specialisation.hpp). For head_dim 128, leaving keys
+// take 2 x 32 and products of 64 by 128 keys 2 x 64; a product's comparison takes four instructions for each
+// of its numbers, together 2 x 300 for each warp and stage, in the 2,048 cycles that its products take at the
+// peak.
 #include <kvbound/cuda/primitives/proxy_fence.hpp>
-#include <kvbound/cuda/primitives/registers.hpp>
-#include <kvbound/cuda/primitives/tensor_load.hpp>
+#include <kvbound/cuda/primitives/row_boxes.hpp>
+#include <kvbound/cuda/primitives/warp_specialisation.hpp>
 #include <kvbound/cuda/primitives/warpgroup_mma.hpp>
 
 #include "nearest_key_scales.hpp"
@@ -32,23 +32,15 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace nearest_key_search {
 namespace {
 
-constexpr int kWarpgroup = 128;  // threads
-constexpr int kConsumers = 2;    // warpgroups
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kRows = 64;  // leaving keys of an A operand
 constexpr int kTiles = 2;  // A operands of a consumer
 constexpr int kItemRows = kConsumers * kTiles * kRows;
 constexpr int kKeys = kWarpgroup;  // kept keys of a stage: a thread of the producer has one
 constexpr int kDepth = 16;         // numbers of a key that an instruction takes
 constexpr int kStages = 3;
-constexpr int kBoxColumns = 64;  // 128 bytes: what the swizzle permutes
 constexpr int kBoxSize = kKeys * kBoxColumns;
 constexpr int kChunk = 8;         // 16-bit numbers in 16 bytes
 constexpr int kSums = kKeys / 2;  // a thread's numbers of a product
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-              (1 + kConsumers) * launch_registers(kThreads));
 
 template <int kHeadDim>
 inline constexpr int kStageSize = kHeadDim / kBoxColumns* kBoxSize;
@@ -298,8 +290,7 @@ __device__ void search_item(const Shared<kHeadDim>& shared, const LeavingTile<kH
 
 // A consumer's work: the nearest kept keys of its 128 leaving keys of all items of the block.
 template <bool kBetter, int kHeadDim, Storage T>
-__device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
-  const int consumer = warp() / 4 - 1;
+__device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared, int consumer) {
   Ring ring;
   Turns turns(shared, consumer);
   for (int64_t n = blockIdx.x; n < Item::count(p); n += gridDim.x) {
@@ -341,48 +332,40 @@ __device__ void consume(const Arguments<T>& p, const Shared<kHeadDim>& shared) {
 //            mostly from the L2 cache; written: 12 for each leaving key
 // FLOP       2 leaving kept head_dim on tensor cores; 1 on fp32 units for each of the leaving kept products
 template <bool kBetter, int kHeadDim, Storage T>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kSpecialisedThreads, 1)
     nearest_keys_wgmma_kernel(const __grid_constant__ TensorMap keys, Arguments<T> p) {
   SharedMemory memory;
   const Shared<kHeadDim> shared(memory);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       mbarrier_init(shared.landed + stage, 1);
-      mbarrier_init(shared.ready + stage, kWarpgroup / 32);
-      mbarrier_init(shared.empty + stage, kConsumers * kWarpgroup / 32);
+      mbarrier_init(shared.ready + stage, kGroupWarps);
+      mbarrier_init(shared.empty + stage, kConsumerWarps);
     }
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      mbarrier_init(shared.turns + consumer, kWarpgroup / 32);
+      mbarrier_init(shared.turns + consumer, kGroupWarps);
     }
     mbarrier_fence_init();
   }
   __syncthreads();
-  if (warp() / 4 == 0) {
-    lower_registers<kProducerRegisters>();
-    produce<kBetter>(p, keys, shared);
-  } else {
-    raise_registers<kConsumerRegisters>();
-    consume<kBetter>(p, shared);
-  }
+  specialise([&] { produce<kBetter>(p, keys, shared); },
+             [&](int consumer) { consume<kBetter>(p, shared, consumer); });
 }
 
 template <bool kBetter, int kHeadDim, Storage T>
 void launch_kernel(const Arguments<T>& arguments, Stream stream) {
-  const DeviceTensor<const T>& kept = arguments.kept.keys;
-  const TensorMap map = tensor_map(kept.data, {{kept.cols, kept.rows, kept.slices},
-                                               {kept.row_stride * 2, kept.slice_stride * 2},
-                                               {kBoxColumns, kKeys, 1}});
+  const TensorMap map = row_boxes(arguments.kept.keys, kKeys);
   const int64_t blocks = std::min<int64_t>(device().multiprocessors, Item::count(arguments));
   launch<nearest_keys_wgmma_kernel<kBetter, kHeadDim, T>>(
-      {extent(blocks), extent(kThreads), shared_bytes<Shared<kHeadDim>>(), stream}, map, arguments);
+      {extent(blocks), extent(kSpecialisedThreads), shared_bytes<Shared<kHeadDim>>(), stream}, map,
+      arguments);
 }
 
 }  // namespace
 
 template <bool kBetter, Storage T>
 void launch_wgmma(const Arguments<T>& arguments, Stream stream) {
-  if (arguments.kept.keys.rows == 0)
-    return launch_mma<kBetter>(arguments, stream);  // TMA has no empty tensors
+  if (!has_row_boxes(arguments.kept.keys)) return launch_mma<kBetter>(arguments, stream);
   if (arguments.kept.keys.cols == 64) {
     launch_kernel<kBetter, 64>(arguments, stream);
   } else {

@@ -20,8 +20,10 @@ struct QueryPart {
   int first;  ///< query
   bool exists;
 
-  /// The query of the thread's i-th one: it has 2 (l % 4) and the next one of every tile.
-  __device__ int place(int i) const { return first + i / 2 * kFragmentRows + lane() % 4 * 2 + i % 2; }
+  /// The place in its part of a thread's i-th query: it has 2 (l % 4) and the next one of every tile.
+  __device__ static int column(int i) { return i / 2 * kFragmentRows + lane() % 4 * 2 + i % 2; }
+  /// The query of the thread's i-th one.
+  __device__ int place(int i) const { return first + column(i); }
 };
 /// Tiles of a part whose queries alone are in registers, where they take 2 kSteps each, and its queries.
 template <int kSteps>
@@ -81,20 +83,23 @@ __device__ inline float sum_over_queries(const float (&sums)[2]) {
   return sum;
 }
 
-/// Of each of the thread's queries minus its log-sum-exp, to base 2; -infinity for one that does not exist.
+/// Minus the log-sum-exp of a part's query, to base 2; -infinity for one that does not exist.
+template <Storage16 T>
+__device__ float offset_of(const Window<T>& window, const QueryPart& part, int place,
+                           const float* log_sum_exp) {
+  constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
+  constexpr auto kRest = static_cast<float>(std::numbers::log2e - kLog2E);
+  if (!part.exists || place >= window.size()) return kNothing;
+  const float log_sum = log_sum_exp[part.head * window.size() + place];
+  return -fmaf(log_sum, kLog2E, log_sum * kRest);  // two parts of log2 e: the product is rounded once
+}
+
+/// Those of each of the thread's queries.
 template <Storage16 T, int kOwn>
 __device__ void load_offsets(const Window<T>& window, const QueryPart& part, const float* log_sum_exp,
                              float (&offsets)[kOwn]) {
-  constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
-  constexpr auto kRest = static_cast<float>(std::numbers::log2e - kLog2E);
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const int place = part.place(i);
-    const bool exists = part.exists && place < window.size();
-    const float log_sum = exists ? log_sum_exp[part.head * window.size() + place] : 0;
-    // Two parts of log2 e, so that the product is rounded once.
-    offsets[i] = exists ? -fmaf(log_sum, kLog2E, log_sum * kRest) : kNothing;
-  }
+  for (int i = 0; i < kOwn; ++i) offsets[i] = offset_of(window, part, part.place(i), log_sum_exp);
 }
 
 /// What products are multiplied by for logits to base 2.

@@ -1,5 +1,5 @@
-// The kernels that SnapKV's and H2O's scores choose from: by mma.sync for 16-bit types, by
-// fp32 multiply-adds for fp32.
+// The kernels that SnapKV's and H2O's scores choose from: by wgmma or mma.sync for 16-bit types, by fp32
+// multiply-adds for fp32.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct Splits {
         count(ceil_division(all, tokens)) {}
 };
 
-/// The sums of every split: its largest logit and sum_j exp(z_j - largest), by base 2 from the mma kernel.
+/// The sums of every split: its largest logit and sum_j exp(z_j - largest), by base 2 of 16-bit types.
 struct SplitPartials {
   float* largest;   ///< [splits, queries]; -infinity if the query attends to no token of the split
   float* sums;      ///< [splits, queries]
@@ -52,23 +52,35 @@ inline float divisor_of(WindowReduction reduction, int64_t queries) {
   return 1;
 }
 
+/// Whether type, shapes and device meet the wgmma kernels' requirements.
+template <Storage16 T>
+bool wgmma_can(const window_tiles::Window<T>& window);
+
+template <Storage16 T>
+void launch_splits_wgmma(const window_tiles::Window<T>& window, const SplitPartials& partials, Stream stream);
 template <Storage16 T>
 void launch_splits_mma(const window_tiles::Window<T>& window, const Splits& splits,
                        const SplitPartials& partials, Stream stream);
 void launch_splits_portable(const window_tiles::Window<float>& window, const Splits& splits,
                             const SplitPartials& partials, Stream stream);
 template <Storage16 T>
+void launch_attention_wgmma(const window_tiles::Window<T>& window, const float* log_sum_exp,
+                            WindowReduction reduction, float* weights, Stream stream);
+template <Storage16 T>
 void launch_attention_mma(const window_tiles::Window<T>& window, const float* log_sum_exp,
                           WindowReduction reduction, float* weights, Stream stream);
 void launch_attention_portable(const window_tiles::Window<float>& window, const float* log_sum_exp,
                                WindowReduction reduction, float* weights, Stream stream);
 
-/// Additions that a term passes through on its way into the sum of one split of so many tokens, and how
-/// often the sum is rescaled.
+/// Additions that a term passes through on its way into the sum of one split of so many tokens, and how often
+/// the sum is rescaled. By wgmma a term passes through no more than by mma: a thread adds the two tokens that
+/// it has of every second tile, a tree its eight lanes, and the warps that have tokens follow each other.
 int64_t mma_split_depth(int64_t tokens);
 int64_t portable_split_depth(int64_t tokens);
 int64_t mma_split_rescalings(int64_t tokens);
 int64_t portable_split_rescalings(int64_t tokens);
+/// The tensor_chain (KernelArithmetic) of the wgmma kernels' logits, of head_dim 64 and 128.
+int64_t wgmma_tensor_chain(int64_t head_dim);
 
 }  // namespace snap_kv_kernels
 }  // namespace KVBOUND_CUDA_BUILD

@@ -6,15 +6,12 @@
 // tokens at a time (primitives/row_fragments.hpp). Exponents are to base 2, so that scale and log2 e are one
 // factor. In the heads of the kernels below, k = kSteps steps of 16 numbers are what head_dim is padded to, a
 // part has 32 queries (16 for 16 steps), and parts = ceil(window / queries of a part).
-#include <kvbound/cuda/primitives/exponential.hpp>
 #include <kvbound/cuda/primitives/row_fragments.hpp>
 #include <kvbound/cuda/primitives/row_ring.hpp>
 #include <kvbound/cuda/primitives/tile_variants.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
-#include <limits>
-
-#include "query_parts.hpp"
+#include "running_sums.hpp"
 #include "snap_kv_kernels.hpp"
 
 namespace kvbound::cuda {
@@ -29,7 +26,9 @@ using window_tiles::kRereadTokens;
 using window_tiles::load_offsets;
 using window_tiles::PartProducts;
 using window_tiles::QueryPart;
-using window_tiles::sum_over_queries;
+using window_tiles::RunningSum;
+using window_tiles::RunningSums;
+using window_tiles::sum_of_weights;
 using window_tiles::Visible;
 using window_tiles::Window;
 
@@ -53,74 +52,6 @@ struct Shared {
   __device__ uint4* of_warp(const Shape& shape) const { return queries + warp() * shape.queries; }
 };
 
-// A thread's sums of 2^(z - largest) over its tokens, where largest is the thread's largest logit so far.
-template <int kTiles>
-struct RunningSums {
-  static constexpr int kOwn = 2 * kTiles;
-  // Finite, so that differences are: the largest one of no tokens.
-  static constexpr float kLowest = std::numeric_limits<float>::lowest();
-  float largest[kOwn], sums[kOwn];
-
-  __device__ RunningSums() : sums{} {
-#pragma unroll
-    for (float& entry : largest) entry = kLowest;
-  }
-
-  // Takes in the products as logits. Sums are rescaled if any lane has a larger logit than
-  // before: by 1 in the others.
-  __device__ void add(PartProducts<kTiles>& logits) {
-    float most[kOwn];
-    bool grown = false;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      most[i] = fmaxf(largest[i], fmaxf(logits.of(0, i), logits.of(1, i)));
-      grown = grown || most[i] > largest[i];
-    }
-    if (__any_sync(kAllLanes, grown)) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        sums[i] *= power_of_two(largest[i] - most[i]);
-        largest[i] = most[i];
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      sums[i] += power_of_two(logits.of(0, i) - largest[i]) + power_of_two(logits.of(1, i) - largest[i]);
-    }
-  }
-
-  // Joins the eight lanes that share their queries.
-  __device__ void join_lanes() {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      float most = largest[i];
-      for (int distance = 16; distance >= 4; distance /= 2)
-        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, distance));
-      float sum = sums[i] * power_of_two(largest[i] - most);
-      for (int distance = 16; distance >= 4; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-      largest[i] = most;
-      sums[i] = sum;
-    }
-  }
-
-  // Writes the sums of a query: of the eight lanes that share them each takes one, so that the
-  // warp's lie side by side.
-  template <Storage16 T>
-  __device__ void write(const Window<T>& window, const QueryPart& part, int64_t split,
-                        const SplitPartials& partials) const {
-    const int own = lane() / 4;
-    float most = largest[0], sum = sums[0];
-#pragma unroll
-    for (int i = 1; i < kOwn; ++i) {
-      most = own == i ? largest[i] : most;
-      sum = own == i ? sums[i] : sum;
-    }
-    const int place = part.place(own);
-    if (!part.exists || own >= kOwn || place >= window.size()) return;
-    partials.write(split, part.head * window.size() + place, most == kLowest ? kNothing : most, sum);
-  }
-};
-
 // The largest logit and the sum of exponentials over one split of the tokens, for 32 queries a warp.
 //
 //                                     a split of up to 704 tokens, 64 in a tile, 3 tiles in shared memory
@@ -135,8 +66,8 @@ struct RunningSums {
 // grid       (ceil(group parts / 4), ceil(tokens / split_tokens), kv_heads), group = query_heads / kv_heads
 // block      128
 // shared     16 (2 k + 1) (64 stages + 32) bytes; 60,928 for head_dim 128 and 3 stages
-// registers  steps 4: 110, 5: 121, 6: 140, 8: 160, 12: 222, 16: 164 (sm_90a); 112, 118,
-//            138, 158, 216, 158 (sm_80)
+// registers  steps 4: 108, 5: 121, 6: 140, 8: 160, 12: 220, 16: 164 (sm_90a); 110, 118,
+//            137, 158, 214, 158 (sm_80)
 // bytes      read: 2 head_dim for each token and KV head, again for each block along x; the queries for each
 //            split; written: 8 for each query and split
 // FLOP       2 query_heads (parts of a window, filled up) tokens (16 k) on tensor cores, an
@@ -176,23 +107,10 @@ __global__ void __launch_bounds__(kThreads, kResident)
     }
   }
   running.join_lanes();
-  running.write(window, part, blockIdx.y, partials);
-}
-
-// The sums over a warp's queries of 2^exponent: of token l / 4, and in odd lanes of token l / 4 + 8.
-template <int kTiles>
-__device__ float sum_of_weights(PartProducts<kTiles>& exponents) {
-  float sums[2] = {};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const float pair =
-          power_of_two(exponents.of(half, 2 * tile)) + power_of_two(exponents.of(half, 2 * tile + 1));
-      sums[half] = tile == 0 ? pair : sums[half] + pair;
-    }
-  }
-  return sum_over_queries(sums);
+  const int place = part.place(lane() / 4);
+  if (!part.exists || lane() / 4 >= running.kOwn || place >= window.size()) return;
+  const RunningSum own = running.of_lane();
+  partials.write(blockIdx.y, part.head * window.size() + place, own.most(), own.sum);
 }
 
 // The window's mean or summed attention to a split of the tokens, for a query head each warp. Larger

@@ -16,8 +16,8 @@ struct WindowTile {
   int tokens;  ///< in a stage of shared memory
   int blocks;  ///< that a multiprocessor must have registers for, if head_dim is at most 128
 };
-/// window_attention and window_log_sum_exp take the first. The others are for BF16 and head_dim 128 alone
-/// (primitives/tile_variants.hpp).
+/// window_attention and window_log_sum_exp take the first where they have no wgmma kernel. The others are for
+/// BF16 and head_dim 128 alone (primitives/tile_variants.hpp).
 inline constexpr WindowTile kWindowTiles[] = {{64, 3}, {32, 3}, {128, 2}, {64, 2}};
 inline constexpr int kWindowTileCount = static_cast<int>(std::size(kWindowTiles));
 

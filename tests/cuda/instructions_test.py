@@ -302,6 +302,20 @@ class WarpgroupTensorCores(unittest.TestCase):
                 self.assertLess(sass.count(loop)["move"], 32)
 
 
+class WindowWarpgroups(unittest.TestCase):
+    """A consumer multiplies 64 keys by 128 queries in steps of depth 16 and takes an exponential of each product; sums of
+    exponentials are rescaled by one for each query of a thread."""
+
+    def test_take_a_tile_with_one_wait_and_one_instruction_for_an_exponential(self):
+        for what, exponentials in (("attention", 64), ("log_sum_exp", 64 + 32)):
+            for name, match in named(rf"snap_kv_kernels::window_{what}_wgmma_kernel<(\d+), \w+>"):
+                with self.subTest(kernel=name):
+                    loop, = [each.code for each in chosen(name) if opcodes(each.code, "HGMMA")]
+                    self.assertEqual(opcodes(loop, "HGMMA").total(), int(match[1]) // 16)
+                    self.assertEqual(opcodes(loop, "WARPGROUP"), {"WARPGROUP.ARRIVE": 1, "WARPGROUP.DEPBAR.LE": 1})
+                    self.assertEqual(opcodes(loop, "MUFU")["MUFU.EX2"], exponentials)
+
+
 class VectorLoads(unittest.TestCase):
     """Loops that multiply read 16 bytes of shared memory at a time, and nothing else."""
 

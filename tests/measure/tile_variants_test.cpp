@@ -173,13 +173,9 @@ TEST_F(TileVariants, OfWindowAttentionAreRight) {
       own, shape.window,
       reference::arithmetic_of(cuda::window_arithmetic<Stored>(shape.tokens, layer.head_dim)));
   Table table("K2");
-  for (int tile = 0; tile < kWindowTileCount; ++tile) {
-    const auto [tokens, blocks] = kWindowTiles[tile];
-    const std::string name = std::to_string(tokens) + " tokens, " + std::to_string(blocks) + " blocks";
+  const auto add = [&](const std::string& name, const std::function<void(float*)>& attention) {
     Output weights(layer.query_heads * shape.tokens);
-    const auto queue = [&] {
-      window_attention_by(tile, window, log_sum_exp.data(), WindowReduction::mean, weights.data(), nullptr);
-    };
+    const auto queue = [&] { attention(weights.data()); };
     queue();
     const std::vector<float> all = weights.numbers();
     const auto of_first = std::span(all).first(static_cast<size_t>(layer.group_size() * shape.tokens));
@@ -187,6 +183,15 @@ TEST_F(TileVariants, OfWindowAttentionAreRight) {
         Comparator("window attention").hold(of_first, expected.numbers(), bounds.numbers());
     EXPECT_TRUE(right) << name;
     table.add(name, bool{right}, queue);
+  };
+  add("in use", [&](float* to) {
+    cuda::window_attention(window, log_sum_exp.data(), WindowReduction::mean, to, nullptr);
+  });
+  for (int tile = 0; tile < kWindowTileCount; ++tile) {
+    const auto [tokens, blocks] = kWindowTiles[tile];
+    add("mma, " + std::to_string(tokens) + " tokens, " + std::to_string(blocks) + " blocks", [&](float* to) {
+      window_attention_by(tile, window, log_sum_exp.data(), WindowReduction::mean, to, nullptr);
+    });
   }
   table.print();
 }

@@ -184,9 +184,9 @@ TYPED_TEST(SnapKvParity, GivesTheSameBitsWithOneTileAtATime) {
   });
 }
 
-// With little shared memory blocks are smaller; the results must not depend on it.
+// With little shared memory a block has fewer tiles at a time; the results must not depend on it.
 TYPED_TEST(SnapKvParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
-  for (const int64_t head_dim : {128, 256}) {
+  for (const int64_t head_dim : {80, 256}) {
     for (const Case& c :
          {Case{.kv_heads = 1, .group_size = 1, .head_dim = head_dim, .window = 3, .tokens = 150},
           Case{.kv_heads = 1, .group_size = 3, .head_dim = head_dim, .window = 65, .tokens = 150}}) {
@@ -199,6 +199,27 @@ TYPED_TEST(SnapKvParity, GivesTheSameBitsOnDevicesWithLessSharedMemory) {
       this->expect_parity(c, subject, results);
     }
   }
+}
+
+// By wgmma, and on other devices and for windows of more than 128 queries by mma.sync.
+TYPED_TEST(SnapKvParity, MatchesReferenceByEveryKernelOfAHeadDim) {
+  for (const int64_t head_dim : {64, 128}) {
+    for (const int64_t window : {5, 40, 65, 130}) {
+      const Case c{.kv_heads = 2, .group_size = 3, .head_dim = head_dim, .window = window, .tokens = 150};
+      const Subject<TypeParam> subject(c);
+      this->expect_parity(c, subject, in_every_schedule([&] { return subject.run(); }));
+      without_clusters(
+          [&] { this->expect_parity(c, subject, in_every_schedule([&] { return subject.run(); })); });
+    }
+  }
+}
+
+// 16 multiprocessors of the emulation have 36 pairs of a split and four query heads to work on, so that a
+// block takes several one after the other.
+TYPED_TEST(SnapKvParity, MatchesReferenceForMoreItemsThanMultiprocessors) {
+  const int64_t kv_heads = std::min(cuda::device().multiprocessors, 16) * 3 / 16;
+  this->expect_parity_in_every_schedule(
+      {.kv_heads = kv_heads, .group_size = 5, .head_dim = 64, .window = 32, .tokens = 330});
 }
 
 TYPED_TEST(SnapKvParity, GivesEqualKeysEqualWeights) {
@@ -267,7 +288,8 @@ TEST(WindowArithmetic, CountsAdditionsThatATermMayPassThrough) {
   expect_depths_of_sums<cuda::Bfloat16>();
   EXPECT_EQ(cuda::window_arithmetic<float>(9, 128).product_depth, 8 + 16);
   EXPECT_EQ(cuda::window_arithmetic<cuda::Bfloat16>(9, 128).product_depth, 1);
-  EXPECT_EQ(cuda::window_arithmetic<cuda::Bfloat16>(9, 128).tensor_chain, 4);
+  EXPECT_EQ(cuda::window_arithmetic<cuda::Bfloat16>(9, 128).tensor_chain, 8);
+  EXPECT_EQ(cuda::window_arithmetic<cuda::Bfloat16>(9, 192).tensor_chain, 4);
   EXPECT_EQ(cuda::window_arithmetic<cuda::Bfloat16>(9, 16).tensor_chain, 1);
 }
 
