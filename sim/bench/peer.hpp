@@ -1,6 +1,6 @@
 // What another program took for the same operations on a layer of the same shape: a peer, whose times bench
-// shows beside its own. sim/bench/peers/bench_torch.py writes such files for PyTorch;
-// sim/schemas/bench_peer.schema.json describes them.
+// shows beside its own. sim/bench/peers/bench_torch.py writes such files for PyTorch,
+// tests/peers for FlashInfer and CUB; sim/schemas/bench_peer.schema.json describes them.
 #pragma once
 
 #include <cstdint>

@@ -50,7 +50,11 @@ in_bare /kvbound --version
 in_bare /kvbound generate --kind sink --tokens 256 --decode 4 --layers 1 /trace --quiet
 in_bare /kvbound replay /trace --policy snapkv,snapkv+critical --budget 25% --quiet
 in_bare /kvbound prove ckv-3.3 --cases 50 --quiet >/dev/null
+if [[ -e $folder/kvbound_peers_native ]]; then  # there is no driver
+  said=$(in_bare /kvbound_peers_native bench cub --judge /kvbound --calls / --json /peer.json 2>&1) && fail "kvbound_peers_native finds a GPU"
+  [[ $said == 'kvbound: no CUDA device: '* && $said != *$'\n'* ]] || fail "kvbound_peers_native says: $said"
+fi
 for program in "$folder"/*; do
   name=${program##*/}
-  [[ $name == kvbound ]] || in_bare "/$name" --gtest_list_tests | grep '^  ' >/dev/null || fail "$name lists no tests"
+  [[ $name == kvbound || $name == kvbound_peers_native ]] || in_bare "/$name" --gtest_list_tests | grep '^  ' >/dev/null || fail "$name lists no tests"
 done
