@@ -9,6 +9,7 @@
 #
 # prepare goes through these steps and ends at the first that fails:
 #
+#   headers    those of FlashInfer and CUB, from PyPI: 101 MB, unpacked 882 MB
 #   build      the preset gpu-measure: programs for sm_90a alone that need libc and the driver
 #   suites     the parity suites whose sources changed since the last measurement:
 #              build/gpu-measure/suites.txt
@@ -26,6 +27,8 @@
 #   anatomy    decode steps by six policies: waited for, queued together; each kernel by itself: bench.jsonl,
 #              steps.csv
 #   bench      kvbound bench of the main operations, in one process: bench.jsonl
+#   libraries  attention and selections by FlashInfer and CUB, judged by kvbound check and only then timed,
+#              beside kvbound bench: libraries.jsonl
 #   peers      the same operations in PyTorch, and both side by side: torch.json
 #   profile    ncu: times, bytes, registers, occupancy and what warps wait for, of 12 kernels: profile.csv
 #   memcheck   compute-sanitizer on a small case of every operation of the changed suites
@@ -46,9 +49,10 @@
 #   --only S[,S]       these steps or stages only
 #   --suites FILE      the changed suites (default: suites.txt beside FOLDER; without one A runs all suites)
 #   --programs DIR     prepare: the programs to be copied (default: build/gpu-measure/portable)
+#   --peers DIR        prepare: for the headers (default: build/gpu-measure/peers)
 #   --backend B        A, B: cuda (default) or emulated, which tries a run on any
 #                      machine: its times say nothing
-#   --out DIR          A, B: for the results, at most 6 files (default: A or B in $OUT, else in out/measure);
+#   --out DIR          A, B: for the results, at most 7 files (default: A or B in $OUT, else in out/measure);
 #                      a folder that has a whole run on a GPU takes no run of another kind
 #   --tiny             A, B: small shapes and a few cases of everything
 #   --seconds N        A, B: for each stage at most, where that is less than its own limit
@@ -65,10 +69,10 @@ root=$(dirname "$(dirname "$(realpath "$0")")")
 build=$root/build/gpu-measure
 
 # Their stages, and the seconds that each may take.
-declare -A verbs=([prepare]="build suites rehearsal model size commands"
-                  [A]="facts impulse parity anatomy bench peers profile memcheck"
+declare -A verbs=([prepare]="headers build suites rehearsal model size commands"
+                  [A]="facts impulse parity anatomy bench libraries peers profile memcheck"
                   [B]="rest sessions large variants constants")
-declare -A limits=([facts]=12 [impulse]=15 [parity]=45 [anatomy]=65 [bench]=143 [peers]=90 [profile]=110 [memcheck]=60
+declare -A limits=([facts]=12 [impulse]=15 [parity]=45 [anatomy]=65 [bench]=143 [libraries]=45 [peers]=60 [profile]=95 [memcheck]=60
                    [rest]=70 [sessions]=25 [large]=45 [variants]=25 [constants]=15)
 # the exit code of a stage that cannot run here; of what is copied
 readonly skipped=77 most_bytes=$((62 << 20))
@@ -80,14 +84,14 @@ usage_error() {
 
 parse_arguments() {
   verb='' backend=cuda folder='' out='' tiny='' seconds='' only='' stage='' suites='' variants='TileVariants.*'
-  programs=$build/portable
+  programs=$build/portable peers=$build/peers
   while (($#)); do
     case $1 in
       --help)
         sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$root/cuda/measure.sh"
         exit 0 ;;
       --tiny) tiny=1 && shift && continue ;;
-      --backend | --only | --out | --seconds | --stage | --suites | --programs | --variants)
+      --backend | --only | --out | --peers | --seconds | --stage | --suites | --programs | --variants)
         (($# > 1)) || usage_error "$1 needs a value" ;;
       -*) usage_error "no option $1" ;;
       *)
@@ -98,6 +102,7 @@ parse_arguments() {
       --backend) backend=$2 ;;
       --only) only=$2 ;;
       --out) out=$2 ;;
+      --peers) peers=$2 ;;
       --seconds) seconds=$2 ;;
       --suites) suites=$2 ;;
       --programs) programs=$2 ;;
@@ -141,8 +146,16 @@ check_arguments() {
 
 # ---- prepare -----------------------------------------------------------------------------------------------
 
+step_headers() {
+  source "$root/cuda/scripts/measure_stages.sh"
+  PIP_NO_DEPS=1 PIP_NO_COMPILE=1 "$root/tests/support/environment.sh" "$root/tests/peers/requirements.txt" "$peers" -c '' &&
+    [[ -n $(peer_headers) ]] ||
+    { echo "error: no headers of FlashInfer and CUB in $peers: this needs PyPI and Python's module venv" && return 1; }
+}
+
 step_build() {
-  (cd "$root" && cmake --preset gpu-measure && cmake --build --preset gpu-measure &&
+  source "$root/cuda/scripts/measure_stages.sh"
+  (cd "$root" && cmake --preset gpu-measure -D KVBOUND_PEER_HEADERS="$(peer_headers)" && cmake --build --preset gpu-measure &&
     ctest --preset gpu-measure -R '^portable$') || return
   [[ -x $programs/primitives_gpu_test ]] || { echo "error: no programs for a GPU in $programs: is nvcc missing?" && return 1; }
 }
@@ -248,7 +261,7 @@ run_stages() {
   work=$(mktemp -d "${TMPDIR:-/tmp}/kvbound-measure-XXXXXX") all_passed=1
   trap 'rm -rf "$work"' EXIT
   export KVBOUND_MEASURE_WORK=$work KVBOUND_MEASURE_CUBLAS=$cublas KVBOUND_REQUIRE_GPU=1 OMP_WAIT_POLICY=passive
-  rm -f "$out"/{log.txt,torch.json,steps.csv,profile.csv}
+  rm -f "$out"/{log.txt,torch.json,libraries.jsonl,steps.csv,profile.csv}
   [[ $verb != A ]] || : >"$out/bench.jsonl"
   printf 'measure.sh %s, --backend %s%s, %s: %s\n' "$verb" "$backend" "${tiny:+, --tiny}" "$(date -u +%F)" "${chosen[*]}" \
     >"$out/summary.txt"

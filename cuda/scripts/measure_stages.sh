@@ -231,6 +231,33 @@ stage_bench() {
   ((done_with == ${#all[@]}))
 }
 
+# The folder with FlashInfer's and CUB's headers, if step_headers has put it into $peers.
+peer_headers() { compgen -G "$peers/lib/python3*/site-packages/flashinfer/data"; }
+
+# library NAME: its kernels, judged and timed, and then kvbound bench beside them.
+library() {
+  local file=$work/$1.json operations=() rounds=$((${tiny:-0} ? 1 : 5)) shape=llama-3.1-8b${tiny:+:256}
+  [[ $backend == cuda ]] || { operations=(attention) && shape=$(bench_shape); }
+  mkdir -p "$work/calls"
+  shown timeout --foreground --kill-after=2 "$(time_left)" "$folder/kvbound_peers_$kernels" bench "$1" "${operations[@]}" --shape "$shape" \
+    --repeats $rounds --judge "$folder/kvbound" --calls "$work/calls" --json "$file" || printf 'error: the kernels of %s: status %s\n' "$1" $?
+  [[ -e $file ]] || return
+  { tr '\n' ' ' <"$file" && echo; } >>"$out/libraries.jsonl"
+  mapfile -t operations < <(sed -n 's/^ *"operation": "\(.*\)",$/\1/p' "$file")
+  shown timeout --foreground --kill-after=2 "$(time_left)" "$folder/kvbound" bench "${operations[@]}" --backend "$backend" \
+    --shape "$shape" --repeats $rounds --peer "$file" --quiet || printf 'error: bench beside %s: status %s\n' "$1" $?
+}
+
+stage_libraries() {
+  local names=(flashinfer flashinfer-tensor-cores cub) name
+  [[ $backend == cuda ]] || names=(processor)
+  [[ -x $folder/kvbound_peers_$kernels ]] || skip "no program kvbound_peers_$kernels: prepare's steps headers and build make it"
+  for name in "${names[@]}"; do library "$name"; done 2>&1 | tee "$work/libraries"
+  figure "$(grep -c 'takes .* times as long' "$work/libraries") operations judged right and timed; attention: $(
+    sed -n '/^attention /,/->.*times as long/s/.*-> \(.* takes .*\)/\1/p' "$work/libraries" | paste -sd ';' | sed 's/;/; /g')"
+  ! grep -q '^error: ' "$work/libraries"
+}
+
 stage_peers() {
   local names=("${peer_operations[@]}") device=cuda policies=snapkv,snapkv+critical,h2o more=()
   [[ $backend == cuda ]] || { device=cpu && more=(--dtype bf16); }

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 from pathlib import Path
 
 from support.documents import parts
@@ -21,7 +22,7 @@ SCRIPT, SCRIPTS = ROOT / "cuda" / "measure.sh", ROOT / "cuda" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import changed_suites  # noqa: E402
 
-STAGES = {"A": ("facts", "impulse", "parity", "anatomy", "bench", "peers", "profile", "memcheck"),
+STAGES = {"A": ("facts", "impulse", "parity", "anatomy", "bench", "libraries", "peers", "profile", "memcheck"),
           "B": ("rest", "sessions", "large", "variants", "constants")}
 NOT_EMULATED = {"profile", "memcheck", "constants"}
 CHANGED = ("AttentionParity", "PackParity", "GroupReductionParity")
@@ -83,6 +84,16 @@ case "$*" in
   *) echo "unexpected arguments: $*" && exit 3 ;;
 esac
 """
+# Of three libraries, one dies, one cannot run, and one has a file of times.
+LIBRARIES = """#!/bin/bash
+case "$*" in
+  "bench flashinfer --shape llama-3.1-8b:256 "*) exit 9 ;;
+  "bench flashinfer-tensor-cores --shape llama-3.1-8b:256 "*) exit 5 ;;
+  "bench cub --shape llama-3.1-8b:256 "*) while [[ $1 != --json ]]; do shift; done; cp {file} "$2" ;;
+  *) echo "unexpected arguments: $*" && exit 3 ;;
+esac
+"""
+LLAMA = {"name": "llama-3.1-8b", "tokens": 256, "query_heads": 32, "kv_heads": 8, "head_dim": 128, "model_dim": 4096}
 # Two suites, of which the second ends its process.
 PARITY = """#!/bin/sh
 case "$*" in
@@ -174,6 +185,7 @@ class Emulated(MeasureTest):
         self.assertRegex(summary["parity"][1], "^[1-9][0-9]* tests, [1-9][0-9]* suites, 0 of them failed$")
         self.assertEqual(ran, set(CHANGED))
         self.assertRegex(summary["anatomy"][1], "^1 policies; h2o: [0-9.]+ times attention; together, [0-9.]+ [mun]?s a layer, attention [0-9.]+ [mun]?s a layer$")
+        self.assertRegex(summary["libraries"][1], r"^1 operations judged right and timed; attention: processor takes .* times as long$")
         documents = [json.loads(line) for line in (self.out / "bench.jsonl").read_text("utf-8").splitlines()]
         self.assertEqual([[one["operation"] for one in parts(document)[0].rows("operations")] for document in documents],
                          [["step"], ["attention", "projected-value-norms", "select-critical", "compact"]])
@@ -184,6 +196,15 @@ class Emulated(MeasureTest):
         self.assertEqual(ran & set(CHANGED), set())
         self.assertRegex(summary["large"][1], "^6 tests, 14 comparisons; cuBLAS not done: the emulation has none$")
         self.assertRegex(summary["variants"][1], "^K1: .*%; K2: .*%$")
+
+    def test_a_library_whose_results_are_wrong_is_a_failure_without_times(self):
+        programs = self.programs()
+        peers = (PROGRAMS / "kvbound_peers_emulated").resolve()
+        self.planted(programs / "kvbound_peers_emulated", f'#!/bin/bash\nexec {peers} "${{@/#processor/faulty}}"\n')
+        done = self.emulated("A", programs, "--only", "libraries")
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertEqual(self.summary()["libraries"], ("failed", "error: attention of faulty is wrong, so it is not timed"))
+        self.assertFalse((self.out / "libraries.jsonl").exists())
 
     def test_goes_on_behind_a_failure(self):
         programs = self.programs()
@@ -322,6 +343,24 @@ class WithStandInsForAGpu(MeasureTest):
         self.assertRegex(self.summary()["peers"][1], r"^2 operations; attention: torch takes [0-9.]+ \(.*\) times as long$")
         self.assertTrue((self.out / "torch.json").exists())
 
+    def test_every_library_is_asked_whatever_happens_to_another(self):
+        file = self.folder / "peer.json"
+        file.write_text(json.dumps({**PEER, "name": "cub", "device": "cuda", "operations_of": "device", "operations": [
+            {"operation": "attention", "policy": None, "seconds": [2.0]}], "shape": LLAMA}, indent=2), "utf-8")
+        self.planted(self.native / "kvbound_peers_native", LIBRARIES.format(file=file))
+        done = self.cuda("--only", "libraries")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertEqual(self.summary()["libraries"], ("failed", "error: the kernels of flashinfer: status 9"))
+        self.assertIn("error: the kernels of flashinfer-tensor-cores: status 5\n", done.stdout)
+        self.assertRegex(done.stdout, r"figure: 1 operations judged right and timed; attention: cub takes \S+ \(\S+\) times as long\n")
+        self.assertEqual([json.loads(line)["name"] for line in (self.out / "libraries.jsonl").read_text("utf-8").splitlines()], ["cub"])
+
+    def test_without_their_program_libraries_are_skipped(self):
+        (self.native / "kvbound_peers_native").unlink()
+        self.assertEqual(self.cuda("--only", "libraries").returncode, 0)
+        self.assertEqual(self.summary()["libraries"], (
+            "skipped", "no program kvbound_peers_native: prepare's steps headers and build make it"))
+
     def test_what_its_tools_find_is_a_failure(self):
         self.planted(self.tools / "compute-sanitizer",
                      "#!/bin/sh\necho '========= Invalid __global__ write of size 4 bytes'\nexit 9\n")
@@ -421,6 +460,30 @@ class Prepare(MeasureTest):
             self.assertGreater(counted, size + (1 << 20), "the checkout counts, too")
             self.assertEqual((most, counted < most), (62 << 20, code == 0))
         self.assertEqual(done.stderr, "measure.sh: prepare: size failed\n")
+
+    def headers(self, **variables):
+        """What is said where no other library's headers can be had, with these variables of pip."""
+        done = run("prepare", "--only", "headers", "--peers", self.folder / "peers", PIP_NO_CACHE_DIR="1", **variables)
+        said = f"error: no headers of FlashInfer and CUB in {self.folder / 'peers'}: this needs PyPI and Python's module venv\n"
+        self.assertEqual((said in done.stdout, done.returncode), (True, 1), done.stdout + done.stderr)
+        self.assertTrue(done.stderr.endswith("\nmeasure.sh: prepare: headers failed\n"), done.stderr)
+        return done.stderr
+
+    def test_headers_that_are_not_those_pinned_are_refused(self):
+        name = re.search(r"^flashinfer-python==(\S+)", (ROOT / "tests/peers/requirements.txt").read_text("utf-8"), re.MULTILINE)[1]
+        info = f"flashinfer_python-{name}.dist-info"
+        with zipfile.ZipFile(self.folder / f"flashinfer_python-{name}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("flashinfer/data/include/flashinfer/topk.cuh", "")
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: flashinfer-python\nVersion: {name}\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+        said = self.headers(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(self.folder))
+        self.assertIn("THESE PACKAGES DO NOT MATCH THE HASHES", said)
+
+    def test_headers_without_a_network_are_a_failure(self):
+        nowhere = "http://127.0.0.1:9"
+        said = self.headers(PIP_INDEX_URL=f"{nowhere}/simple", PIP_RETRIES="0", http_proxy=nowhere, https_proxy=nowhere)
+        self.assertIn("No matching distribution found for flashinfer-python==", said)
 
     def test_a_build_without_kernels_is_a_failure(self):
         tools = self.folder / "tools"
