@@ -11,6 +11,9 @@
 #include <kvbound/cuda/support/recording.hpp>
 
 #include "support/device_test.hpp"
+#ifndef KVBOUND_CUDA_NATIVE
+#include "support/emulation_faults.hpp"
+#endif
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
@@ -23,10 +26,12 @@ constexpr int kThreads = 64;
 constexpr int64_t kBlocks = 300;
 constexpr int kLaunches = 3000;
 constexpr unsigned kMostTurns = 500;
+constexpr int kMostReads = 200;
 #else
 constexpr int64_t kBlocks = 5;
 constexpr int kLaunches = 12;
 constexpr unsigned kMostTurns = 2;
+constexpr int kMostReads = 2;
 #endif
 constexpr int64_t kNumbers = kBlocks * kThreads;
 constexpr uint32_t kFactor = 1664525;
@@ -92,6 +97,68 @@ TEST_F(DependentLaunch, IsRecorded) {
       expected = stepped(expected, static_cast<uint32_t>(round));
   }
   EXPECT_EQ(download(turns.one), expected);
+}
+
+// Reads its numbers again and again, as a kernel does that reads late, and counts those that are not as
+// expected.
+__global__ void read_kernel(const volatile uint32_t* numbers, uint32_t expected, int reads, int* others) {
+  begin_dependent_launch();
+  const uint32_t own = blockIdx.x * blockDim.x + threadIdx.x;
+  bool is_other = false;
+  for (int read = 0; read < reads && !is_other; ++read) is_other = numbers[own] != expected + own;
+  if (is_other) atomicAdd(others, 1);
+}
+
+// Overwrites them, and has hardly anything else to do.
+template <bool kWaits>
+__global__ void overwrite_kernel(uint32_t* numbers, uint32_t next) {
+  allow_next_launch();
+  const uint32_t own = blockIdx.x * blockDim.x + threadIdx.x;
+  if constexpr (kWaits) await_previous_launch();
+  numbers[own] = next + own;
+}
+
+// Accesses no memory.
+__global__ void idle_kernel() { begin_dependent_launch(); }
+
+// Kernels that read late; behind each one are so many idle ones and one that overwrites what it reads: queued
+// one by one, and as a graph. Returns how often a number was another one than it was to be.
+template <bool kWaits>
+int overwritten_early(int rounds, int reads, int idle) {
+  Buffer<uint32_t> numbers = upload(Turns::ascending());
+  Buffer<int> others = upload(std::vector<int>{0});
+  Recording recording;
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    recording.run(nullptr, [&](Stream stream) {
+      const LaunchShape shape{extent(kBlocks), extent(kThreads), 0, stream};
+      for (int round = 0; round < rounds; ++round) {
+        const auto now = static_cast<uint32_t>(round), next = static_cast<uint32_t>((round + 1) % rounds);
+        launch_dependent<read_kernel>(shape, numbers.data(), now, reads, others.data());
+        for (int i = 0; i < idle; ++i) launch_dependent<idle_kernel>(shape);
+        launch_dependent<overwrite_kernel<kWaits>>(shape, numbers.data(), next);
+      }
+    });
+  }
+  return download(others).front();
+}
+
+TEST_F(DependentLaunch, DoesNotOverwriteWhatKernelsBeforeItStillRead) {
+  under_every_schedule([] {
+    for (const int idle : {0, 1, 2}) {
+      EXPECT_EQ(overwritten_early<true>(kLaunches / 6, kMostReads, idle), 0) << idle << " idle kernels";
+    }
+  });
+}
+
+// That the test above can fail: a kernel that does not wait overwrites what the one before still reads. Its
+// reads take longer by far than a launch.
+TEST_F(DependentLaunch, OverwritesWhatIsStillReadIfItDoesNotWait) {
+#ifdef KVBOUND_CUDA_NATIVE
+  EXPECT_TRUE(!device().has_clusters || overwritten_early<false>(2, 1000 * kMostReads, 0) > 0);
+#else
+  expect_words(fault_of([] { overwritten_early<false>(2, kMostReads, 0); }),
+               {"returns without having waited for the launch before"});
+#endif
 }
 
 }  // namespace
