@@ -37,6 +37,8 @@
 #
 #   rest       the suites that A left out
 #   sessions   whole compressions and decode steps against the reference
+#   repeats    what only hardware gets wrong, and rarely: clusters, alone and beside busy multiprocessors, and
+#              dependent launches, very often
 #   large      K1, K2 and K3 at 32,768 tokens, on poisoned outputs, against float64, the
 #              portable kernel and cuBLAS
 #   variants   tile shapes that are right and how fast, or what else --variants names
@@ -71,9 +73,9 @@ build=$root/build/gpu-measure
 # Their stages, and the seconds that each may take.
 declare -A verbs=([prepare]="headers build suites rehearsal model size commands"
                   [A]="facts impulse parity anatomy bench libraries peers profile memcheck"
-                  [B]="rest sessions large variants constants")
+                  [B]="rest sessions repeats large variants constants")
 declare -A limits=([facts]=12 [impulse]=15 [parity]=45 [anatomy]=65 [bench]=143 [libraries]=45 [peers]=60 [profile]=95 [memcheck]=60
-                   [rest]=70 [sessions]=25 [large]=45 [variants]=25 [constants]=15)
+                   [rest]=55 [sessions]=25 [repeats]=20 [large]=40 [variants]=25 [constants]=15)
 # the exit code of a stage that cannot run here; of what is copied
 readonly skipped=77 most_bytes=$((62 << 20))
 

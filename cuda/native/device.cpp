@@ -166,11 +166,9 @@ void grant_shared_memory(const void* kernel, CallSite where) {
 }
 
 // Whether kernels' code for this device waits for the launch before; and KVBOUND_SEPARATE_LAUNCHES is not
-// set, by which to see what overlapping launches save, or whether they matter for a fault.
-bool may_overlap() {
-  static const bool are_separate = std::getenv("KVBOUND_SEPARATE_LAUNCHES") != nullptr;
-  return !are_separate && device().has_clusters;
-}
+// set, by which to see what overlapping launches save, or whether they matter for a fault: also for a part of
+// a program, which sets it.
+bool may_overlap() { return device().has_clusters && std::getenv("KVBOUND_SEPARATE_LAUNCHES") == nullptr; }
 
 }  // namespace
 

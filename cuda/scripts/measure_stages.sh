@@ -150,6 +150,17 @@ stage_sessions() {
     figure "$policies agree" || { echo "error: sessions of the device and of the reference differ" && return 1; }
 }
 
+# A process for each suite, as of the primitives; "All/" precedes those that have parameters.
+stage_repeats() {
+  local suite
+  for suite in '*ClusterRepeats' '*SessionRepeats' Differences; do
+    shown run_tests "$(time_left)" "$folder/kvbound_measure_$kernels" --gtest_filter="$suite.*" ${tiny:+--tiny} ||
+      echo "error: $suite ends with status $?"
+  done 2>&1 | tee "$work/repeats"
+  figure "$(counted "$work/repeats")"
+  ! grep -q '^error: .* ends with status' "$work/repeats"
+}
+
 stage_large() {
   shown with_cublas "$folder/kvbound_measure_$kernels" --gtest_brief=1 --gtest_filter='LargeShapes.*' ${tiny:+--tiny} |
     tee "$work/large"

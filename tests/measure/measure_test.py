@@ -23,7 +23,7 @@ sys.path.insert(0, str(SCRIPTS))
 import changed_suites  # noqa: E402
 
 STAGES = {"A": ("facts", "impulse", "parity", "anatomy", "bench", "libraries", "peers", "profile", "memcheck"),
-          "B": ("rest", "sessions", "large", "variants", "constants")}
+          "B": ("rest", "sessions", "repeats", "large", "variants", "constants")}
 NOT_EMULATED = {"profile", "memcheck", "constants"}
 CHANGED = ("AttentionParity", "PackParity", "GroupReductionParity")
 # Suites that launch no kernel, or that launch those of other suites.
@@ -194,6 +194,7 @@ class Emulated(MeasureTest):
         summary, ran = self.runs_whole("B")
         self.assertIn("SnapKvParity", ran)
         self.assertEqual(ran & set(CHANGED), set())
+        self.assertRegex(summary["repeats"][1], "^18 tests, of which 5 were skipped: not for this device$")
         self.assertRegex(summary["large"][1], "^6 tests, 14 comparisons; cuBLAS not done: the emulation has none$")
         self.assertRegex(summary["variants"][1], "^K1: .*%; K2: .*%$")
 
@@ -238,6 +239,14 @@ class Emulated(MeasureTest):
         self.assertIn("[ SUITE PASSED ] First.", log)
         self.assertIn("[ RUN      ] Second/BF16.Only\n[ SUITE FAILED ] Second/BF16.", log)
         self.assertIn("figure: 2 tests, 2 suites, 1 of them failed", log)
+
+    def test_repeats_go_on_behind_a_suite_that_fails(self):
+        programs = self.programs()
+        self.planted(programs / "kvbound_measure_emulated", "#!/bin/sh\ncase $1 in *Cluster*) exit 1 ;; esac\n"
+                     "echo '[==========] 2 tests from 1 test suite ran. (1 ms total)'\n")
+        done = self.emulated("B", programs, "--only", "repeats")
+        self.assertEqual((done.returncode, self.summary()["repeats"]), (1, ("failed", "error: *ClusterRepeats ends with status 1")))
+        self.assertIn("figure: 4 tests\n", done.stdout)
 
     def test_operations_behind_one_that_hangs_are_timed(self):
         programs = self.programs()

@@ -23,13 +23,14 @@ inline constexpr LayerShape kShape{4, 2, 8, 12};
 struct Decoding {
   int64_t tokens = kTokens;
   uint64_t seed = 0;
-  Tensor keys = random_tensor(4 * seed + 1, kShape.kv_heads, tokens + kSteps, kShape.head_dim);
-  Tensor values = random_tensor(4 * seed + 2, kShape.kv_heads, tokens + kSteps, kShape.head_dim);
-  Tensor queries = random_tensor(4 * seed + 3, kShape.query_heads, kWindow + kSteps, kShape.head_dim);
-  Tensor projection = random_tensor(4 * seed + 4, 1, kShape.query_heads* kShape.head_dim, kShape.model_dim);
+  LayerShape shape = kShape;
+  Tensor keys = random_tensor(4 * seed + 1, shape.kv_heads, tokens + kSteps, shape.head_dim);
+  Tensor values = random_tensor(4 * seed + 2, shape.kv_heads, tokens + kSteps, shape.head_dim);
+  Tensor queries = random_tensor(4 * seed + 3, shape.query_heads, kWindow + kSteps, shape.head_dim);
+  Tensor projection = random_tensor(4 * seed + 4, 1, shape.query_heads* shape.head_dim, shape.model_dim);
 
   LayerView layer() const {
-    return {kShape,
+    return {shape,
             0.35,
             keys.view().middle_rows(0, tokens),
             values.view().middle_rows(0, tokens),

@@ -10,7 +10,7 @@
 #include <kvbound/cuda/session/head_eviction.hpp>
 #include <kvbound/reference/core/error.hpp>
 
-#include "cache_slots.hpp"
+#include "eviction_cases.hpp"
 #include "parity/scores.hpp"
 #include "parity/support.hpp"
 
@@ -19,79 +19,8 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-struct CriticalCase {
-  std::vector<std::vector<int64_t>> positions;  // per KV head
-  std::vector<int64_t> budgets;
-  int64_t group_size = 1;
-  int64_t sinks = 0, recent = 0;
-  double epsilon = 0;
-  GqaProduct gqa = GqaProduct::mean_of_products;
-  bool adaptive = false;
-  ScoreKind scores = ScoreKind::normal;
-  ScoreKind norms = ScoreKind::normal;
-};
-
-// Running scores, norms and weights of a case, exact in fp32.
-struct CriticalInput {
-  const CriticalCase& c;
-  int64_t capacity = 1, newest = 0;
-  std::vector<float> running, norms, weights, reduced;
-
-  explicit CriticalInput(const CriticalCase& given) : c(given) {
-    for (const auto& head : c.positions) {
-      capacity = std::max(capacity, std::ssize(head) + 1);
-      newest = std::max(newest, *std::ranges::max_element(head));
-    }
-    const auto heads = std::ssize(c.positions) * c.group_size;
-    for (int64_t h = 0; h < heads; ++h) {
-      const auto seed = static_cast<uint64_t>(3 * h);
-      append(running, scores_of(c.scores, seed, capacity));
-      append(norms, scores_of(c.norms, seed + 1, capacity));
-      std::vector<float> row = scores_of(ScoreKind::softmax, seed + 2, capacity);
-      const float sum =
-          std::accumulate(row.begin(), row.begin() + std::ssize(c.positions[h / c.group_size]), 0.0f);
-      for (float& weight : row) weight /= sum;
-      append(weights, row);
-    }
-    reduced.assign(c.positions.size() * capacity, kNan);
-    for (size_t g = 0; g < c.positions.size(); ++g) {
-      for (size_t slot = 0; slot < c.positions[g].size(); ++slot) {
-        float sum = 0;
-        for (int64_t i = 0; i < c.group_size; ++i) sum += at(running, g, i, slot);
-        reduced[g * capacity + slot] = sum / static_cast<float>(c.group_size);
-      }
-    }
-  }
-
-  float at(const std::vector<float>& numbers, size_t g, int64_t i, size_t slot) const {
-    return numbers[(g * c.group_size + i) * capacity + slot];
-  }
-  bool is_always_kept(size_t g, size_t slot) const {
-    const int64_t position = c.positions[g][slot];
-    return position < c.sinks || position > newest - c.recent;
-  }
-  double stage_two(size_t g, size_t slot) const {
-    double products = 0, scores = 0, norm = 0;
-    for (int64_t i = 0; i < c.group_size; ++i) {
-      products += (at(running, g, i, slot) + c.epsilon) * at(norms, g, i, slot);
-      scores += at(running, g, i, slot);
-      norm += at(norms, g, i, slot);
-    }
-    const auto heads = static_cast<double>(c.group_size);
-    return c.gqa == GqaProduct::mean_of_products ? products / heads
-                                                 : (scores / heads + c.epsilon) * (norm / heads);
-  }
-
- private:
-  static void append(std::vector<float>& all, const std::vector<float>& row) {
-    all.insert(all.end(), row.begin(), row.end());
-  }
-};
-
 class EvictCriticalParity : public DeviceTest {
  protected:
-  static int64_t stage_one_of(int64_t kept) { return kept * 3 / 5; }
-
   struct Result {
     std::vector<int64_t> evicted;
     int status;
@@ -99,70 +28,18 @@ class EvictCriticalParity : public DeviceTest {
 
   static Result run(const CriticalInput& input) {
     const CriticalCase& c = input.c;
-    const auto heads = std::ssize(c.positions);
-    Slots slots(c.positions, std::vector<int64_t>(heads, 0), input.capacity);
-    std::vector<int64_t> counts;
-    for (int64_t kept = 0; kept <= input.capacity; ++kept) counts.push_back(stage_one_of(kept));
-    const cuda::Buffer<float> running = cuda::upload(input.running), norms = cuda::upload(input.norms),
-                              weights = cuda::upload(input.weights), reduced = cuda::upload(input.reduced);
-    const cuda::Buffer<int64_t> budgets = cuda::upload(c.budgets), table = cuda::upload(counts);
-    cuda::Buffer<int64_t> evicted = cuda::upload(std::vector<int64_t>(heads, -7));
+    UploadedCriticalCase uploaded(input);
+    const auto heads = c.positions.size();
+    cuda::Buffer<int64_t> evicted = cuda::upload(std::vector<int64_t>(heads, -7)),
+                          free = cuda::upload(std::vector<int64_t>(heads, -1));
     cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
-    const cuda::Buffer<int64_t> newest = cuda::upload(std::vector<int64_t>(heads, input.newest));
-    cuda::evict_critical(
-        {c.sinks, c.recent, false, budgets.data()}, slots.view(), reduced.data(),
-        {running.data(), norms.data(), c.adaptive ? nullptr : table.data(), weights.data(), c.epsilon, c.gqa},
-        std::nullopt, heads * c.group_size, newest.data(), evicted.data(), status.data(), nullptr);
+    uploaded.evict(evicted.data(), free.data(), status.data());
     cuda::synchronise(nullptr);
-    const std::vector<int64_t> positions = cuda::download(evicted), free = slots.free();
-    for (int64_t g = 0; g < heads; ++g) {
-      EXPECT_EQ(positions[g], free[g] < 0 ? -1 : c.positions[g][free[g]]);
+    const std::vector<int64_t> positions = cuda::download(evicted), slots = cuda::download(free);
+    for (size_t g = 0; g < heads; ++g) {
+      EXPECT_EQ(positions[g], slots[g] < 0 ? -1 : c.positions[g][slots[g]]);
     }
     return {positions, cuda::download(status).front()};
-  }
-
-  // By the definition; nullopt where fp32 may decide otherwise.
-  static std::optional<int64_t> expected(const CriticalInput& input, size_t g) {
-    const CriticalCase& c = input.c;
-    const std::vector<int64_t>& positions = c.positions[g];
-    const int64_t leaving = std::ssize(positions) - c.budgets[g];
-    std::vector<size_t> candidates;
-    for (size_t slot = 0; slot < positions.size(); ++slot) {
-      if (!input.is_always_kept(g, slot)) candidates.push_back(slot);
-    }
-    if (leaving <= 0 || candidates.empty()) return -1;
-    std::ranges::sort(candidates, [&](size_t a, size_t b) {
-      const float one = input.reduced[g * input.capacity + a], other = input.reduced[g * input.capacity + b];
-      return one != other ? one > other : positions[a] < positions[b];
-    });
-    const int64_t kept = std::max<int64_t>(std::ssize(candidates) - leaving, 0);
-    const std::optional<int64_t> count =
-        c.adaptive ? adaptive_count(input, g, candidates, kept) : stage_one_of(kept);
-    if (!count) return std::nullopt;
-    std::optional<size_t> worst;
-    for (size_t rank = *count; rank < candidates.size(); ++rank) {
-      const size_t slot = candidates[rank];
-      const double score = input.stage_two(g, slot), least = worst ? input.stage_two(g, *worst) : 0;
-      if (!worst || score < least || (score == least && positions[slot] > positions[*worst])) worst = slot;
-    }
-    return positions[*worst];
-  }
-
-  static std::optional<int64_t> adaptive_count(const CriticalInput& input, size_t g,
-                                               const std::vector<size_t>& ranked, int64_t kept) {
-    int64_t most = 0;
-    for (int64_t i = 0; i < input.c.group_size; ++i) {
-      double mass = 0;
-      for (size_t slot = 0; slot < input.c.positions[g].size(); ++slot) {
-        if (input.is_always_kept(g, slot)) mass += input.at(input.weights, g, i, slot);
-      }
-      int64_t count = 0;
-      while (mass <= 0.5 && count < kept) mass += input.at(input.weights, g, i, ranked[count++]);
-      const double before = count > 0 ? mass - input.at(input.weights, g, i, ranked[count - 1]) : 0;
-      if (std::abs(mass - 0.5) < 1e-5 || std::abs(before - 0.5) < 1e-5) return std::nullopt;
-      most = std::max(most, count);
-    }
-    return most;
   }
 
   static void expect_the_same_under_every_schedule(const std::vector<std::vector<int64_t>>& positions,
@@ -182,7 +59,7 @@ class EvictCriticalParity : public DeviceTest {
     EXPECT_EQ(status, 0);
     int known = 0;
     for (size_t g = 0; g < c.positions.size(); ++g) {
-      const std::optional<int64_t> position = expected(input, g);
+      const std::optional<int64_t> position = evicted_position(input, g);
       if (!position) continue;
       EXPECT_EQ(evicted[g], *position) << "KV head " << g;
       ++known;

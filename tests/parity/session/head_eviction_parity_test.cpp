@@ -14,7 +14,7 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/group_reduction.hpp>
 
-#include "cache_slots.hpp"
+#include "eviction_cases.hpp"
 #include "parity/scores.hpp"
 #include "parity/support.hpp"
 
@@ -214,14 +214,6 @@ TEST_F(UpdateScoresParity, RefusesHeadsThatDoNotFit) {
       ShapeMismatch);
 }
 
-struct EvictCase {
-  std::vector<std::vector<int64_t>> positions;  // per KV head
-  std::vector<std::vector<float>> scores;       // likewise; empty: no scores
-  std::vector<int64_t> budgets;
-  int64_t sinks = 0, recent = 0;
-  bool fills_recent = false;
-};
-
 class EvictParity : public DeviceTest {
  protected:
   struct Result {
@@ -230,56 +222,14 @@ class EvictParity : public DeviceTest {
   };
 
   static Result run(const EvictCase& c) {
-    const auto heads = std::ssize(c.positions);
-    int64_t capacity = 1;
-    std::vector<int64_t> newest;
-    for (const auto& head : c.positions) {
-      capacity = std::max(capacity, std::ssize(head) + 1);
-      newest.push_back(newest_of(head));
-    }
-    Slots slots(c.positions, std::vector<int64_t>(heads, 0), capacity);
-    std::vector<float> scores(heads * capacity, -kInfinity);
-    for (size_t g = 0; g < c.scores.size(); ++g) {
-      std::ranges::copy(c.scores[g], scores.begin() + static_cast<std::ptrdiff_t>(g) * capacity);
-    }
-    const cuda::Buffer<float> device_scores = cuda::upload(scores);
-    const cuda::Buffer<int64_t> budgets = cuda::upload(c.budgets);
-    cuda::Buffer<int64_t> evicted = cuda::upload(std::vector<int64_t>(heads, -7));
+    UploadedEvictCase uploaded(c);
+    const auto heads = c.positions.size();
+    cuda::Buffer<int64_t> evicted = cuda::upload(std::vector<int64_t>(heads, -7)),
+                          free = cuda::upload(std::vector<int64_t>(heads, -1));
     cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
-    const cuda::Buffer<int64_t> device_newest = cuda::upload(newest);
-    cuda::Buffer<float> running(heads * capacity);
-    std::optional<cuda::ScoreUpdate> update;
-    if (!c.scores.empty()) {
-      update = {{.contributions = device_scores.data()},
-                StepUpdate::replace,
-                GroupReduction::sum,
-                {.running = running.data()}};
-    }
-    cuda::evict({c.sinks, c.recent, c.fills_recent, budgets.data()}, slots.view(), update, std::nullopt,
-                heads, device_newest.data(), evicted.data(), status.data(), nullptr);
+    uploaded.evict(evicted.data(), free.data(), status.data());
     cuda::synchronise(nullptr);
-    return {cuda::download(evicted), slots.free(), cuda::download(status).front()};
-  }
-
-  static int64_t newest_of(const std::vector<int64_t>& positions) {
-    return positions.empty() ? 0 : std::ranges::max(positions);
-  }
-
-  // The slot that a head evicts by the definition; nullopt: none.
-  static std::optional<size_t> expected_slot(const EvictCase& c, size_t g) {
-    const std::vector<int64_t>& positions = c.positions[g];
-    if (std::ssize(positions) <= c.budgets[g]) return std::nullopt;
-    const int64_t newest = newest_of(positions), recent = c.fills_recent ? c.budgets[g] - c.sinks : c.recent;
-    std::optional<size_t> worst;
-    for (size_t slot = 0; slot < positions.size(); ++slot) {
-      if (positions[slot] < c.sinks || positions[slot] > newest - recent) continue;
-      const auto score = [&](size_t of) { return c.scores.empty() ? 0.0f : c.scores[g][of]; };
-      if (!worst || score(slot) < score(*worst) ||
-          (score(slot) == score(*worst) && positions[slot] > positions[*worst])) {
-        worst = slot;
-      }
-    }
-    return worst;
+    return {cuda::download(evicted), cuda::download(free), cuda::download(status).front()};
   }
 
   // Long heads are shared by a cluster's blocks where there are clusters, which must not matter.
@@ -292,7 +242,7 @@ class EvictParity : public DeviceTest {
   static void expect_evictions(const EvictCase& c, const Result& actual) {
     EXPECT_EQ(actual.status, 0);
     for (size_t g = 0; g < c.positions.size(); ++g) {
-      const std::optional<size_t> slot = expected_slot(c, g);
+      const std::optional<size_t> slot = evicted_slot(c, g);
       EXPECT_EQ(actual.evicted[g], slot ? c.positions[g][*slot] : -1) << "KV head " << g;
       EXPECT_EQ(actual.free[g], slot ? static_cast<int64_t>(*slot) : -1) << "KV head " << g;
     }
