@@ -31,7 +31,7 @@ struct Arguments {
 struct Heads {
   int64_t kv_head, first, count;
 
-  /// number  of all such sets of query heads; blockIdx.y where every set has blocks of its own
+  /// number  of all such sets of query heads; row_of_block() where every set has blocks of its own
   template <Storage T>
   __device__ Heads(const Arguments<T>& p, int64_t number) {
     kv_head = number / p.blocks_per_group();
@@ -62,9 +62,9 @@ void launch_blocks(Arguments<T> arguments, int64_t block_tokens, int threads, in
   const int64_t tiles = ceil_division(arguments.tokens(), block_tokens);
   const bool enough = tiles * arguments.values.slices >= device().multiprocessors;
   arguments.heads_per_block = enough ? arguments.group_size() : 1;
-  launch_dependent<kernel>(
-      {extent(tiles, arguments.values.slices * arguments.blocks_per_group()), extent(threads), bytes, stream},
-      arguments);
+  launch_dependent<kernel>({extent_of_rows(tiles, arguments.values.slices * arguments.blocks_per_group()),
+                            extent(threads), bytes, stream},
+                           arguments);
 }
 
 /// The accumulation depth of the sum over the columns of one norm.

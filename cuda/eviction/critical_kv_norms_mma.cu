@@ -214,7 +214,8 @@ __global__ void __launch_bounds__(kThreads, 3) norms_mma_kernel(Arguments<T> p) 
   begin_dependent_launch();
   SharedMemory memory;
   const Shared<kSteps> shared(memory);
-  const Heads heads(p, blockIdx.y);
+  const Heads heads(p, row_of_block());
+  if (heads.kv_head >= p.values.slices) return;
   constexpr int kTiles = kTokenTiles<kSteps>;
   const int64_t first_token = (static_cast<int64_t>(blockIdx.x) * kWarps + warp()) * (kTiles * kTile);
   const int stages_per_head = stages_of(p.output_projection.cols);

@@ -127,7 +127,8 @@ __global__ void __launch_bounds__(kThreads, 2) norms_portable_kernel(Arguments<T
   SharedMemory memory;
   const Shared shared(memory, p.values.cols);
   const int64_t first_token = static_cast<int64_t>(blockIdx.x) * kTokens;
-  const Heads heads(p, blockIdx.y);
+  const Heads heads(p, row_of_block());
+  if (heads.kv_head >= p.values.slices) return;
   const int my_tokens = static_cast<int>(threadIdx.x) / kSide * kEach;
   const int my_columns = static_cast<int>(threadIdx.x) % kSide * kEach;
   load_values(p, p.values.data + heads.kv_head * p.values.slice_stride, first_token, shared.values);

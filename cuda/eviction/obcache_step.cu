@@ -153,9 +153,10 @@ __global__ void __launch_bounds__(kThreads) step_change_scores_kernel(Arguments<
   using Of = Tile<T, kDims>;
   SharedMemory memory;
   const Shared<T, kDims> shared(memory);
-  const int64_t g = blockIdx.y, first = static_cast<int64_t>(blockIdx.x) * Of::kRows;
+  const int64_t g = row_of_block(), first = static_cast<int64_t>(blockIdx.x) * Of::kRows;
+  if (g >= p.cache.values.slices) return;  // the whole block
   const auto count = static_cast<int>(min(int64_t{Of::kRows}, p.cache.entries[g] - first));
-  if (count <= 0) return;  // the whole block
+  if (count <= 0) return;  // likewise
   LoadedRow<T, kDims> rows[kRowsInFlight];
   load_rows(p.cache.values, g, first, change == Change::value ? 0 : count, rows);
   const auto head_dim = static_cast<int>(p.cache.values.cols);
@@ -182,7 +183,7 @@ template <Change change, int kDims, Storage T>
 void launch_step(const Arguments<T>& arguments, Stream stream) {
   const DeviceTensor<const T>& values = arguments.cache.values;
   launch_dependent<step_change_scores_kernel<change, kDims, T>>(
-      {extent(ceil_division(values.rows, Tile<T, kDims>::kRows), values.slices), extent(kThreads),
+      {extent_of_rows(ceil_division(values.rows, Tile<T, kDims>::kRows), values.slices), extent(kThreads),
        shared_bytes<Shared<T, kDims>>(), stream},
       arguments);
 }

@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kNormThreads) squared_norms_kernel(Arguments<f
   SharedMemory memory;
   const DeviceTensor<const float>& values = p.values;
   const NormShared shared(memory, values.cols);
-  const int64_t head = blockIdx.y;
+  const int64_t head = row_of_block();
+  if (head >= p.query_heads) return;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockTokens;
   const auto head_dim = static_cast<int>(values.cols);
   const float* slice = values.data + p.kv_head_of(head) * values.slice_stride;
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kNormThreads) squared_norms_kernel(Arguments<f
 
 void launch_squares_portable(const Arguments<float>& arguments, Stream stream) {
   launch_dependent<squared_norms_kernel>(
-      {extent(ceil_division(arguments.values.rows, kBlockTokens), arguments.query_heads),
+      {extent_of_rows(ceil_division(arguments.values.rows, kBlockTokens), arguments.query_heads),
        extent(kNormThreads), shared_bytes<NormShared>(arguments.values.cols), stream},
       arguments);
 }

@@ -45,7 +45,7 @@ struct OwnValue {
     const int64_t block = number * kRows<T, kDims>;
     const auto count = static_cast<int>(min(int64_t{kRows<T, kDims>}, values.rows - block));
     const T* const lanes =
-        values.data + blockIdx.y * values.slice_stride + block * values.row_stride + Lanes::column(0);
+        values.data + row_of_block() * values.slice_stride + block * values.row_stride + Lanes::column(0);
     const int first = warp() * Lanes::kWarpRows + Lanes::row();
     LoadedRow<T, kDims> loaded[kRowsInFlight];
 #pragma unroll
@@ -86,9 +86,10 @@ template <int kDims, Storage T>
 __global__ void __launch_bounds__(kThreads)
     head_squared_norms_kernel(DeviceTensor<const T> values, int64_t group_size, float* norms) {
   begin_dependent_launch();
+  if (row_of_block() >= values.slices) return;
   const OwnValue<T, kDims> own(values, blockIdx.x);
   if (!own.exists) return;
-  float* const to = norms + blockIdx.y * group_size * values.rows + own.token;
+  float* const to = norms + row_of_block() * group_size * values.rows + own.token;
   for (int64_t h = 0; h < group_size; ++h) to[h * values.rows] = own.length;
 }
 
@@ -152,7 +153,7 @@ __device__ void write_norms(const RootArguments<T>& p, int64_t head, const OwnVa
     const int of = __ffs(static_cast<int>(rest)) - 1;
     const int64_t token = __shfl_sync(kAllLanes, own.token, of);
     const float norm = norm_of_projected(
-        p.values.data + blockIdx.y * p.values.slice_stride + token * p.values.row_stride,
+        p.values.data + row_of_block() * p.values.slice_stride + token * p.values.row_stride,
         p.output_projection.data + head * p.output_projection.slice_stride, p.output_projection.row_stride,
         static_cast<int>(p.values.cols), p.output_projection.cols);
     if (lane() == of) norms[own.token] = norm;
@@ -175,7 +176,8 @@ __global__ void __launch_bounds__(kThreads) norms_of_squares_kernel(RootArgument
   SharedMemory memory;
   const TraceShared shared(memory, p.group_size());
   const auto head_dim = static_cast<int>(p.values.cols), heads = static_cast<int>(p.group_size());
-  const int64_t kv_head = blockIdx.y, first_head = kv_head * heads;
+  const int64_t kv_head = row_of_block(), first_head = kv_head * heads;
+  if (kv_head >= p.values.slices) return;
   for (int h = warp(); h < heads; h += kThreads / 32) {
     const float trace = trace_of(p.gram + (first_head + h) * head_dim * head_dim, head_dim);
     if (lane() == 0) shared.traces[h] = trace;
@@ -195,7 +197,8 @@ void launch_head_squares(const DeviceTensor<const T>& values, int64_t group_size
                          Stream stream) {
   by_dims(values.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
     launch_dependent<head_squared_norms_kernel<kDims, T>>(
-        {extent(ceil_division(values.rows, kRows<T, kDims>), values.slices), extent(kThreads), 0, stream},
+        {extent_of_rows(ceil_division(values.rows, kRows<T, kDims>), values.slices), extent(kThreads), 0,
+         stream},
         values, group_size, norms);
   });
 }
@@ -207,7 +210,8 @@ template <Storage T>
 void launch_roots(const RootArguments<T>& arguments, Stream stream) {
   by_dims(arguments.values.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
     launch_dependent<norms_of_squares_kernel<kDims, T>>(
-        {extent(ceil_division(arguments.values.rows, kTiles * kRows<T, kDims>), arguments.values.slices),
+        {extent_of_rows(ceil_division(arguments.values.rows, kTiles * kRows<T, kDims>),
+                        arguments.values.slices),
          extent(kThreads), shared_bytes<TraceShared>(arguments.group_size()), stream},
         arguments);
   });

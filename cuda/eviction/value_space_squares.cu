@@ -211,7 +211,8 @@ __global__ void __launch_bounds__(kThreads) squares_mma_kernel(Arguments<T> p) {
   SharedMemory memory;
   const Shared<T, kSteps> shared(memory);
   constexpr int kStride = PaddedRows<kSteps>::kStride, kTiles = kTokenTiles<T, kSteps>;
-  const int64_t head = blockIdx.y, block = static_cast<int64_t>(blockIdx.x) * kBlockTokens<T, kSteps>;
+  const int64_t head = row_of_block(), block = static_cast<int64_t>(blockIdx.x) * kBlockTokens<T, kSteps>;
+  if (head >= p.query_heads) return;
   const auto count = static_cast<int>(min(p.values.rows - block, int64_t{kBlockTokens<T, kSteps>}));
   const auto head_dim = static_cast<int>(p.values.cols);
   const int first = warp() * kTiles * kTile;
@@ -249,8 +250,8 @@ template <Storage16 T>
 void launch_squares_mma(const Arguments<T>& arguments, Stream stream) {
   with_few_row_steps(arguments.values.cols, [&]<int kSteps>(std::integral_constant<int, kSteps>) {
     launch_dependent<squares_mma_kernel<T, kSteps>>(
-        {extent(ceil_division(arguments.values.rows, int64_t{kBlockTokens<T, kSteps>}),
-                arguments.query_heads),
+        {extent_of_rows(ceil_division(arguments.values.rows, int64_t{kBlockTokens<T, kSteps>}),
+                        arguments.query_heads),
          extent(kThreads), shared_bytes<Shared<T, kSteps>>(), stream},
         arguments);
   });

@@ -44,7 +44,7 @@ __device__ float probability_of(float own, float sum, int64_t count) {
 struct MeanArguments {
   const float* logits;
   const float* log_sum_exp;
-  int64_t group_size, capacity;
+  int64_t kv_heads, group_size, capacity;
   const int64_t* count;
   float* mean;
 };
@@ -58,8 +58,8 @@ struct MeanArguments {
 // FLOP       2 and an exponential for each query head and entry
 __global__ void __launch_bounds__(kEach) mean_attention_kernel(MeanArguments p) {
   begin_dependent_launch();
-  const int64_t g = blockIdx.y, entry = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x;
-  if (entry >= p.count[g]) return;
+  const int64_t g = row_of_block(), entry = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x;
+  if (g >= p.kv_heads || entry >= p.count[g]) return;
   float sum = 0;
   for (int64_t h = g * p.group_size; h < (g + 1) * p.group_size; ++h) {
     sum += expf(p.logits[h * p.capacity + entry] - p.log_sum_exp[h]);
@@ -276,7 +276,8 @@ struct ShareArguments {
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32) add_share_kernel(ShareArguments<T> p) {
   begin_dependent_launch();
-  const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
+  const int64_t g = row_of_block(), i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
+  if (g >= p.slots.kv_heads) return;
   const int64_t count = p.changed.count[g];
   if (i >= count) return;
   const DeviceTensor<T>& cache = p.merged.cache;
@@ -309,8 +310,8 @@ void mean_attention(const float* logits, const float* log_sum_exp, int64_t query
   require_groups(query_heads, kv_heads);
   if (capacity == 0) return;
   launch_dependent<mean_attention_kernel>(
-      {extent(ceil_division(capacity, kEach), kv_heads), extent(kEach), 0, stream},
-      MeanArguments{logits, log_sum_exp, query_heads / kv_heads, capacity, count, mean});
+      {extent_of_rows(ceil_division(capacity, kEach), kv_heads), extent(kEach), 0, stream},
+      MeanArguments{logits, log_sum_exp, kv_heads, query_heads / kv_heads, capacity, count, mean});
 }
 
 int64_t spread_leaving_workspace(int64_t kv_heads, int64_t stride, int64_t capacity, int64_t head_dim) {
@@ -370,7 +371,7 @@ void spread_entry(const Cam& options, const float* attention, const CacheSlots& 
       {extent(slots.kv_heads), extent(kThreads), shared_bytes<SpreadShared>(), stream},
       SpreadArguments{options, attention, slots, changed, merged_into, status});
   launch_dependent<add_share_kernel<T>>(
-      {extent(ceil_division(changed.stride, kWarps), slots.kv_heads), extent(kWarps * 32), 0, stream},
+      {extent_of_rows(ceil_division(changed.stride, kWarps), slots.kv_heads), extent(kWarps * 32), 0, stream},
       ShareArguments<T>{slots, changed, {cache, nullptr, slots.capacity, status}});
 }
 

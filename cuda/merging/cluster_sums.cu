@@ -128,7 +128,8 @@ __global__ void __launch_bounds__(kPartThreads, 2) sum_parts_kernel(Sums<T> p, f
   begin_dependent_launch();
   SharedMemory memory;
   const PartShared<T, kDims, kHeads> shared(memory, most_parts(p.slots(), gridDim.x));
-  const int64_t g = blockIdx.y;
+  const int64_t g = row_of_block();
+  if (g >= p.entries.slices) return;
   const HeadClusters<T, kDims> clusters(p, g);
   list_parts(clusters, shared);
   const int count = *shared.count, team = static_cast<int>(threadIdx.x) / kRowsThreads;
@@ -147,7 +148,7 @@ void launch_parts(const Sums<T>& sums, float* parts, Stream stream) {
   const int64_t kv_heads = sums.entries.slices;
   const int64_t blocks = std::min(sums.slots(), ceil_division(2 * device().multiprocessors, kv_heads));
   launch_dependent<sum_parts_kernel<kHeads, kDims, T>>(
-      {extent(blocks, kv_heads), extent(kPartThreads),
+      {extent_of_rows(blocks, kv_heads), extent(kPartThreads),
        shared_bytes<PartShared<T, kDims, kHeads>>(most_parts(sums.slots(), blocks)), stream},
       sums, parts);
 }

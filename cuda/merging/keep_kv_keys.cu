@@ -214,7 +214,8 @@ __global__ void __launch_bounds__(kRowsThreads, kResidentBlocks<kOnePass, kDims 
   using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const Shared<T, kDims, kHeads> shared(memory, p.heads());
-  const int64_t g = blockIdx.y;
+  const int64_t g = row_of_block();
+  if (g >= p.sums.entries.slices) return;
   const HeadClusters<T, kDims> clusters(p.sums, g);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kRounds * Lanes::kGroups + Lanes::group();
   Cluster next(clusters, first);
@@ -238,7 +239,8 @@ void launch_keys(const Arguments<T>& arguments, Stream stream) {
   using Layout = Shared<T, kDims, kHeads>;
   const auto heads = first_that_fits<Layout>({arguments.heads()});
   launch_dependent<merged_keys_kernel<kHeads, kOnePass, kDims, T>>(
-      {extent(blocks, sums.entries.slices), extent(kRowsThreads), shared_bytes<Layout>(heads), stream},
+      {extent_of_rows(blocks, sums.entries.slices), extent(kRowsThreads), shared_bytes<Layout>(heads),
+       stream},
       arguments);
 }
 

@@ -380,8 +380,8 @@ __global__ void __launch_bounds__(kWarps * 32) cluster_weights_kernel(WeightArgu
   begin_dependent_launch();
   SharedMemory memory;
   const WarpShared shared(memory, p.weights.rows);
-  const int64_t g = blockIdx.y, kept = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
-  if (kept >= p.merged.clusters.capacity) return;
+  const int64_t g = row_of_block(), kept = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
+  if (g >= p.of_kept.kv_heads || kept >= p.merged.clusters.capacity) return;
   const int members = Cluster<WarpTeam>::members_of(p, g, kept);
   if (members > kMostOfWarp) return;
   if (members > 0) {
@@ -419,7 +419,8 @@ __global__ void __launch_bounds__(BlockTeam::kThreads, 1) large_cluster_weights_
   SharedMemory memory;
   const BlockShared shared(memory, p.weights.rows);
   const BlockTeam team(shared.by_warp);
-  const int64_t g = blockIdx.y, blocks = gridDim.x;
+  const int64_t g = row_of_block(), blocks = gridDim.x;
+  if (g >= p.of_kept.kv_heads) return;
   for (int64_t first = blockIdx.x; first < p.merged.clusters.capacity;
        first += blocks * BlockTeam::kThreads) {
     if (team.thread() == 0) *shared.count = 0;
@@ -440,13 +441,15 @@ __global__ void __launch_bounds__(BlockTeam::kThreads, 1) large_cluster_weights_
 void launch_weights(const WeightArguments& arguments, int64_t kv_heads, Stream stream) {
   const Clusters& clusters = arguments.merged.clusters;
   const int64_t rows = arguments.weights.rows;
-  launch_dependent<cluster_weights_kernel>({extent(ceil_division(clusters.capacity, kWarps), kv_heads),
-                                            extent(kWarps * 32), shared_bytes<WarpShared>(rows), stream},
-                                           arguments);
+  launch_dependent<cluster_weights_kernel>(
+      {extent_of_rows(ceil_division(clusters.capacity, kWarps), kv_heads), extent(kWarps * 32),
+       shared_bytes<WarpShared>(rows), stream},
+      arguments);
   if (clusters.stride <= kMostOfWarp) return;  // there is no large cluster
   const int64_t blocks = std::min(clusters.capacity, ceil_division(2 * device().multiprocessors, kv_heads));
   launch_dependent<large_cluster_weights_kernel>(
-      {extent(blocks, kv_heads), extent(BlockTeam::kThreads), shared_bytes<BlockShared>(rows), stream},
+      {extent_of_rows(blocks, kv_heads), extent(BlockTeam::kThreads), shared_bytes<BlockShared>(rows),
+       stream},
       arguments);
 }
 

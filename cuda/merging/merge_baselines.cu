@@ -64,8 +64,8 @@ __device__ void to_direction(int head_dim, Columns& vector) {
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 4) cosines_kernel(Sums<T> p) {
   begin_dependent_launch();
-  const int64_t g = blockIdx.y, place = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
-  if (place >= p.first(g, p.clusters.capacity)) return;
+  const int64_t g = row_of_block(), place = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
+  if (g >= p.entries.slices || place >= p.first(g, p.clusters.capacity)) return;
   Pair<T> pair(p, g, place);
   to_direction(p.head_dim(), pair.key);
   to_direction(p.head_dim(), pair.target);
@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4) cosines_kernel(Sums<T> p) {
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 4) distances_kernel(Sums<T> p, SquaredLength* distances) {
   begin_dependent_launch();
-  const int64_t g = blockIdx.y, place = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
-  if (place >= p.first(g, p.clusters.capacity)) return;
+  const int64_t g = row_of_block(), place = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
+  if (g >= p.entries.slices || place >= p.first(g, p.clusters.capacity)) return;
   Pair<T> pair(p, g, place);
 #pragma unroll
   for (int i = 0; i < kLaneColumns; ++i) {
@@ -122,8 +122,8 @@ __device__ void weigh(const Sums<T>& p, int64_t g, int64_t i, float kept, const 
 template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 8) similarity_weights_kernel(Sums<T> p) {
   begin_dependent_launch();
-  const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
-  if (!p.merges(g, i)) return;
+  const int64_t g = row_of_block(), i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
+  if (g >= p.entries.slices || !p.merges(g, i)) return;
   weigh(p, g, i, 1, [&](int64_t place) { return p.weights.members[g * p.clusters.stride + place]; });
 }
 
@@ -139,8 +139,8 @@ template <Storage T>
 __global__ void __launch_bounds__(kWarps * 32, 8)
     gaussian_weights_kernel(Sums<T> p, const SquaredLength* all_distances) {
   begin_dependent_launch();
-  const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
-  if (!p.merges(g, i)) return;
+  const int64_t g = row_of_block(), i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
+  if (g >= p.entries.slices || !p.merges(g, i)) return;
   const SquaredLength* const distances = all_distances + g * p.clusters.stride;
   const int64_t from = p.first(g, i), to = p.first(g, i + 1);
   float size = 0, sum = 0;
@@ -166,11 +166,11 @@ Sums<T> cluster_keys(DeviceTensor<const T> keys, const MergedEntries& merged, co
 
 template <Storage T>
 dim3 grid_of_members(const Sums<T>& keys) {
-  return extent(ceil_division(keys.clusters.stride, kWarps), keys.entries.slices);
+  return extent_of_rows(ceil_division(keys.clusters.stride, kWarps), keys.entries.slices);
 }
 template <Storage T>
 dim3 grid_of_clusters(const Sums<T>& keys) {
-  return extent(ceil_division(keys.clusters.capacity, kWarps), keys.entries.slices);
+  return extent_of_rows(ceil_division(keys.clusters.capacity, kWarps), keys.entries.slices);
 }
 
 }  // namespace

@@ -387,8 +387,8 @@ struct ObserveArguments {
 // FLOP       6 and an exponential for each query head and entry; with predictions 2 and a logarithm more
 __global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments p) {
   begin_dependent_launch();
-  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, g = blockIdx.y;
-  if (slot >= p.slots.entries[g]) return;
+  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, g = row_of_block();
+  if (g >= p.slots.kv_heads || slot >= p.slots.entries[g]) return;
   const ScoreAverages& averages = p.normaliser.averages;
   const bool is_new = slot == p.slots.newest[g];
   float& stored_weight = averages.weights[g * averages.capacity + slot];
@@ -421,7 +421,7 @@ __global__ void __launch_bounds__(kEach) observe_scores_kernel(ObserveArguments 
 
 struct PredictArguments {
   Normaliser normaliser;
-  int64_t group_size;
+  int64_t query_heads, group_size;
   const int64_t* count;
   float* predicted;
 };
@@ -435,9 +435,9 @@ struct PredictArguments {
 // FLOP       2 and two logarithms for each query head and entry
 __global__ void __launch_bounds__(kEach) predicted_scores_kernel(PredictArguments p) {
   begin_dependent_launch();
-  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, head = blockIdx.y;
+  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, head = row_of_block();
   const int64_t g = head / p.group_size;
-  if (slot >= p.count[g]) return;
+  if (head >= p.query_heads || slot >= p.count[g]) return;
   const ScoreAverages& averages = p.normaliser.averages;
   const int64_t place = head * averages.capacity + slot;
   p.predicted[place] = Normaliser::prediction({averages.exponents[place], averages.mantissas[place]},
@@ -446,7 +446,7 @@ __global__ void __launch_bounds__(kEach) predicted_scores_kernel(PredictArgument
 
 struct ReplaceArguments {
   Normaliser normaliser;
-  int64_t group_size;
+  int64_t query_heads, group_size;
   const float* log_scores;
   MergedEntries merged;
 };
@@ -461,10 +461,10 @@ struct ReplaceArguments {
 // FLOP       1 and a logarithm for each query head and cluster
 __global__ void __launch_bounds__(kEach) replace_scores_kernel(ReplaceArguments p) {
   begin_dependent_launch();
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, head = blockIdx.y;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x, head = row_of_block();
   const Clusters& clusters = p.merged.clusters;
   const int64_t g = head / p.group_size;
-  if (i >= clusters.capacity) return;
+  if (head >= p.query_heads || i >= clusters.capacity) return;
   const int64_t* const offsets = clusters.offsets + g * (clusters.capacity + 1) + i;
   if (offsets[0] == offsets[1]) return;
   const ScoreAverages& averages = p.normaliser.averages;
@@ -547,7 +547,7 @@ void observe_scores(const PredictedScores& options, const float* logits, const f
   require_equal("capacity of the averages", averages.capacity, "capacity of the slots", slots.capacity);
   if (slots.capacity == 0) return;
   launch_dependent<observe_scores_kernel>(
-      {extent(ceil_division(slots.capacity, kEach), slots.kv_heads), extent(kEach), 0, stream},
+      {extent_of_rows(ceil_division(slots.capacity, kEach), slots.kv_heads), extent(kEach), 0, stream},
       ObserveArguments{logits, is_normalised(options) ? log_sum_exp : nullptr, slots,
                        query_heads / slots.kv_heads, Decay(options), Normaliser(options, averages, log_seen),
                        predicted});
@@ -559,8 +559,9 @@ void predicted_scores(const PredictedScores& options, const ScoreAverages& avera
   require_groups(query_heads, kv_heads);
   if (averages.capacity == 0) return;
   launch_dependent<predicted_scores_kernel>(
-      {extent(ceil_division(averages.capacity, kEach), query_heads), extent(kEach), 0, stream},
-      PredictArguments{Normaliser(options, averages, log_seen), query_heads / kv_heads, count, predicted});
+      {extent_of_rows(ceil_division(averages.capacity, kEach), query_heads), extent(kEach), 0, stream},
+      PredictArguments{Normaliser(options, averages, log_seen), query_heads, query_heads / kv_heads, count,
+                       predicted});
 }
 
 void replace_scores(const PredictedScores& options, const float* log_scores, const MergedEntries& merged,
@@ -569,8 +570,9 @@ void replace_scores(const PredictedScores& options, const float* log_scores, con
   require_groups(query_heads, kv_heads);
   if (merged.clusters.capacity == 0) return;
   launch_dependent<replace_scores_kernel>(
-      {extent(ceil_division(merged.clusters.capacity, kEach), query_heads), extent(kEach), 0, stream},
-      ReplaceArguments{Normaliser(options, averages, log_seen), query_heads / kv_heads, log_scores, merged});
+      {extent_of_rows(ceil_division(merged.clusters.capacity, kEach), query_heads), extent(kEach), 0, stream},
+      ReplaceArguments{Normaliser(options, averages, log_seen), query_heads, query_heads / kv_heads,
+                       log_scores, merged});
 }
 
 template void prompt_averages(const PredictedScores&, const WindowView<float>&, const float*,

@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(kRowsThreads, 9) weighted_means_kernel(MeanArg
   using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const StagedEntries<1> staged(memory, Lanes::kGroups);
-  const int64_t g = blockIdx.y;
+  const int64_t g = row_of_block();
+  if (g >= p.sums.entries.slices) return;
   const HeadClusters<T, kDims> clusters(p.sums, g);
   const Cluster cluster(clusters, static_cast<int64_t>(blockIdx.x) * Lanes::kGroups + Lanes::group());
   const int count = cluster.entries();
@@ -105,7 +106,8 @@ __global__ void __launch_bounds__(kRowsThreads, 6) weighted_sums_kernel(Sums<T> 
   using Lanes = ClusterLanes<T, kDims>;
   SharedMemory memory;
   const StagedEntries<1> staged(memory, Lanes::kGroups);
-  const int64_t g = blockIdx.y;
+  const int64_t g = row_of_block();
+  if (g >= p.entries.slices) return;
   const HeadClusters<T, kDims> clusters(p, g);
   const Cluster cluster(clusters, static_cast<int64_t>(blockIdx.x) * Lanes::kGroups + Lanes::group());
   const int count = max(0, cluster.entries() - 1);  // without the kept one
@@ -123,8 +125,8 @@ __global__ void __launch_bounds__(kRowsThreads, 6) weighted_sums_kernel(Sums<T> 
 template <Storage T, int kDims>
 LaunchShape shape_of(const Sums<T>& sums, Stream stream) {
   constexpr int kGroups = ClusterLanes<T, kDims>::kGroups;
-  return {extent(ceil_division(sums.clusters.capacity, kGroups), sums.entries.slices), extent(kRowsThreads),
-          shared_bytes<StagedEntries<1>>(kGroups), stream};
+  return {extent_of_rows(ceil_division(sums.clusters.capacity, kGroups), sums.entries.slices),
+          extent(kRowsThreads), shared_bytes<StagedEntries<1>>(kGroups), stream};
 }
 
 }  // namespace

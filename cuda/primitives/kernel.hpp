@@ -29,6 +29,7 @@
 #endif
 #include <cuda_runtime.h>
 #else
+#include <kvbound/cuda/emulation/grid_limit.hpp>
 #include <kvbound/cuda/emulation/language.hpp>
 #include <kvbound/cuda/emulation/recorded_work.hpp>
 #include <kvbound/reference/core/float16.hpp>
@@ -46,10 +47,18 @@ __host__ __device__ constexpr int64_t round_up(int64_t number, int64_t unit) {
   return ceil_division(number, unit) * unit;
 }
 
+/// The most blocks of a grid along y, and along z. Emulated: of extent_of_rows, fewer if a test sets it so.
+inline constexpr int64_t kMostYZ = 65535;
+#ifdef KVBOUND_CUDA_NATIVE
+inline int64_t grid_rows() { return kMostYZ; }
+#else
+using emulation::grid_rows;
+#endif
+
 /// A grid's or block's extent. Throws ShapeMismatch for a length that is negative or above a grid's limit:
 /// 2^31 - 1 blocks along x, 65,535 along y and z.
 inline dim3 extent(int64_t x, int64_t y = 1, int64_t z = 1) {
-  constexpr int64_t kMostX = std::numeric_limits<int>::max(), kMostYZ = 65535;
+  constexpr int64_t kMostX = std::numeric_limits<int>::max();
   const auto require_within = [](char axis, int64_t length, int64_t most) {
     if (0 <= length && length <= most) return;
     throw ShapeMismatch("a launch has 0.." + std::to_string(most) + " blocks or threads along " + axis +
@@ -59,6 +68,13 @@ inline dim3 extent(int64_t x, int64_t y = 1, int64_t z = 1) {
   require_within('y', y, kMostYZ);
   require_within('z', z, kMostYZ);
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
+}
+
+/// A grid with so many blocks along x for each of any number of rows, which lie along y and, if that is too
+/// short, along z: a block's row is row_of_block(). A few blocks may lie behind the last row; they return.
+inline dim3 extent_of_rows(int64_t blocks, int64_t rows) {
+  const int64_t layers = std::max<int64_t>(1, ceil_division(rows, grid_rows()));
+  return extent(blocks, ceil_division(rows, layers), layers);
 }
 
 /// The configuration of a launch, and the place in our source that requests it.
@@ -205,6 +221,9 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 /// The calling thread's lane in its warp and its warp's number in the block; blocks are one-dimensional.
 __device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
 __device__ inline int warp() { return static_cast<int>(threadIdx.x) / 32; }
+
+/// The block's row in a grid of extent_of_rows.
+__device__ inline int64_t row_of_block() { return int64_t{blockIdx.z} * gridDim.y + blockIdx.y; }
 
 /// The natural log of 0: the largest logit of no entries.
 inline constexpr float kNothing = -std::numeric_limits<float>::infinity();

@@ -102,10 +102,10 @@ struct MoveNumbersArguments {
 template <bool kScatters>
 __global__ void __launch_bounds__(kThreads) move_numbers_kernel(MoveNumbersArguments p) {
   begin_dependent_launch();
-  const int64_t row = blockIdx.y;
+  const int64_t row = row_of_block();
   const int64_t g = row / p.rows_per_head;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= p.count[g]) return;
+  if (row >= p.from.rows || i >= p.count[g]) return;
   const int64_t kept = p.kept[g * p.kept_stride + i];
   p.to.data[row * p.to.row_stride + (kScatters ? kept : i)] =
       p.from.data[row * p.from.row_stride + (kScatters ? i : kept)];
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kThreads) move_numbers_kernel(MoveNumbersArgum
 __global__ void __launch_bounds__(kThreads)
     compact_positions_kernel(CacheSlots slots, PositionLists chosen, int64_t* positions) {
   begin_dependent_launch();
-  const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= chosen.count[g]) return;
+  const int64_t g = row_of_block(), i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (g >= slots.kv_heads || i >= chosen.count[g]) return;
   const int64_t place = g * chosen.stride + i;
   positions[place] = slots.positions[g * slots.capacity + chosen.positions[place]];
 }
@@ -132,7 +132,8 @@ void move_numbers(const NumberRows<const float>& from, int64_t kv_heads, const i
   if (kept_stride == 0) return;
   const MoveNumbersArguments arguments{from, kept, count, to, kept_stride, from.rows / kv_heads};
   launch_dependent<move_numbers_kernel<kScatters>>(
-      {extent(ceil_division(kept_stride, kThreads), from.rows), extent(kThreads), 0, stream}, arguments);
+      {extent_of_rows(ceil_division(kept_stride, kThreads), from.rows), extent(kThreads), 0, stream},
+      arguments);
 }
 
 template <Storage T>
@@ -226,8 +227,8 @@ void compact_positions(const CacheSlots& slots, const PositionLists& chosen, int
   require_range("stride of the chosen slots", chosen.stride, 0, INT32_MAX);
   if (chosen.stride == 0 || slots.kv_heads == 0) return;
   launch_dependent<compact_positions_kernel>(
-      {extent(ceil_division(chosen.stride, kThreads), slots.kv_heads), extent(kThreads), 0, stream}, slots,
-      chosen, positions);
+      {extent_of_rows(ceil_division(chosen.stride, kThreads), slots.kv_heads), extent(kThreads), 0, stream},
+      slots, chosen, positions);
 }
 
 void scatter_numbers(NumberRows<const float> numbers, int64_t kv_heads, const int64_t* kept,

@@ -96,9 +96,9 @@ __device__ float updated_score(const UpdateArguments& p, const CacheSlots& slots
 // FLOP       4 and an exponential for each query head and entry
 __global__ void __launch_bounds__(kUpdateThreads) update_scores_kernel(UpdateArguments p, CacheSlots slots) {
   begin_dependent_launch();
-  const int64_t g = blockIdx.y;
+  const int64_t g = row_of_block();
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * kUpdateThreads + threadIdx.x;
-  if (slot >= slots.entries[g]) return;
+  if (g >= slots.kv_heads || slot >= slots.entries[g]) return;
   updated_score(p, slots, g, slot);
 }
 
@@ -162,8 +162,8 @@ void update_scores(const ScoreUpdate& update, const CacheSlots& slots, int64_t q
   const UpdateArguments arguments = arguments_of(update, slots, query_heads);
   if (slots.capacity == 0) return;
   launch_dependent<update_scores_kernel>(
-      {extent(ceil_division(slots.capacity, kUpdateThreads), slots.kv_heads), extent(kUpdateThreads), 0,
-       stream},
+      {extent_of_rows(ceil_division(slots.capacity, kUpdateThreads), slots.kv_heads), extent(kUpdateThreads),
+       0, stream},
       arguments, slots);
 }
 

@@ -289,17 +289,10 @@ TEST_P(SessionRepeats, HaveTheBitsOfSeparateLaunches) {
 }
 
 // Caches that grow, evictions by one and by two stages, a second attention, merges.
-std::vector<parity::NamedPolicy> repeated_policies() {
-  std::vector<parity::NamedPolicy> all = parity::policies();
-  std::erase_if(all, [](const parity::NamedPolicy& one) {
-    const auto repeated = {"snapkv+top-k", "h2o+top-k",     "h2o+critical",     "h2o+joint",
-                           "tova+keepkv",  "streaming-llm", "streaming-llm+cam"};
-    return std::ranges::find(repeated, one.name) == repeated.end();
-  });
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, SessionRepeats, testing::ValuesIn(repeated_policies()),
+INSTANTIATE_TEST_SUITE_P(All, SessionRepeats,
+                         testing::ValuesIn(parity::policies_named({"snapkv+top-k", "h2o+top-k",
+                                                                   "h2o+critical", "h2o+joint", "tova+keepkv",
+                                                                   "streaming-llm", "streaming-llm+cam"})),
                          [](const auto& tested) { return parity::name_of(tested); });
 
 }  // namespace

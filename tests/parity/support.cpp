@@ -10,6 +10,7 @@
 #include <kvbound/traces/portable_random.hpp>
 
 #ifndef KVBOUND_CUDA_NATIVE
+#include <kvbound/cuda/emulation/grid_limit.hpp>
 #include <kvbound/cuda/emulation/schedule.hpp>
 #include <kvbound/cuda/emulation/shared_memory_limit.hpp>
 #endif
@@ -93,6 +94,13 @@ void for_each_device(const std::function<void(const std::string& name)>& work) {
 void without_clusters(const std::function<void()>& work) {
 #ifndef KVBOUND_CUDA_NATIVE
   const cuda::emulation::ScopedSharedMemoryLimit limit(cuda::emulation::kSharedMemoryOf80);
+#endif
+  work();
+}
+
+void with_grid_rows([[maybe_unused]] int64_t rows, const std::function<void()>& work) {
+#ifndef KVBOUND_CUDA_NATIVE
+  const cuda::emulation::ScopedGridRows limit(rows);
 #endif
   work();
 }

@@ -150,6 +150,10 @@ void for_each_device(const std::function<void(const std::string& name)>& work);
 /// Emulated: calls work on a device without clusters, of compute capability 8.0. Native: on the GPU at hand.
 void without_clusters(const std::function<void()>& work);
 
+/// Emulated: calls work where grids have so many rows along y and go on along z (extent_of_rows). Native:
+/// with as many rows as a GPU takes along y.
+void with_grid_rows(int64_t rows, const std::function<void()>& work);
+
 /// Returns results(), a vector or a vector of vectors. The test fails if any schedule, or a second call under
 /// the same schedule, gives other bits.
 template <class Results>

@@ -279,6 +279,24 @@ TEST_F(Primitives, NoGridIsLongerThanADeviceTakes) {
   EXPECT_THROW(extent(1, -1), ShapeMismatch);
 }
 
+// Rows that a grid has no room for along y go on along z.
+
+__global__ void count_rows_kernel(int64_t rows, int* blocks) {
+  const int64_t row = row_of_block();
+  if (row < rows) atomicAdd(blocks + row, 1);
+}
+
+TEST_F(Primitives, AGridHasBlocksForEveryRowWhateverTheirNumber) {
+  for (const int64_t rows : {1, 65535, 65536, 131071}) {
+    const dim3 grid = extent_of_rows(2, rows);
+    EXPECT_LT(int64_t{grid.y} * grid.z, rows + grid.z) << "less than a block of each along z is left over";
+    Buffer<int> blocks = upload(std::vector<int>(rows, 0));
+    launch<count_rows_kernel>(LaunchShape(grid, extent(1), 0, nullptr), rows, blocks.data());
+    EXPECT_EQ(download(blocks), std::vector<int>(rows, 2));
+  }
+  EXPECT_EQ(extent_of_rows(2, 0).y, 0U);
+}
+
 // Atomics.
 
 template <class T>

@@ -116,6 +116,14 @@ inline std::vector<NamedPolicy> policies() {
   return all;
 }
 
+/// Those of them with these names.
+inline std::vector<NamedPolicy> policies_named(const std::vector<std::string>& names) {
+  std::vector<NamedPolicy> all = policies();
+  std::erase_if(all,
+                [&](const NamedPolicy& one) { return std::ranges::find(names, one.name) == names.end(); });
+  return all;
+}
+
 inline void expect_equal(const Matrix& one, const Matrix& other) {
   EXPECT_EQ(one.rows(), other.rows());
   EXPECT_TRUE(std::ranges::equal(one.numbers(), other.numbers()));

@@ -206,6 +206,20 @@ TEST_F(UpdateScoresParity, TakesOtherScoresAsTheyAre) {
   EXPECT_EQ(sums, (std::vector<float>{26, 8, 30}));
 }
 
+// As many as a hundred requests of a model with many heads have in a decode step.
+TEST_F(UpdateScoresParity, TakesMoreHeadsThanAGridHasRowsAlongY) {
+  constexpr int64_t kHeads = 70'001;
+  std::vector<float> contributions;
+  for (int64_t h = 0; h < kHeads; ++h) contributions.push_back(static_cast<float>(h));
+  const cuda::Buffer<float> device = cuda::upload(contributions);
+  Output running(kHeads);
+  Slots slots(std::vector<std::vector<int64_t>>(kHeads, {0}), std::vector<int64_t>(kHeads, 0), 1);
+  cuda::update_scores(
+      {{.contributions = device.data()}, StepUpdate::replace, GroupReduction::sum, {running.data()}},
+      slots.view(), kHeads, nullptr);
+  EXPECT_EQ(running.numbers(), contributions);
+}
+
 TEST_F(UpdateScoresParity, RefusesHeadsThatDoNotFit) {
   Slots slots({{0}, {0}}, {0, 0}, 1);
   EXPECT_THROW(cuda::update_scores({}, slots.view(), 3, nullptr), ShapeMismatch);

@@ -122,6 +122,24 @@ TEST_F(SessionsTogether, EightRequestsOfDifferentLengthsGiveTheBitsOfOneByOne) {
   }
 }
 
+// Heads that are rows of blocks in a grid go on along z behind the third one, and a few blocks have no row.
+TEST_F(SessionsTogether, GiveTheSameBitsWhereAGridIsTooShortForTheirHeads) {
+  for (const NamedPolicy& one :
+       policies_named({"h2o+joint", "h2o+critical", "h2o+keepkv", "h2o+d2o", "h2o+kvmerger", "h2o+cam"})) {
+    for (const Dtype storage : {Dtype::f32, Dtype::bf16}) {
+      Together wide(requests(4), storage, one.policy, 2), narrow(requests(4), storage, one.policy, 2);
+      wide.take();
+      with_grid_rows(3, [&] { narrow.take(); });
+      for (size_t i = 0; i < wide.all.size(); ++i) {
+        SCOPED_TRACE(one.name + ", part " + std::to_string(i));
+        ASSERT_EQ(narrow.all[i].records.size(), wide.all[i].records.size());
+        for (size_t t = 0; t < wide.all[i].records.size(); ++t)
+          expect_equal(narrow.all[i].records[t], wide.all[i].records[t]);
+      }
+    }
+  }
+}
+
 TEST_F(SessionsTogether, ALayerTakesNoLaunchOfItsOwn) {
   for (const Policy& policy : some_policies()) {
     Together one(layers(1), Dtype::bf16, policy, 4), many(layers(32), Dtype::bf16, policy, 4);
