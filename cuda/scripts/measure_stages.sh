@@ -2,7 +2,7 @@
 # The stages of `cuda/measure.sh A` and `B`, each of which runs in a process of its own: a function
 # stage_NAME, whose last line "figure: ..." is shown in the summary.
 
-# A small case of every operation.
+# A small case of every operation, and of all their kernels' head_dims.
 small_cases='*UnderEverySchedule*:AttentionParity/*.DoesWithoutLogits:ObcacheParity/*.WindowMatchesReferenceAcrossGroups'
 small_cases+=':ObcacheParity/*.StepMatchesReferenceAcrossSizesAndRaggedHeads:DominantEntriesParity.*'
 small_cases+=':CausalAttentionParity/*.DoesWithoutLogits'
@@ -10,7 +10,7 @@ small_cases+=':ScoreEmaParity/*.MatchesReferenceAcrossSizes:ObserveScoresParity.
 small_cases+=':ClusterWeightsParity.*:AppendParity/*.Writes*:AppendNumbersParity.*:CompactNumbersParity.Moves*'
 small_cases+=':StepChangesParity/*.KeepsWhat*:CompactPositionsParity.*:UpdateScoresParity.Takes*:PackParity.CopiesEveryByte*'
 small_cases+=':SnapKvParity/*.MatchesReferenceAcrossGroups:PoolParity.Shows*:ValueSpaceParity/*.MatchesReferenceAcrossGroups'
-small_cases+=':GroupReductionParity.MatchesReference/mean:Wgmma*:-*/F16.*:EvictCriticalParity.AClusterWithAdaptive*'
+small_cases+=':GroupReductionParity.MatchesReference/mean:Wgmma*:*SessionHeadDims.*:-*/F16.*:EvictCriticalParity.AClusterWithAdaptive*'
 
 # In the order of their importance: time may run out.
 main_operations=(attention attention-compressed projected-value-norms window-attention nearest-keys compact select-critical
