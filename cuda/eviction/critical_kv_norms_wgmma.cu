@@ -15,10 +15,9 @@
 // 32 of them at a time (not measured), one for each query head of a Llama-3.1-8B, where an H100 has been seen
 // to keep 15 or 16 of eight.
 //
-// Registers decide the width of a product. Of the 65,536 of a multiprocessor the producer's 128
-// threads have 40 each and the consumers' 256 have 232 each. For head_dim 128, values take 2 x 32 and
-// products of 64 tokens by n columns 2 x n / 2: n = 256 would take 320 in all, n = 128 takes 192, with
-// 40 left for addresses and sums.
+// Registers decide the width of a product: a consumer's thread has 232 (primitives/warp_specialisation.hpp).
+// For head_dim 128, values take 2 x 32 and products of 64 tokens by n columns 2 x n / 2: n = 256 would take
+// 320 in all, n = 128 takes 192, with 40 left for addresses and sums.
 //
 // W^O passes from the L2 cache to shared memory once for each query head and 256 tokens, whatever n: for
 // 32 query heads of Llama-3.1-8B and 32,768 tokens 128 x 32 x 1 MB = 4.3 GB, in the 1.4 ms of the products

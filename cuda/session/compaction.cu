@@ -27,6 +27,7 @@ struct CompactArguments {
   const int64_t* kept;
   const int64_t* count;
   int64_t kept_stride;
+  unsigned kv_heads, tensors;
   int vectors;  // of 16 bytes in a row, padding included
 };
 
@@ -42,8 +43,8 @@ __host__ __device__ int parts_of(int vectors) {
 //
 //       a warp, kLanes = 16:      rows 0, 2, 4, 6 by lanes 0..15      rows 1, 3, 5, 7 by lanes 16..31
 //
-// grid       (ceil(capacity / rows of a block), kv_heads, tensors parts): rows of a
-//            block = 8 warps x 4 x 32 / kLanes
+// grid       ceil(capacity / rows of a block) along x, rows tensors parts kv_heads: rows of a block = 8 warps
+//            x 4 x 32 / kLanes
 // block      256; no shared memory
 // registers  31-32 (sm_90a and sm_80)
 // bytes      read: 8 + 16 vectors for each kept row; written: 16 vectors for each; no FLOP
@@ -53,11 +54,12 @@ __global__ void __launch_bounds__(kThreads, 7) compact_kernel(CompactArguments p
   constexpr int kRowsAtOnce = 32 / kLanes;
   constexpr int kRowsOfWarp = kRowsInFlight * kRowsAtOnce;
   static_assert(kRowsOfWarp <= 32, "a lane reads one position");
-  const auto z = static_cast<int>(blockIdx.z);
-  const int parts = parts_of<kLanes>(p.vectors);
+  const auto row_of_all = static_cast<unsigned>(row_of_block()), z = row_of_all / p.kv_heads;
+  const auto parts = static_cast<unsigned>(parts_of<kLanes>(p.vectors));
+  if (z >= p.tensors * parts) return;
   const MovedRows moved = z < parts ? p.keys : p.values;
-  const int column = (z < parts ? z : z - parts) * kLanes + lane() % kLanes;
-  const int64_t g = blockIdx.y;
+  const int column = static_cast<int>(z % parts) * kLanes + lane() % kLanes;
+  const int64_t g = row_of_all % p.kv_heads;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp()) * kRowsOfWarp;
   const bool has_position = lane() < kRowsOfWarp && first + lane() < p.kept_stride;
   const int position = has_position ? static_cast<int>(p.kept[g * p.kept_stride + first + lane()]) : 0;
@@ -155,24 +157,23 @@ MovedRows moved_rows(const DeviceTensor<const T>& rows, const DeviceTensor<T>& c
 }
 
 template <int kLanes>
-void launch_compact(const CompactArguments& arguments, int64_t capacity, int64_t kv_heads, int64_t tensors,
-                    Stream stream) {
+void launch_lanes(const CompactArguments& arguments, int64_t capacity, Stream stream) {
   constexpr int64_t kRowsOfBlock = int64_t{kWarps} * kRowsInFlight * 32 / kLanes;
-  const int64_t parts = parts_of<kLanes>(arguments.vectors);
+  const int64_t copies = int64_t{arguments.tensors} * parts_of<kLanes>(arguments.vectors);
   launch_dependent<compact_kernel<kLanes>>(
-      {extent(ceil_division(capacity, kRowsOfBlock), kv_heads, tensors * parts), extent(kThreads), 0, stream},
+      {extent_of_rows(ceil_division(capacity, kRowsOfBlock), copies * arguments.kv_heads), extent(kThreads),
+       0, stream},
       arguments);
 }
 
-void launch_compact(const CompactArguments& arguments, int64_t capacity, int64_t kv_heads, int64_t tensors,
-                    Stream stream) {
-  if (capacity == 0 || kv_heads == 0 || arguments.vectors == 0) return;
+void launch_compact(const CompactArguments& arguments, int64_t capacity, Stream stream) {
+  if (capacity == 0 || arguments.kv_heads == 0 || arguments.vectors == 0) return;
   if (arguments.vectors <= 8) {
-    launch_compact<8>(arguments, capacity, kv_heads, tensors, stream);
+    launch_lanes<8>(arguments, capacity, stream);
   } else if (arguments.vectors <= 16) {
-    launch_compact<16>(arguments, capacity, kv_heads, tensors, stream);
+    launch_lanes<16>(arguments, capacity, stream);
   } else {
-    launch_compact<32>(arguments, capacity, kv_heads, tensors, stream);
+    launch_lanes<32>(arguments, capacity, stream);
   }
 }
 
@@ -187,8 +188,9 @@ template <Storage T>
 void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_stride, const int64_t* count,
              DeviceTensor<T> compacted, Stream stream) {
   const MovedRows moved = moved_rows(rows, compacted);
-  launch_compact({moved, moved, kept, count, kept_stride, vectors_of<T>(rows.cols)}, compacted.rows,
-                 rows.slices, 1, stream);
+  launch_compact({moved, moved, kept, count, kept_stride, static_cast<unsigned>(rows.slices), 1,
+                  vectors_of<T>(rows.cols)},
+                 compacted.rows, stream);
 }
 
 template <Storage T>
@@ -200,8 +202,9 @@ void compact(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int
   require_equal("KV heads of keys", keys.slices, "KV heads of values", values.slices);
   require_equal("columns of keys", keys.cols, "columns of values", values.cols);
   require_equal("capacity for keys", compacted_keys.rows, "capacity for values", compacted_values.rows);
-  launch_compact({of_keys, of_values, kept, count, kept_stride, vectors_of<T>(keys.cols)},
-                 compacted_keys.rows, keys.slices, kMostTensors, stream);
+  launch_compact({of_keys, of_values, kept, count, kept_stride, static_cast<unsigned>(keys.slices),
+                  kMostTensors, vectors_of<T>(keys.cols)},
+                 compacted_keys.rows, stream);
 }
 
 template void compact(DeviceTensor<const float>, const int64_t*, int64_t, const int64_t*, DeviceTensor<float>,

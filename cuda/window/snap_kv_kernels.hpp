@@ -74,7 +74,8 @@ void launch_attention_portable(const window_tiles::Window<float>& window, const 
 
 /// Additions that a term passes through on its way into the sum of one split of so many tokens, and how often
 /// the sum is rescaled. By wgmma a term passes through no more than by mma: a thread adds the two tokens that
-/// it has of every second tile, a tree its eight lanes, and the warps that have tokens follow each other.
+/// it has of every second tile, a tree its eight lanes, and the warps that have tokens follow each other; it
+/// is rescaled at each such tile but the first, by lanes, and by warps, by 1 exactly where one has tokens.
 int64_t mma_split_depth(int64_t tokens);
 int64_t portable_split_depth(int64_t tokens);
 int64_t mma_split_rescalings(int64_t tokens);

@@ -12,7 +12,7 @@
 // its query heads as have room. How items are distributed does not change a bit of the results.
 //
 // For a Llama-3.1-8B's window of 32 queries a tile of 64 keys, 16 KB, takes 900 cycles of a multiprocessor's
-// share of an H200's memory bandwidth, and 512 each of the tensor cores and of the units for exponentials,
+// share of an H200's memory bandwidth, 512 of the tensor cores and 512 to 768 of the units for exponentials,
 // all calculated: memory is the limit, for which up to six tiles are on their way.
 #include <kvbound/cuda/primitives/row_boxes.hpp>
 #include <kvbound/cuda/primitives/warp_specialisation.hpp>
@@ -91,6 +91,16 @@ struct Maps {
   TensorMap queries, keys;
 };
 
+// The stages of a consumer's tiles, every other one: it waits for every phase of their mbarriers, whichever
+// tiles of an item it has.
+struct OwnStages {
+  int consumer;
+  StageRing<kStages / kConsumers> ring = {};
+
+  __device__ int stage() const { return ring.stage * kConsumers + consumer; }
+};
+static_assert(kConsumers == 2 && kStages % kConsumers == 0);
+
 // What is divided into items, and how. A head has 1, 2 or 4 parts, 2^head_shift, for windows of up to 32, 64,
 // 128 queries.
 template <Storage16 T>
@@ -157,19 +167,18 @@ __device__ void request_queries(const Item& item, const TensorMap& map, uint16_t
   }
 }
 
-// Requests the tiles of an item, by one thread, each as soon as the consumers have left its memory.
+// Requests a tile of an item, by one thread, as soon as its consumer has left its memory.
 template <int kHeadDim>
-__device__ void request_tiles(const Item& item, const TensorMap& map, const Shared<kHeadDim>& shared,
-                              StageRing<kStages>& ring) {
-  for (int tile = 0; tile < item.tiles; ++tile, ring.advance()) {
-    uint64_t* const full = shared.full + ring.stage;
-    uint16_t* to = shared.stages + ring.stage * kStageSize<kHeadDim>;
-    mbarrier_wait(shared.empty + ring.stage, ring.phase ^ 1);
-    mbarrier_arrive_expect(full, kStageSize<kHeadDim> * 2);
-    for (int box = 0; box < kHeadDim / kBoxColumns; ++box, to += kTileKeys * kBoxColumns) {
-      load_box(to, map, full, box * kBoxColumns, item.first + tile * kTileKeys, item.g);
-    }
+__device__ void request_tile(const Item& item, int tile, const TensorMap& map, const Shared<kHeadDim>& shared,
+                             OwnStages& stages) {
+  uint64_t* const full = shared.full + stages.stage();
+  uint16_t* to = shared.stages + stages.stage() * kStageSize<kHeadDim>;
+  mbarrier_wait(shared.empty + stages.stage(), stages.ring.phase ^ 1);
+  mbarrier_arrive_expect(full, kStageSize<kHeadDim> * 2);
+  for (int box = 0; box < kHeadDim / kBoxColumns; ++box, to += kTileKeys * kBoxColumns) {
+    load_box(to, map, full, box * kBoxColumns, item.first + tile * kTileKeys, item.g);
   }
+  stages.ring.advance();
 }
 
 // The producer's work: queries and keys of all items of the block. A thread has a query's offset.
@@ -179,7 +188,7 @@ template <int kHeadDim, Storage16 T>
 __device__ void produce(const Work<T>& work, const Maps& maps, const float* log_sum_exp,
                         const Shared<kHeadDim>& shared) {
   const int own = static_cast<int>(threadIdx.x);
-  StageRing<kStages> ring;
+  OwnStages even{0}, odd{1};
   StageRing<kQuerySets> sets;
   for (auto n = static_cast<int>(blockIdx.x); n < work.items;
        n += static_cast<int>(gridDim.x), sets.advance()) {
@@ -195,7 +204,10 @@ __device__ void produce(const Work<T>& work, const Maps& maps, const float* log_
     if (lane() == 0) mbarrier_arrive(given);
     if (own == 0) {
       request_queries<kHeadDim>(item, maps.queries, shared.queries + sets.stage * kSetSize<kHeadDim>, given);
-      request_tiles(item, maps.keys, shared, ring);
+      for (int tile = 0; tile < item.tiles; tile += kConsumers) {
+        request_tile(item, tile, maps.keys, shared, even);
+        if (tile + 1 < item.tiles) request_tile(item, tile + 1, maps.keys, shared, odd);
+      }
     }
     __syncwarp();
   }
@@ -233,7 +245,7 @@ __device__ Products part_of(const float (&sums)[kWarpgroupSums], int part) {
 //         warp's tokens, which begin with this one of the split, end(item) behind them
 template <int kHeadDim, Storage16 T, class Scores>
 __device__ void consume(const Work<T>& work, const Shared<kHeadDim>& shared, int consumer, Scores& scores) {
-  StageRing<kStages> ring;
+  OwnStages stages{consumer};
   StageRing<kQuerySets> sets;
   for (auto n = static_cast<int>(blockIdx.x); n < work.items;
        n += static_cast<int>(gridDim.x), sets.advance()) {
@@ -242,12 +254,13 @@ __device__ void consume(const Work<T>& work, const Shared<kHeadDim>& shared, int
     scores.begin(item, shared.offsets + sets.stage * kColumns);
     const uint16_t* const queries = shared.queries + sets.stage * kSetSize<kHeadDim>;
 #pragma unroll 1
-    for (int tile = 0; tile < item.tiles; ++tile, ring.advance()) {
-      if (tile % kConsumers != consumer) continue;
+    for (int tile = consumer; tile < item.tiles; tile += kConsumers) {
+      const int stage = stages.stage();
       float sums[kWarpgroupSums];
-      mbarrier_wait(shared.full + ring.stage, ring.phase);
-      multiply<kHeadDim, T>(sums, shared.stages + ring.stage * kStageSize<kHeadDim>, queries);
-      if (lane() == 0) mbarrier_arrive(shared.empty + ring.stage);
+      mbarrier_wait(shared.full + stage, stages.ring.phase);
+      multiply<kHeadDim, T>(sums, shared.stages + stage * kStageSize<kHeadDim>, queries);
+      if (lane() == 0) mbarrier_arrive(shared.empty + stage);
+      stages.ring.advance();
       scores.take(item, sums, tile * kTileKeys + warp() % kGroupWarps * kRowsAtOnce);
     }
     __syncwarp();  // all lanes have read their offsets
@@ -380,7 +393,7 @@ struct WeightsOfTokens {
 // grid       one block for each multiprocessor, or for each of the kv_heads ceil(tokens / split_tokens)
 //            ceil(group parts / 4) items if there are fewer; parts 1, 2 or 4 of a window of up to 32, 64, 128
 // block      384: a producer's warpgroup and two consumers'
-// shared     1,280 head_dim + 9,360 bytes: 91,280 or 173,200 for head_dim 64 and 128
+// shared     1,280 head_dim + 9,368 bytes: 91,288 or 173,208 for head_dim 64 and 128
 // registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers
 // bytes      read: 2 head_dim for each token and item of its split, the later ones from the L2 cache; the
 //            queries for each item; written: 8 for each query and split

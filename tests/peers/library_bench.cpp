@@ -74,8 +74,10 @@ Seconds attention_seconds(const KernelLibrary& library, const BenchOptions& opti
 
 struct TopSet {
   Buffer<float> scores;
+  Buffer<int32_t> positions;
+  Buffer<float> values;
   Buffer<int32_t> indices;
-  double bytes() const { return traffic(scores, indices); }
+  double bytes() const { return traffic(scores, positions, values, indices); }
 };
 
 // Of the candidates of `kvbound bench`: whose last positions are always kept.
@@ -86,15 +88,17 @@ Seconds top_seconds(const KernelLibrary& library, bool ranked, const BenchOption
   const std::vector<float> scores = random_scores(rows * cols, BenchLayer::random(options, 11));
   std::vector<int32_t> counted(scores.size());
   for (size_t i = 0; i < counted.size(); ++i) counted[i] = static_cast<int32_t>(i % cols);
-  const Buffer<int32_t> positions = uploaded(counted);
-  Buffer<float> values(rows * cols);
   Buffer<std::byte> workspace = zeros(kWorkspaceBytes);
   const auto select = [&](TopSet& set, Stream stream) {
-    (ranked ? library.rank_top : library.select_top)({set.scores.data(), positions.data(), values.data(),
-                                                      set.indices.data(), rows, cols, k, all_of(workspace)},
-                                                     stream);
+    (ranked ? library.rank_top : library.select_top)(
+        {set.scores.data(), set.positions.data(), set.values.data(), set.indices.data(), rows, cols, k,
+         all_of(workspace)},
+        stream);
   };
-  Rotation<TopSet> sets([&] { return TopSet{uploaded(scores), Buffer<int32_t>(rows * cols)}; });
+  Rotation<TopSet> sets([&] {
+    return TopSet{uploaded(scores), uploaded(counted), Buffer<float>(rows * cols),
+                  Buffer<int32_t>(rows * cols)};
+  });
   TopSet& first = sets.next();
   const auto indices = written_by(first.indices, [&] { select(first, kStream); });
   if (!top_is_right(file, scores, rows, indices, ranked ? cols : k, k, ranked ? "descending" : "any"))

@@ -76,7 +76,6 @@ class WrongResults(PeersTest):
             for operation, file in (("attention", "attention.safetensors"), ("topk", "select-top.safetensors")):
                 self.assertEqual(self.kvbound("check", operation, file, "--quiet").returncode, code)
 
-
     def test_and_those_that_cannot_be_judged_have_none(self):
         for judge in ("missing", "/bin/ls"):
             done = self.run_program("bench", "processor", "rank-top", "--shape", "pocket", "--judge", judge, "--calls", ".", "--json", "peer.json")
