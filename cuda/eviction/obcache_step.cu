@@ -143,7 +143,7 @@ __device__ float score(const Arguments<T>& p, int64_t g, int64_t head, int64_t r
 // block      256
 // shared     16 quads (4 lanes + 16) + 16 (rows + 8) bytes, with `quads` of four numbers of each lane: 3,712
 //            for 16-bit types and head_dim 128
-// registers  28-80 (sm_90a), 32-80 (sm_80)
+// registers  28-80 (sm_90a), 32-109 (sm_80)
 // bytes      read: a padded row of values for each entry, 4 head_dim of an output for each query head and
 //            block, from the L2 cache, 8 for each query head and entry; written: 4 for each
 // FLOP       2 head_dim + 10 and an exponential for each query head and entry

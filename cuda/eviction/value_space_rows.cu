@@ -79,7 +79,7 @@ struct OwnValue {
 //
 // grid       (ceil(tokens / block's tokens), kv_heads): 64 tokens for 16-bit types and head_dim 128
 // block      256; no shared memory
-// registers  32-40 (sm_90a and sm_80)
+// registers  32 (sm_90a), 28-32 (sm_80)
 // bytes      read: head_dim sizeof(T) for each token and KV head; written: 4 query_heads tokens
 // FLOP       2 head_dim for each token and KV head
 template <int kDims, Storage T>
@@ -165,7 +165,7 @@ __device__ void write_norms(const RootArguments<T>& p, int64_t head, const OwnVa
 // grid       (ceil(tokens / block's tokens), kv_heads): 512 tokens for 16-bit types and head_dim 128
 // block      256
 // shared     4 group_size bytes
-// registers  40-48 (sm_90a), 48-58 (sm_80)
+// registers  32-48 (sm_90a), 40-48 (sm_80)
 // bytes      read: head_dim sizeof(T) for each token and KV head, 4 query_heads tokens; the diagonals
 //            of G for each block, and W^O for each value that is projected, from the L2 cache;
 //            written: 4 query_heads tokens

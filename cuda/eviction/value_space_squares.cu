@@ -201,7 +201,7 @@ __device__ void add_columns(const Values<T, kSteps>& values, const uint4* rows, 
 //            kSteps 8 and for kSteps 16
 // block      256
 // shared     kSteps 4: 36,864, 8: 69,632 (BF16), 52,224 (FP16), 16: 101,376
-// registers  kSteps 4, 8, 16: 118, 152, 121 of BF16, 202, 160, 252 of FP16 (sm_90a; at most 6 fewer on sm_80)
+// registers  kSteps 4, 8, 16: 118, 152, 121 of BF16, 202, 160, 249 of FP16 (sm_90a; within 5 on sm_80)
 // bytes      read: 2 head_dim for each token and query head, 2 to 4 head_dim^2 of G for each block, mostly
 //            from the L2 cache; written: 4 query_heads tokens
 // FLOP       on tensor cores 3 query_heads tokens d (d + 16) for BF16, d = 16 kSteps, twice as many for FP16

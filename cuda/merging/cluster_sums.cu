@@ -118,7 +118,7 @@ __device__ void sum_part(const Sums<T>& p, int64_t g, const HeadClusters<T, kDim
 // block      256
 // shared     2 kGroups (272 + 4 kHeads (68 + kDims)) + 12 slots / gridDim.x bytes, of 8 groups for
 //            16-bit types and head_dim 128
-// registers  kHeads 1: 56-80, 4: 74-106 (sm_90a)
+// registers  kHeads 1: 56-80, 4: 74-104 (sm_90a); 64-86, 80-108 (sm_80)
 // bytes      read: for each member of a large cluster head_dim sizeof(T), 8 and 4 for each row of
 //            weights; all offsets for each block, mostly from the L2 cache; written: 4 kDims for
 //            each row of weights and part

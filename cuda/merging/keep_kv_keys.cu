@@ -201,7 +201,7 @@ constexpr int kResidentBlocks = kRowBytes <= 512 ? (kOnePass ? 6 : 4) : (kOnePas
 // grid       (ceil(capacity / (2 groups)), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
 // shared     groups (272 + 272 kHeads) + 8 heads kDims bytes: 14,976 for four heads of head_dim 128
-// registers  kHeads 1: 56-80, 4: 72-105 in one pass, 92-127 in more (sm_90a); 56-80, 76-106, 96-128 (sm_80)
+// registers  kHeads 1: 62-80, 4: 75-105 in one pass, 96-128 in more (sm_90a); 64-80, 76-108, 95-128 (sm_80)
 // bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights, again from the
 //            caches for more than kHeads rows; the queries and their pseudo-inverse once for each block;
 //            written: head_dim sizeof(T) for each cluster

@@ -410,7 +410,7 @@ struct BlockShared {
 // grid       (about two blocks for each multiprocessor, divided by the KV heads; kv_heads)
 // block      256
 // shared     1,060 bytes, and 16 for each four rows of weights
-// registers  96 (sm_90a and sm_80)
+// registers  109 (sm_90a), 104 (sm_80)
 // bytes      as above, for the entries of large clusters, from the caches again for each of
 //            four passes; all offsets
 // FLOP       as above

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4) cosines_kernel(Sums<T> p) {
 //
 // grid       (ceil(stride / 4), kv_heads)
 // block      128; no shared memory
-// registers  56 (sm_90a), 48 (sm_80)
+// registers  56 (sm_90a), 50 (sm_80)
 // bytes      read: 2 head_dim sizeof(T) and 16 for each member, of which the kept entry's mostly
 //            from the caches; written: 8
 // FLOP       5 head_dim for each member
@@ -116,7 +116,7 @@ __device__ void weigh(const Sums<T>& p, int64_t g, int64_t i, float kept, const 
 //
 // grid       (ceil(capacity / 4), kv_heads)
 // block      128; no shared memory
-// registers  53 (sm_90a), 54 (sm_80)
+// registers  51 (sm_90a), 56 (sm_80)
 // bytes      read: 8 for each member, 16 for each kept entry; written: 4 for each merging entry
 // FLOP       3 and two exponentials for each member
 template <Storage T>

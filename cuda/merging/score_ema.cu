@@ -430,7 +430,7 @@ struct PredictArguments {
 //
 // grid       (ceil(capacity / 128), query_heads)
 // block      128; no shared memory
-// registers  20 (sm_90a), 18 (sm_80)
+// registers  20 (sm_90a and sm_80)
 // bytes      read: 12 for each query head and entry; written: 4 for each
 // FLOP       2 and two logarithms for each query head and entry
 __global__ void __launch_bounds__(kEach) predicted_scores_kernel(PredictArguments p) {
@@ -455,7 +455,7 @@ struct ReplaceArguments {
 //
 // grid       (ceil(clusters' capacity / 128), query_heads)
 // block      128; no shared memory
-// registers  20 (sm_90a), 18 (sm_80)
+// registers  20 (sm_90a and sm_80)
 // bytes      read: 16 for each query head and kept entry, up to 20 for each query head and cluster; written:
 //            8 for each query head and cluster
 // FLOP       1 and a logarithm for each query head and cluster

@@ -59,7 +59,7 @@ __device__ float mean_weight(const MeanArguments<T>& p, int64_t g, const HeadClu
 // grid       (ceil(capacity / groups), kv_heads): 8 groups for 16-bit types and head_dim 128
 // block      128
 // shared     544 bytes for each group
-// registers  48-56 (sm_90a and sm_80)
+// registers  55-56 (sm_90a), 48-56 (sm_80)
 // bytes      read: for each merging entry head_dim sizeof(T), 8 and 4 for each row of weights; 4 for each row
 //            of weights and cluster; written: head_dim sizeof(T) for each cluster
 // FLOP       2 head_dim and 2 for each row of weights, for each merging entry
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kRowsThreads, 9) weighted_means_kernel(MeanArg
 // grid       (ceil(capacity / groups), kv_heads)
 // block      128
 // shared     544 bytes for each group
-// registers  40-64 (sm_90a), 48-64 (sm_80)
+// registers  48-64 (sm_90a and sm_80)
 // bytes      read: for each member head_dim sizeof(T) and 12; written: 4 head_dim for each kept entry
 // FLOP       2 head_dim for each member
 template <int kDims, Storage T>

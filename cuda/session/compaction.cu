@@ -46,7 +46,7 @@ __host__ __device__ int parts_of(int vectors) {
 // grid       ceil(capacity / rows of a block) along x, rows tensors parts kv_heads: rows of a block = 8 warps
 //            x 4 x 32 / kLanes
 // block      256; no shared memory
-// registers  31-32 (sm_90a and sm_80)
+// registers  28-32 (sm_90a and sm_80)
 // bytes      read: 8 + 16 vectors for each kept row; written: 16 vectors for each; no FLOP
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads, 7) compact_kernel(CompactArguments p) {
@@ -99,7 +99,7 @@ struct MoveNumbersArguments {
 //
 // grid       (ceil(kept_stride / 256), rows)
 // block      256; no shared memory
-// registers  20 (sm_90a), 18 (sm_80)
+// registers  20 (sm_90a and sm_80)
 // bytes      read: 12 for each row and kept entry; written: 4 for each; no FLOP
 template <bool kScatters>
 __global__ void __launch_bounds__(kThreads) move_numbers_kernel(MoveNumbersArguments p) {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) move_numbers_kernel(MoveNumbersArgum
 
 // grid       (ceil(stride / 256), kv_heads)
 // block      256; no shared memory
-// registers  16 (sm_90a and sm_80)
+// registers  14 (sm_90a), 12 (sm_80)
 // bytes      read: 16 for each chosen slot; written: 8; no FLOP
 __global__ void __launch_bounds__(kThreads)
     compact_positions_kernel(CacheSlots slots, PositionLists chosen, int64_t* positions) {
