@@ -194,7 +194,7 @@ class Emulated(MeasureTest):
         summary, ran = self.runs_whole("B")
         self.assertIn("SnapKvParity", ran)
         self.assertEqual(ran & set(CHANGED), set())
-        self.assertRegex(summary["repeats"][1], "^18 tests, of which 5 were skipped: not for this device$")
+        self.assertRegex(summary["repeats"][1], "^13 tests$")
         self.assertRegex(summary["large"][1], "^6 tests, 14 comparisons; cuBLAS not done: the emulation has none$")
         self.assertRegex(summary["variants"][1], "^K1: .*%; K2: .*%$")
 

@@ -42,13 +42,6 @@ enum class Beside { nothing, busy_multiprocessors };
 
 class ClusterRepeats : public parity::DeviceTest, public testing::WithParamInterface<Beside> {
  protected:
-  void SetUp() override {
-    DeviceTest::SetUp();
-#ifndef KVBOUND_CUDA_NATIVE
-    if (GetParam() != Beside::nothing) GTEST_SKIP() << "the emulation runs one kernel at a time";
-#endif
-  }
-
   // Calls operation(results), which writes integers to device memory and launches so many clusters, until
   // there were enough of them; every call's results have to be the expected ones.
   static void expect_always(const std::vector<int64_t>& expected, int64_t clusters,
@@ -231,7 +224,12 @@ TEST_P(ClusterRepeats, EvictTheSmallestScoreOfTwoStages) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ClusterRepeats, testing::Values(Beside::nothing, Beside::busy_multiprocessors),
+#ifdef KVBOUND_CUDA_NATIVE
+constexpr Beside kBeside[] = {Beside::nothing, Beside::busy_multiprocessors};
+#else
+constexpr Beside kBeside[] = {Beside::nothing};  // the emulation runs one kernel at a time
+#endif
+INSTANTIATE_TEST_SUITE_P(All, ClusterRepeats, testing::ValuesIn(kBeside),
                          [](const testing::TestParamInfo<Beside>& tested) -> std::string {
                            return tested.param == Beside::nothing ? "Alone" : "BesideBusyMultiprocessors";
                          });
