@@ -55,6 +55,8 @@ inline float divisor_of(WindowReduction reduction, int64_t queries) {
 /// Whether type, shapes and device meet the wgmma kernels' requirements.
 template <Storage16 T>
 bool wgmma_can(const window_tiles::Window<T>& window);
+/// Of a block of launch_splits_wgmma, at most.
+int64_t sums_wgmma_shared_bytes();
 
 template <Storage16 T>
 void launch_splits_wgmma(const window_tiles::Window<T>& window, const SplitPartials& partials, Stream stream);
@@ -73,9 +75,9 @@ void launch_attention_portable(const window_tiles::Window<float>& window, const 
                                WindowReduction reduction, float* weights, Stream stream);
 
 /// Additions that a term passes through on its way into the sum of one split of so many tokens, and how often
-/// the sum is rescaled. By wgmma a term passes through no more than by mma: a thread adds the two tokens that
-/// it has of every second tile, a tree its eight lanes, and the warps that have tokens follow each other; it
-/// is rescaled at each such tile but the first, by lanes, and by warps, by 1 exactly where one has tokens.
+/// the sum is rescaled. By wgmma a term passes through no more than by mma: a tree adds the 32 tokens that a
+/// thread has of a tile of 128, of which those that it does not have are zeros, the tiles follow each other,
+/// and a tree adds four lanes; it is rescaled at each tile but the first, and by lanes.
 int64_t mma_split_depth(int64_t tokens);
 int64_t portable_split_depth(int64_t tokens);
 int64_t mma_split_rescalings(int64_t tokens);

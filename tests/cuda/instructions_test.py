@@ -303,11 +303,11 @@ class WarpgroupTensorCores(unittest.TestCase):
 
 
 class WindowWarpgroups(unittest.TestCase):
-    """A consumer multiplies 64 keys by 128 queries in steps of depth 16 and takes an exponential of each product; sums of
-    exponentials are rescaled by one for each query of a thread."""
+    """A consumer multiplies 64 keys by 128 queries, or 64 queries by 128 keys, in steps of depth 16 and takes an exponential of
+    each product. Log-sum-exps are of queries in rows, two of a thread, whose sums are rescaled, in a tile with masks or without."""
 
     def test_take_a_tile_with_one_wait_and_one_instruction_for_an_exponential(self):
-        for what, exponentials in (("attention", 64), ("log_sum_exp", 64 + 32)):
+        for what, exponentials in (("attention", 64), ("log_sum_exp", 2 * (64 + 2))):
             for name, match in named(rf"snap_kv_kernels::window_{what}_wgmma_kernel<(\d+), \w+>"):
                 with self.subTest(kernel=name):
                     loop, = [each.code for each in chosen(name) if opcodes(each.code, "HGMMA")]

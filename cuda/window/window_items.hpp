@@ -1,0 +1,175 @@
+// What a window's kernels by wgmma have in common: the pieces of work that their blocks take one after the
+// other, and the queries and keys of these in shared memory. 16-bit types, head_dim 64 and 128, windows of up
+// to 128 queries, compute capability 9.0.
+//
+// A block is a producer and two consumers (primitives/warp_specialisation.hpp). The producer lets TMA copy
+// the queries of an item's heads to shared memory, 128 in parts of 32 as snap_kv_mma.cu has them, and then
+// the keys of a split of the tokens, tile by tile. The blocks stay and take items one after the other: a
+// split of the tokens of one KV head, with as many of its query heads as have room. How items are distributed
+// does not change a bit of the results.
+#pragma once
+
+#include <kvbound/cuda/primitives/row_boxes.hpp>
+#include <kvbound/cuda/primitives/warp_specialisation.hpp>
+#include <kvbound/cuda/primitives/warpgroup_mma.hpp>
+
+#include "query_parts.hpp"
+#include "snap_kv_kernels.hpp"
+
+namespace kvbound::cuda {
+inline namespace KVBOUND_CUDA_BUILD {
+namespace window_items {
+
+using namespace window_tiles;
+using snap_kv_kernels::Splits;
+
+inline constexpr int kParts = 4;  ///< of an item's queries
+inline constexpr int kPartRows = 32;
+inline constexpr int kQueries = kParts * kPartRows;
+inline constexpr int kQuerySets = 2;  ///< an item's queries, and the next one's
+inline constexpr int kDepth = 16;     ///< numbers of a row that an instruction takes
+
+/// What is divided into items, and how. A head has 1, 2 or 4 parts, 2^head_shift, for windows of up to 32,
+/// 64, 128 queries.
+template <Storage16 T>
+struct Work {
+  Window<T> window;
+  float scale;  ///< to base 2
+  int split_tokens, splits;
+  int head_shift, item_heads;
+  int split_items;  ///< which have a split's query heads
+  int items;
+
+  explicit Work(const Window<T>& of)
+      : window(of),
+        scale(binary_scale(of)),
+        split_tokens(static_cast<int>(Splits(of.tokens()).tokens)),
+        splits(static_cast<int>(Splits(of.tokens()).count)),
+        head_shift(static_cast<int>(of.size() > kPartRows) + static_cast<int>(of.size() > 2 * kPartRows)),
+        item_heads(kParts >> head_shift),
+        split_items(static_cast<int>(ceil_division(of.group_size(), item_heads))),
+        items(static_cast<int>(of.keys.slices) * splits * split_items) {}
+};
+
+/// A block's next piece of work.
+struct Item {
+  int g, split, first;  ///< KV head, token
+  int tokens;
+  int seen;   ///< tokens that all queries attend to
+  int head;   ///< of the first part
+  int parts;  ///< that exist
+  int shift;  ///< Work::head_shift
+
+  template <Storage16 T>
+  __device__ Item(const Work<T>& work, int number) : shift(work.head_shift) {
+    const auto n = static_cast<unsigned>(number), all = n / work.split_items;
+    const int of_group = static_cast<int>(n % work.split_items) * work.item_heads;
+    const int group = static_cast<int>(work.window.group_size());
+    g = static_cast<int>(all / work.splits);
+    split = static_cast<int>(all % work.splits);
+    first = split * work.split_tokens;
+    tokens = min(work.split_tokens, static_cast<int>(work.window.tokens()) - first);
+    seen = max(0, min(static_cast<int>(work.window.visible(0)) - first, tokens));
+    head = g * group + of_group;
+    parts = min(work.item_heads, group - of_group) << shift;
+  }
+  __device__ QueryPart part(int n) const { return {head + (n >> shift), of_head(n) * kPartRows, n < parts}; }
+  /// Of a part, its number among its head's.
+  __device__ int of_head(int n) const { return n & ((1 << shift) - 1); }
+};
+
+struct Maps {
+  TensorMap queries, keys;
+};
+
+/// Queries and keys in shared memory, as boxes of 64 columns.
+template <int kHeadDim, int kTileKeys, int kStages>
+struct Tiles {
+  static constexpr int kBoxes = kHeadDim / kBoxColumns;
+  static constexpr int kStageSize = kHeadDim * kTileKeys, kSetSize = kHeadDim * kQueries;
+
+  uint16_t* stages;   ///< [kStages, kBoxes, kTileKeys, kBoxColumns], permuted by the swizzle
+  uint16_t* queries;  ///< [kQuerySets, kBoxes, kQueries, kBoxColumns], permuted, too
+  uint64_t* full;     ///< [kStages]: the keys have landed
+  uint64_t* empty;    ///< [kStages]: all warps that multiply them have done so
+  uint64_t* given;    ///< [kQuerySets]: the queries have landed, and what else belongs to them is there
+  uint64_t* taken;    ///< [kQuerySets]: all warps of the consumers have left them
+
+  __host__ __device__ explicit Tiles(SharedMemory& memory)
+      : stages(memory.array<uint16_t>(kStages * kStageSize, 1024)),
+        queries(memory.array<uint16_t>(kQuerySets * kSetSize, 1024)),
+        full(memory.array<uint64_t>(kStages)),
+        empty(memory.array<uint64_t>(kStages)),
+        given(memory.array<uint64_t>(kQuerySets)),
+        taken(memory.array<uint64_t>(kQuerySets)) {}
+
+  /// multiplying  warps that multiply a tile
+  /// giving       arrivals behind which an item's queries are given, that of request_queries among them
+  __device__ void begin(int multiplying, int giving) const {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < kStages; ++stage) {
+        mbarrier_init(full + stage, 1);
+        mbarrier_init(empty + stage, multiplying);
+      }
+      for (int set = 0; set < kQuerySets; ++set) {
+        mbarrier_init(given + set, giving);
+        mbarrier_init(taken + set, kConsumerWarps);
+      }
+      mbarrier_fence_init();
+    }
+    __syncthreads();
+  }
+
+  __device__ const uint16_t* query_set(int set) const { return queries + set * kSetSize; }
+  __device__ const uint16_t* tile(int stage) const { return stages + stage * kStageSize; }
+
+  /// Requests the queries of an item, by one thread.
+  __device__ void request_queries(const Item& item, const TensorMap& map, int set) const {
+    uint16_t* to = queries + set * kSetSize;
+    mbarrier_arrive_expect(given + set, kSetSize * 2);
+    for (int box = 0; box < kBoxes; ++box) {
+      for (int p = 0; p < kParts; ++p, to += kPartRows * kBoxColumns) {
+        const QueryPart part = item.part(p);
+        load_box(to, map, given + set, box * kBoxColumns, part.first, static_cast<int>(part.head));
+      }
+    }
+  }
+
+  /// Requests a tile of an item, by one thread, as soon as its memory is free.
+  __device__ void request_tile(const Item& item, int tile, const TensorMap& map, int stage,
+                               unsigned phase) const {
+    uint16_t* to = stages + stage * kStageSize;
+    mbarrier_wait(empty + stage, phase ^ 1);
+    mbarrier_arrive_expect(full + stage, kStageSize * 2);
+    for (int box = 0; box < kBoxes; ++box, to += kTileKeys * kBoxColumns)
+      load_box(to, map, full + stage, box * kBoxColumns, item.first + tile * kTileKeys, item.g);
+  }
+};
+
+/// sums = A B, of 64 rows of A and 128 of B: rows of numbers in boxes of kRowsA and kRowsB rows.
+template <int kHeadDim, int kRowsA, int kRowsB, Storage16 T>
+__device__ void multiply(float (&sums)[kWarpgroupSums], const uint16_t* a, const uint16_t* b) {
+  constexpr int kSteps = kBoxColumns / kDepth;  // of a box
+  constexpr int kGroupBytes = 8 * kBoxColumns * 2;
+  warpgroup_fence(sums);
+#pragma unroll
+  for (int step = 0; step < kHeadDim / kDepth; ++step) {
+    const int column = step % kSteps * kDepth, box = step / kSteps;
+    warpgroup_mma<T>(sums, matrix_descriptor(a + box * kRowsA * kBoxColumns + column, kGroupBytes),
+                     matrix_descriptor(b + box * kRowsB * kBoxColumns + column, kGroupBytes), step > 0);
+  }
+  warpgroup_commit();
+  warpgroup_wait<0>(sums);
+}
+
+/// Calls launch(head_dim, blocks) with a constant for the window's head_dim.
+template <Storage16 T, class Launch>
+void with_head_dim(const Work<T>& work, const Launch& launch) {
+  const dim3 blocks = extent(std::min(device().multiprocessors, work.items));
+  if (work.window.keys.cols == 64) return launch(std::integral_constant<int, 64>(), blocks);
+  launch(std::integral_constant<int, 128>(), blocks);
+}
+
+}  // namespace window_items
+}  // namespace KVBOUND_CUDA_BUILD
+}  // namespace kvbound::cuda
