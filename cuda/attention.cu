@@ -23,18 +23,21 @@ void require_valid(const DeviceTensor<const T>& queries, const CacheView<T>& cac
   require_layout("queries", queries);
   require_layout("keys", cache.keys);
   require_layout("values", cache.values);
-  require_groups(queries.slices, cache.keys.slices);
-  require_equal("KV heads of keys", cache.keys.slices, "KV heads of values", cache.values.slices);
-  require_equal("capacity of keys", cache.keys.rows, "capacity of values", cache.values.rows);
+  require_pages(cache);
+  require_groups(queries.slices, cache.kv_heads());
   require_equal("columns of queries", queries.cols, "columns of keys", cache.keys.cols);
   require_equal("columns of keys", cache.keys.cols, "columns of values", cache.values.cols);
   require_range("head_dim", queries.cols, 1, kMostHeadDim);
   require_range("queries of a head", queries.rows, 1, INT32_MAX);
   require_range("queries of all heads", queries.slices * queries.rows, 0, INT32_MAX);
-  require_range("capacity", cache.keys.rows, 0, INT32_MAX);
-  require_range("segments", cache.segments, 1, std::clamp<int64_t>(cache.keys.slices, 1, kMostSegments));
-  require_equal("KV heads that segments do not share", cache.keys.slices % cache.segments, "none", 0);
-  require_range("entries of a segment's KV heads", cache.keys.slices / cache.segments * cache.keys.rows, 0,
+  const int64_t kv_heads = cache.kv_heads();
+  constexpr int64_t kMostStride = kVector<T> * int64_t{UINT32_MAX};
+  require_range("slice_stride of keys", cache.keys.slice_stride, 0, kMostStride);
+  require_range("slice_stride of values", cache.values.slice_stride, 0, kMostStride);
+  require_range("capacity", cache.capacity(), 0, INT32_MAX);
+  require_range("segments", cache.segments, 1, std::clamp<int64_t>(kv_heads, 1, kMostSegments));
+  require_equal("KV heads that segments do not share", kv_heads % cache.segments, "none", 0);
+  require_range("entries of a segment's KV heads", kv_heads / cache.segments * cache.capacity(), 0,
                 INT32_MAX - kTileTokens);
 }
 
@@ -83,14 +86,22 @@ void attend(const Partition& partition, DeviceTensor<const T> queries, const Cac
             double scale, const AttentionResult& result, const DominantEntries& dominants,
             Workspace workspace, Stream stream) {
   require_valid(queries, cache);
-  const int64_t kv_heads = cache.keys.slices, capacity = cache.keys.rows,
+  const int64_t kv_heads = cache.kv_heads(), capacity = cache.capacity(),
                 count = queries.slices * queries.rows;
   const int64_t segments = cache.segments, of_segment = kv_heads / segments;
   require_workspace(workspace, workspace_bytes(partition, count, kv_heads, queries.cols, capacity, segments));
   const Partials partials(workspace.data, count / kv_heads, queries.cols, of_segment,
                           most_splits(partition, of_segment, capacity), segments);
-  SplitArguments<T> splits{SplitLengths(partition),   queries, cache,
-                           static_cast<float>(scale), result,  partials};
+  SplitArguments<T> splits{.lengths = SplitLengths(partition),
+                           .queries = queries,
+                           .cache = cache,
+                           .keys = CacheVectors(cache.keys),
+                           .values = CacheVectors(cache.values),
+                           .scale = static_cast<float>(scale),
+                           .result = result,
+                           .partials = partials,
+                           .capacity = capacity,
+                           .copies_tiles = partition.copies_tiles};
   JoinArguments join{.lengths = splits.lengths,
                      .entries = cache.entries,
                      .kv_heads = static_cast<int>(kv_heads),
@@ -100,7 +111,6 @@ void attend(const Partition& partition, DeviceTensor<const T> queries, const Cac
                      .capacity = capacity,
                      .dominants = dominants.rows,
                      .dominant_logits = dominants.logits};
-  splits.copies_tiles = partition.copies_tiles;
   if (capacity > 0) attend_to_splits(splits, stream);
   join_splits(join, stream);
   if (!dominants.rows) return;
@@ -169,7 +179,7 @@ void causal_attention(DeviceTensor<const T> queries, const CacheView<T>& cache, 
     throw ShapeMismatch(
         "result.logits is null, but the dominant entries' logits of a cache with votes are taken from it");
   }
-  const Partition partition = partition_for(queries.slices * queries.rows, cache.keys.slices);
+  const Partition partition = partition_for(queries.slices * queries.rows, cache.kv_heads());
   attend(partition, queries, cache, scale, result, dominants, workspace, stream);
 }
 

@@ -31,21 +31,21 @@ struct CopiedTiles {
 
   uint4* stages;
   int stage_count;
-  TokenRows keys, values;
-  int first, count;  // tokens
-  int of_keys;       // tiles
+  const SplitArguments<T>& p;
+  int g, first, count;  // KV head, tokens
+  int of_keys;          // tiles
 
-  __device__ CopiedTiles(const CacheView<T>& cache, const Split& split, const Memory& memory,
+  __device__ CopiedTiles(const SplitArguments<T>& arguments, const Split& split, const Memory& memory,
                          int shape_stages)
       : stages(memory.stages),
         stage_count(shape_stages),
-        keys(TokenRows::by_shifts(cache.keys, static_cast<unsigned>(split.kv_head))),
-        values(TokenRows::by_shifts(cache.values, static_cast<unsigned>(split.kv_head))),
+        p(arguments),
+        g(split.kv_head),
         first(split.first),
         count(split.tokens),
         of_keys(tiles_of(split.tokens)) {}
 
-  __device__ void begin() const { load(keys, 0, stage(0)); }
+  __device__ void begin() const { load(p.keys, 0, stage(0)); }
 
   // With two stages it then starts the copy of the next tile, into the stage that no thread reads any more.
   __device__ const uint4* next(int n) const {
@@ -73,28 +73,27 @@ struct CopiedTiles {
   // Starts to copy the n-th tile: tiles of keys come first, then tiles of values.
   __device__ void load(int n) const {
     const bool is_key = n < of_keys;
-    load(is_key ? keys : values, is_key ? n : n - of_keys, stage(n));
+    load(is_key ? p.keys : p.values, is_key ? n : n - of_keys, stage(n));
   }
 
   // Starts to copy a tile of rows. Zeros behind the last token, as far as a warp multiplies, and behind
   // head_dim.
-  __device__ void load(TokenRows rows, int tile, uint4* to) const {
+  __device__ void load(const CacheVectors& rows, int tile, uint4* to) const {
     constexpr int kColumns = power_of_two_above(kVectors<kSteps>, 64);
     constexpr int kRowsAtOnce = kThreads / kColumns;
     const int begin = tile * kTileTokens;
     const auto column = static_cast<int>(threadIdx.x % kColumns),
                row = static_cast<int>(threadIdx.x / kColumns);
     if (column < kVectors<kSteps>) {
-      const uint4* from = rows.data +
-                          static_cast<unsigned>(first + begin + row) * static_cast<uint64_t>(rows.stride) +
-                          column;
+      const RowPlace tile_begin = place_of(p.cache.pages, g, first + begin);
+      const uint4* from = rows.at({tile_begin.slice, tile_begin.row + static_cast<unsigned>(row)}) + column;
       to += row * kRow + column;
       const int wanted = min(kTileTokens, (count - begin + kTile - 1) & -kTile);
 #pragma unroll 1  // unrolled, its addresses would take too many registers
       for (int r = row; r < wanted; r += kRowsAtOnce) {
-        const bool inside = begin + r < count && column < rows.vectors;
+        const bool inside = begin + r < count && column < p.head_vectors();
         async_copy16(to, inside ? from : rows.data, inside ? 16 : 0);
-        from += kRowsAtOnce * rows.stride;
+        from += kRowsAtOnce * int64_t{rows.row_stride};
         to += kRowsAtOnce * kRow;
       }
     }
@@ -116,8 +115,8 @@ struct CopiedTiles {
 // block      128
 // shared     (1,024 stages + 16 heads) (2 kSteps + 1) + 4 heads (split_tokens + 8) + 896 bytes;
 //            heads = min(group, 8 kHeadTiles); for head_dim 128, 4 heads and splits of 512 tokens: 45,120
-// registers  at most, sm_90a and sm_80: kHeadTiles 1: 72, 72, 75, 104, 103, 138 (kSteps 4, 5, 6, 8, 12, 16);
-//            kHeadTiles 2: 104, 139, 139, 137, 177 (up to 12)
+// registers  at most, sm_90a and sm_80: kHeadTiles 1: 69, 71, 66, 85, 103, 141 (kSteps 4, 5, 6, 8, 12, 16);
+//            kHeadTiles 2: 105, 105, 101, 137, 180 (up to 12)
 // bytes      read: 4 head_dim a token, its keys and values, once for each block along y; queries and log
 //            votes; written: 4 row + 16 for each query and split, 4 for each logit if wanted; the segment's
 //            entries in every block, and the queries' dominant rows where they are left out
@@ -132,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(SplitArguments<
   const Split split = p.split();
   if (split.tokens == 0) return;
   const Work<Tiles, T, kSteps, kHeadTiles> work(p, shared, shape, split,
-                                                Tiles(p.cache, split, shared.tiles, shape.stages));
+                                                Tiles(p, split, shared.tiles, shape.stages));
   if (p.has_work(split, work.first_head, work.heads)) attend(work);
 }
 

@@ -240,7 +240,7 @@ struct Logits {
     const SplitArguments<T>& p = work.p;
     const int64_t position = int64_t{work.first} + token;
     const bool has_votes = p.cache.log_votes && token < work.count;
-    const float votes = has_votes ? p.cache.log_votes[work.g * p.capacity() + position] : 0;
+    const float votes = has_votes ? p.cache.log_votes[work.g * p.capacity + position] : 0;
 #pragma unroll
     for (int i = 0; i < 2 * kHeadTiles; ++i) {
       if (head(i) >= work.heads) continue;
@@ -249,7 +249,7 @@ struct Logits {
       const bool sees = token < visible.tokens;
       const float z = sees && token != visible.hidden ? number + votes : kNothing;
       if (p.result.logits && sees) {
-        p.result.logits[(work.first_head + head(i)) * p.capacity() + position] = number;
+        p.result.logits[(work.first_head + head(i)) * p.capacity + position] = number;
       }
       *work.logit(head(i), token) = z;
       largest[i / 2][i % 2] = fmaxf(largest[i / 2][i % 2], z);

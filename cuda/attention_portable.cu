@@ -25,6 +25,12 @@ namespace {
 constexpr int kTeam = 2 * kTileTokens;
 constexpr int kTeamWarps = kTeam / 32;
 constexpr int kMostTeams = 2;
+// Of a multiprocessor, of which each thread has its registers.
+template <int kHeads>
+constexpr int kBlocks = kHeads == 1   ? 5
+                        : kHeads == 2 ? 4
+                        : kHeads <= 4 ? 3
+                                      : 2;
 constexpr int kMostTeamHeads = 8;
 
 constexpr int kMostStages = 2;
@@ -87,7 +93,6 @@ struct Work {
 
   const Arguments& p;
   const Shared& shared;
-  TokenRows keys, values;
   const Shape& shape;
   int g;                                    // KV head
   int first;                                // token
@@ -100,8 +105,6 @@ struct Work {
   __device__ Work(const Arguments& arguments, const Shared& memory, const Shape& of_block, const Split& split)
       : p(arguments),
         shared(memory),
-        keys(TokenRows::by_shifts(arguments.cache.keys, split.kv_head)),
-        values(TokenRows::by_shifts(arguments.cache.values, split.kv_head)),
         shape(of_block),
         g(split.kv_head),
         first(split.first),
@@ -121,7 +124,7 @@ struct Work {
 
   __device__ int tile_count(int tile) const { return min(kTileTokens, count - tile * kTileTokens); }
   __device__ uint4* stage(int n) const {
-    return shared.tiles + n % shape.stages * tile_vectors(keys.vectors);
+    return shared.tiles + n % shape.stages * tile_vectors(shape.vectors);
   }
   __device__ float* weights(int token) const {
     return shared.weights + (team * shape.split_tokens + token) * kWeightRow<kHeads>;
@@ -139,8 +142,9 @@ struct Work {
     const bool of_keys = n < tiles();
     const int tile = of_keys ? n : n - tiles();
     if (tile < tiles()) {
-      const TokenRows rows = of_keys ? keys : values;
-      rows.copy_to_tile(first + tile * kTileTokens, tile_count(tile), stage(n));
+      const RowPlace begin = place_of(p.cache.pages, g, first + tile * kTileTokens);
+      const CacheVectors& rows = of_keys ? p.keys : p.values;
+      TokenRows(rows.at(begin), rows.row_stride, shape.vectors).copy_to_tile(0, tile_count(tile), stage(n));
     }
     async_commit();
   }
@@ -160,7 +164,7 @@ struct Work {
 
   // Query heads beyond the group's last have queries of zeros.
   __device__ void load_queries() const {
-    const int row = keys.vectors * kVectorNumbers;
+    const int row = shape.vectors * kVectorNumbers;
     float* to = shared.queries + team * kHeads * row;
     for (int h = 0; h < kHeads; ++h) {
       const float* from = p.query(first_head + max(0, min(h, heads - 1)));
@@ -176,12 +180,12 @@ struct Work {
     const int slot = thread % kTileTokens;
     if (slot >= tile_count(n)) return;
     float sums[kMine] = {};
-    const uint4* key = tile + slot * tile_row_vectors(keys.vectors);
-    for (int v = 0; v < keys.vectors; v += kPartVectors) {
+    const uint4* key = tile + slot * tile_row_vectors(shape.vectors);
+    for (int v = 0; v < shape.vectors; v += kPartVectors) {
       float parts[kMine][kPartSums] = {};
 #pragma unroll
       for (int i = v; i < v + kPartVectors; ++i) {
-        if (i < keys.vectors) add_products(key, i, parts);
+        if (i < shape.vectors) add_products(key, i, parts);
       }
 #pragma unroll
       for (int h = 0; h < kMine; ++h) sums[h] += (parts[h][0] + parts[h][1]) + (parts[h][2] + parts[h][3]);
@@ -191,7 +195,7 @@ struct Work {
 
   // Adds the products of one vector of a key and of each query.
   __device__ void add_products(const uint4* key, int vector, float (&parts)[kMine][kPartSums]) const {
-    const int row = keys.vectors * kVectorNumbers;
+    const int row = shape.vectors * kVectorNumbers;
     const float* query = shared.queries + (team * kHeads + my_head()) * row + vector * kVectorNumbers;
     float numbers[kVectorNumbers];
     unpack<float>(key[vector], numbers);
@@ -211,7 +215,7 @@ struct Work {
 
   __device__ void finish_logits(int token, const float (&products)[kMine], float (&largest)[kMine]) const {
     const int position = first + token;
-    const float votes = p.cache.log_votes ? p.cache.log_votes[g * p.capacity() + position] : 0;
+    const float votes = p.cache.log_votes ? p.cache.log_votes[g * p.capacity + position] : 0;
 #pragma unroll
     for (int h = 0; h < kMine; ++h) {
       const int head = my_head() + h;
@@ -220,7 +224,7 @@ struct Work {
       const bool sees = token < visible[h].tokens;
       const float z = sees && token != visible[h].hidden ? logit + votes : kNothing;
       if (p.result.logits && sees) {
-        p.result.logits[(first_head + head) * p.capacity() + position] = logit;
+        p.result.logits[(first_head + head) * p.capacity + position] = logit;
       }
       weights(token)[head] = z;
       largest[h] = fmaxf(largest[h], z);
@@ -274,21 +278,21 @@ struct Work {
 
   // The lanes that share a row of values. Each sums kLaneNumbers of its columns: two
   // vectors, 32 vectors apart.
-  __device__ int columns() const { return power_of_two_above(values.vectors, 32); }
+  __device__ int columns() const { return power_of_two_above(shape.vectors, 32); }
   __device__ int my_column() const { return thread % columns(); }
 
   // sums[h] += weights[h] * values, for the tile's tokens thread / columns(), + kTeam / columns(), ...
   __device__ void add_values(const uint4* tile, int n, float (&sums)[kHeads][kLaneNumbers]) const {
     constexpr int kVectors = kLaneNumbers / kVectorNumbers;
-    if (my_column() >= values.vectors) return;
+    if (my_column() >= shape.vectors) return;
     for (int slot = thread / columns(); slot < tile_count(n); slot += kTeam / columns()) {
       float weight[kWeightRow<kHeads>];
       load_weights(weights(n * kTileTokens + slot), weight);
-      const uint4* row = tile + slot * tile_row_vectors(values.vectors);
+      const uint4* row = tile + slot * tile_row_vectors(shape.vectors);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const int column = my_column() + v * 32;
-        if (column >= values.vectors) break;
+        if (column >= shape.vectors) break;
         float numbers[kVectorNumbers];
         unpack<float>(row[column], numbers);
 #pragma unroll
@@ -363,7 +367,7 @@ struct Work {
 #pragma unroll
       for (int i = 0; i < kLaneNumbers; i += 4) {
         const int vector = my_column() + i / kVectorNumbers * 32;
-        if (vector >= values.vectors) break;
+        if (vector >= shape.vectors) break;
         *reinterpret_cast<float4*>(row + vector * kVectorNumbers + i % kVectorNumbers) =
             make_float4(sums[h][i], sums[h][i + 1], sums[h][i + 2], sums[h][i + 3]);
       }
@@ -378,9 +382,11 @@ __device__ void attend(const Work<kHeads>& work) {
   for (float& entry : largest) entry = kNothing;
   work.load(0);
   work.load_queries();
+#pragma unroll 1
   for (int n = 0; n < work.tiles(); ++n) work.add_logits(work.next_tile(n), n, largest);
   work.form_weights(largest);
   float sums[kHeads][kLaneNumbers] = {};
+#pragma unroll 1
   for (int n = 0; n < work.tiles(); ++n) work.add_values(work.next_tile(work.tiles() + n), n, sums);
   work.join_sums(sums);
   work.write_sums(sums);
@@ -409,14 +415,15 @@ Shape shape_of(const Arguments& arguments, int teams, int stages) {
 // shared     16 max(64 stages (v | 1), 4 teams kHeads p) + 4 teams (kHeads row + split_tokens
 //            weight_row + 96) bytes, with v vectors and `row` numbers in a padded row, p = v rounded up to a
 //            power of two, at most 32; for head_dim 128, 4 heads and splits of 512 tokens: 78,208
-// registers  at most, sm_90a and sm_80: 48 (kHeads 1), 64 (2), 76 (4), 98 (6), 107 (8)
+// registers  at most, sm_90a and sm_80: 48 (kHeads 1), 64 (2), 70 (4), 86 (6), 105 (8)
 // bytes      read: 32 v a token, its keys and values, once for each block along y; queries and log votes;
 //            written: 4 row + 16 for each query and split, 4 for each logit if wanted; the segment's entries
 //            in every block, and the queries' dominant rows where they are left out
 // FLOP       4 query_heads entries head_dim, and an exponential for each query and entry; a team computes
 //            kHeads heads even if fewer exist
 template <int kHeads>
-__global__ void __launch_bounds__(kMostTeams* kTeam) attention_portable_kernel(Arguments p, Shape shape) {
+__global__ void __launch_bounds__(kMostTeams* kTeam, kBlocks<kHeads>)
+    attention_portable_kernel(Arguments p, Shape shape) {
   begin_dependent_launch();
   SharedMemory memory;
   const Shared shared(memory, shape);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include <kvbound/cuda/primitives/paged_rows.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/tensor_core.hpp>
 #include <kvbound/cuda/primitives/token_tile.hpp>
@@ -196,9 +197,11 @@ struct SplitArguments {
   SplitLengths lengths;
   DeviceTensor<const T> queries;  ///< [query_heads, window, head_dim]
   CacheView<T> cache;
+  CacheVectors keys, values;  ///< of the cache
   float scale;
   AttentionResult result;
   Partials partials;
+  int64_t capacity;
   /// [query_heads, window]: the dominant row of a query, which it does not see; -1: none. Only splits that
   /// hold one are attended to, the others' partial results are there already. null: no row is left out,
   /// all splits are attended to
@@ -237,10 +240,14 @@ struct SplitArguments {
     for (int n = lane(); n < count; n += 32) some = some || dominant_token(split, first + n) >= 0;
     return __ballot_sync(kAllLanes, some ? 1 : 0) != 0;
   }
+  /// Vectors of 16 bytes of a row of keys or values, the last one padded.
+  __device__ int head_vectors() const {
+    return static_cast<int>((static_cast<unsigned>(queries.cols) + unsigned{kVector<T>} - 1) /
+                            unsigned{kVector<T>});
+  }
   __device__ unsigned window() const { return static_cast<unsigned>(queries.rows); }
   /// KV heads of a segment.
   __host__ __device__ int kv_heads() const { return partials.kv_heads; }
-  __host__ __device__ int64_t capacity() const { return cache.keys.rows; }
   /// Queries of all heads that share a KV head.
   __host__ __device__ int group_queries() const { return partials.group_queries; }
   /// The block's split.
@@ -254,7 +261,7 @@ struct SplitArguments {
   int64_t blocks() const { return partials.of_segment; }
   int64_t segments() const { return cache.segments; }
   /// The most tokens of a split, for any entries that fit the cache.
-  int most_tokens() const { return static_cast<int>(lengths.tiles(kv_heads() * capacity())) * kTileTokens; }
+  int most_tokens() const { return static_cast<int>(lengths.tiles(kv_heads() * capacity)) * kTileTokens; }
 };
 
 /// Queues the kernel of the splits: attention_portable_kernel for fp32, attention_tma_kernel or

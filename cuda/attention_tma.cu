@@ -49,26 +49,34 @@ struct StreamedTiles {
 
   const Memory& memory;
   const Maps& maps;
+  const PageTable& pages;
   int g, first, count;  // KV head, tokens
   int of_keys;          // tiles
 
-  __device__ StreamedTiles(const Maps& of_cache, const Split& split, const Memory& of_block)
+  __device__ StreamedTiles(const Maps& of_cache, const PageTable& of_rows, const Split& split,
+                           const Memory& of_block)
       : memory(of_block),
         maps(of_cache),
+        pages(of_rows),
         g(split.kv_head),
         first(split.first),
         count(split.tokens),
         of_keys(tiles_of(split.tokens)) {}
 
-  // The other threads see the mbarriers behind the barrier of the queries.
+  // The first tile is on its way before the other mbarriers are there. The other threads see them behind the
+  // barrier of the queries.
   __device__ void begin() const {
     if (threadIdx.x != 0) return;
+    mbarrier_init(memory.full, 1);
+    mbarrier_fence_init();
+    request(0);
     for (int n = 0; n < kStages; ++n) {
-      mbarrier_init(memory.full + n, 1);
+      if (n > 0) mbarrier_init(memory.full + n, 1);
       mbarrier_init(memory.empty + n, kWarps);
     }
     mbarrier_fence_init();
-    for (int n = 0; n < min(kStages, 2 * of_keys); ++n) request(n);
+#pragma unroll 1  // unrolled, what they compute would precede the first one
+    for (int n = 1; n < min(kStages, 2 * of_keys); ++n) request(n);
   }
 
   // Before, the stage that was left last is requested anew.
@@ -100,17 +108,18 @@ struct StreamedTiles {
   __device__ static unsigned stage(int n) { return static_cast<unsigned>(n) % kStages; }
   __device__ static unsigned phase(int n) { return static_cast<unsigned>(n) / kStages % 2; }
 
-  // Requests the n-th tile. What lies behind the cache's capacity is zero; what lies behind the split's last
-  // token is what the cache has there.
+  // Requests the n-th tile. What lies behind the KV head's last row, or page, is zero; what lies behind the
+  // split's last token is what the cache has there.
   __device__ void request(int n) const {
     uint64_t* const full = memory.full + stage(n);
     const bool is_key = n < of_keys;
     const int row = first + (is_key ? n : n - of_keys) * kTileTokens;
+    const RowPlace place = place_of(pages, g, row);
     mbarrier_arrive_expect(full, kStage * static_cast<int>(sizeof(uint4)));
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
       load_box(memory.stages + stage(n) * kStage + box * kBoxSize, is_key ? maps.keys : maps.values, full,
-               box * kBoxColumns, row, g);
+               box * kBoxColumns, static_cast<int>(place.row), static_cast<int>(place.slice));
     }
   }
 
@@ -135,7 +144,7 @@ struct StreamedTiles {
 // block      128
 // shared     128 head_dim stages + 16 heads (2 kSteps + 1) + 4 heads (split_tokens + 8) + 928 bytes, 960
 //            of 3 stages; for head_dim 128 and 4 heads 43,104, of splits of up to 128 tokens 53,376
-// registers  at most, kHeadTiles 1: 60, 76 (kSteps 4, 8), 2: 104, 139 (sm_90a); no code for sm_80
+// registers  at most, kHeadTiles 1: 60, 77 (kSteps 4, 8), 2: 104, 140 (sm_90a); no code for sm_80
 // bytes      as attention_mma_kernel's, but that a KV head's last tiles are read whole: up to 63 rows more of
 //            keys and of values, as far as the cache has them
 // FLOP       as attention_mma_kernel's
@@ -148,7 +157,8 @@ __global__ void __launch_bounds__(kThreads)
   const Shared<Tiles, T, kSteps> shared(memory, shape);
   const Split split = p.split();
   if (split.tokens == 0) return;
-  const Work<Tiles, T, kSteps, kHeadTiles> work(p, shared, shape, split, Tiles(maps, split, shared.tiles));
+  const Work<Tiles, T, kSteps, kHeadTiles> work(p, shared, shape, split,
+                                                Tiles(maps, p.cache.pages, split, shared.tiles));
   if (p.has_work(split, work.first_head, work.heads)) attend(work);
 }
 

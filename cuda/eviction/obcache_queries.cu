@@ -2,6 +2,7 @@
 // score of its dominant entry.
 #include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/paged_rows.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 #include <kvbound/cuda/window/obcache_terms.hpp>
@@ -22,6 +23,7 @@ struct MeasureArguments {
   AttendedQueries queries;
   const float* gram;
   MeasuredQueries measured;
+  int64_t capacity;
 
   __device__ int head_dim() const { return static_cast<int>(cache.values.cols); }
   // G of a query head; null for the head's space.
@@ -30,7 +32,7 @@ struct MeasureArguments {
   }
   // ln p of a KV head's entry.
   __device__ float log_votes_of(int64_t g, int64_t row) const {
-    return cache.log_votes ? cache.log_votes[g * cache.keys.rows + row] : 0;
+    return cache.log_votes ? cache.log_votes[g * capacity + row] : 0;
   }
 };
 
@@ -50,8 +52,7 @@ __device__ float dominant_score(const MeasureArguments<T>& p, int64_t g, int64_t
                                 float* difference) {
   const DominantEntries& dominants = p.queries.dominants;
   const int head_dim = p.head_dim();
-  const DeviceTensor<const T>& values = p.cache.values;
-  const T* value = values.data + g * values.slice_stride + row * values.row_stride;
+  const T* value = numbers_at(p.cache.values, place_of(p.cache.pages, g, row));
   float numbers[kLaneColumns], outputs[kLaneColumns];  // in flight together with the factors' numbers
 #pragma unroll
   for (int i = 0; i < kLaneColumns; ++i) {
@@ -118,14 +119,15 @@ template <Storage T>
 void measure_queries(Change change, const CacheView<T>& cache, const AttendedQueries& queries,
                      const float* gram, int64_t query_heads, const MeasuredQueries& measured, Stream stream) {
   require_layout("values", cache.values);
-  require_groups(query_heads, cache.values.slices);
+  require_pages(cache);
+  require_groups(query_heads, cache.kv_heads());
   require_range("head_dim", cache.values.cols, 1, kMostHeadDim);
   require_range("window", queries.window, 1, INT32_MAX);
-  const MeasureArguments<T> arguments{cache, queries, gram, measured};
+  const MeasureArguments<T> arguments{cache, queries, gram, measured, cache.capacity()};
   for_change(change, [&]<Change of>() {
     launch_dependent<measure_queries_kernel<of, T>>({extent(query_heads, queries.window), extent(32),
                                                      shared_bytes<MeasureShared>(cache.values.cols), stream},
-                                                    arguments, query_heads / cache.values.slices);
+                                                    arguments, query_heads / cache.kv_heads());
   });
 }
 

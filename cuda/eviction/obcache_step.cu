@@ -1,6 +1,7 @@
 // OBCache's scores of a cache by a decode step's queries.
 #include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/paged_rows.hpp>
 #include <kvbound/cuda/primitives/row_lanes.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 #include <kvbound/cuda/window/obcache_terms.hpp>
@@ -24,7 +25,7 @@ struct Arguments {
   AttendedQueries queries;
   MeasuredQueries measured;
   const float* norms;
-  int64_t group_size;
+  int64_t kv_heads, group_size, capacity;
   float* scores;
 };
 
@@ -60,15 +61,19 @@ struct Shared {
         products(memory.array<float>(kHeads * Tile<T, kDims>::kProductStride)) {}
 };
 
-// Loads the lane's part of its rows; zeros for rows that the block does not have.
+// Loads the lane's part of its rows; zeros for rows that the block does not have. Those of a warp lie in one
+// page.
 template <Storage T, int kDims>
-__device__ void load_rows(const DeviceTensor<const T>& values, int64_t g, int64_t first, int count,
+__device__ void load_rows(const CacheView<T>& cache, int64_t g, int64_t first, int count,
                           LoadedRow<T, kDims> (&rows)[kRowsInFlight]) {
   using Of = Tile<T, kDims>;
-  const T* const lanes = values.data + g * values.slice_stride + first * values.row_stride + Of::column(0);
+  const DeviceTensor<const T>& values = cache.values;
+  const int own = warp() * Of::kWarpRows;
+  const RowPlace place = own < count ? place_of(cache.pages, g, first + own) : RowPlace{};
+  const T* const lanes = numbers_at(values, place) + Of::column(0);
 #pragma unroll
   for (int r = 0; r < kRowsInFlight; ++r) {
-    rows[r].load(lanes, Of::row(r) < count ? Of::row(r) : -1, static_cast<uint32_t>(values.row_stride),
+    rows[r].load(lanes, Of::row(r) < count ? Of::row(r) - own : -1, static_cast<uint32_t>(values.row_stride),
                  static_cast<int>(values.cols));
   }
 }
@@ -121,9 +126,9 @@ template <Change change, Storage T>
 __device__ float score(const Arguments<T>& p, int64_t g, int64_t head, int64_t row, float along) {
   if (leaves_out_dominant(change) && p.measured.dominant[head] == row)
     return p.measured.dominant_scores[head];
-  const int64_t capacity = p.cache.values.rows, place = head * capacity + row;
+  const int64_t place = head * p.capacity + row;
   const float z = p.queries.logits[place];
-  const float votes = p.cache.log_votes ? p.cache.log_votes[g * capacity + row] : 0;
+  const float votes = p.cache.log_votes ? p.cache.log_votes[g * p.capacity + row] : 0;
   const float output_norm = change == Change::value ? 0 : p.measured.output_norms[head];
   return score_of(table_2<change>(z + votes - p.queries.log_sum_exp[head], z), p.norms[place], along,
                   output_norm);
@@ -143,7 +148,7 @@ __device__ float score(const Arguments<T>& p, int64_t g, int64_t head, int64_t r
 // block      256
 // shared     16 quads (4 lanes + 16) + 16 (rows + 8) bytes, with `quads` of four numbers of each lane: 3,712
 //            for 16-bit types and head_dim 128
-// registers  28-80 (sm_90a), 32-109 (sm_80)
+// registers  28-80 (sm_90a), 32-103 (sm_80)
 // bytes      read: a padded row of values for each entry, 4 head_dim of an output for each query head and
 //            block, from the L2 cache, 8 for each query head and entry; written: 4 for each
 // FLOP       2 head_dim + 10 and an exponential for each query head and entry
@@ -154,11 +159,11 @@ __global__ void __launch_bounds__(kThreads) step_change_scores_kernel(Arguments<
   SharedMemory memory;
   const Shared<T, kDims> shared(memory);
   const int64_t g = row_of_block(), first = static_cast<int64_t>(blockIdx.x) * Of::kRows;
-  if (g >= p.cache.values.slices) return;  // the whole block
+  if (g >= p.kv_heads) return;  // the whole block
   const auto count = static_cast<int>(min(int64_t{Of::kRows}, p.cache.entries[g] - first));
   if (count <= 0) return;  // likewise
   LoadedRow<T, kDims> rows[kRowsInFlight];
-  load_rows(p.cache.values, g, first, change == Change::value ? 0 : count, rows);
+  load_rows(p.cache, g, first, change == Change::value ? 0 : count, rows);
   const auto head_dim = static_cast<int>(p.cache.values.cols);
   for (int64_t h = 0; h < p.group_size; h += kHeads) {
     const auto heads = static_cast<int>(min(int64_t{kHeads}, p.group_size - h));
@@ -172,19 +177,18 @@ __global__ void __launch_bounds__(kThreads) step_change_scores_kernel(Arguments<
     for (int n = static_cast<int>(threadIdx.x); n < heads * Of::kRows; n += kThreads) {
       const int of_heads = n / Of::kRows, row = n % Of::kRows;
       if (row >= count) continue;
-      const int64_t head = first_head + of_heads, capacity = p.cache.values.rows;
+      const int64_t head = first_head + of_heads;
       const float along = change == Change::value ? 0 : shared.products[of_heads * Of::kProductStride + row];
-      p.scores[head * capacity + first + row] = score<change>(p, g, head, first + row, along);
+      p.scores[head * p.capacity + first + row] = score<change>(p, g, head, first + row, along);
     }
   }
 }
 
 template <Change change, int kDims, Storage T>
 void launch_step(const Arguments<T>& arguments, Stream stream) {
-  const DeviceTensor<const T>& values = arguments.cache.values;
   launch_dependent<step_change_scores_kernel<change, kDims, T>>(
-      {extent_of_rows(ceil_division(values.rows, Tile<T, kDims>::kRows), values.slices), extent(kThreads),
-       shared_bytes<Shared<T, kDims>>(), stream},
+      {extent_of_rows(ceil_division(arguments.capacity, Tile<T, kDims>::kRows), arguments.kv_heads),
+       extent(kThreads), shared_bytes<Shared<T, kDims>>(), stream},
       arguments);
 }
 
@@ -195,11 +199,13 @@ void step_change_scores(Change change, const CacheView<T>& cache, const Attended
                         const MeasuredQueries& measured, const float* norms, int64_t query_heads,
                         float* scores, Stream stream) {
   require_layout("values", cache.values);
-  require_groups(query_heads, cache.values.slices);
+  require_pages(cache);
+  require_groups(query_heads, cache.kv_heads());
   require_range("head_dim", cache.values.cols, 1, kMostHeadDim);
-  if (cache.values.rows == 0) return;
-  const int64_t group_size = query_heads / cache.values.slices;
-  const Arguments<T> arguments{cache, queries, measured, norms, group_size, scores};
+  if (cache.capacity() == 0) return;
+  const int64_t kv_heads = cache.kv_heads();
+  const Arguments<T> arguments{
+      cache, queries, measured, norms, kv_heads, query_heads / kv_heads, cache.capacity(), scores};
   for_change(change, [&]<Change of>() {
     if constexpr (of == Change::value) {
       launch_step<of, 64>(arguments, stream);  // which reads no rows

@@ -54,14 +54,6 @@ struct TokenRows {
         vectors(static_cast<int>((tensor.cols + kVector<T> - 1) / kVector<T>)) {}
   __host__ __device__ TokenRows(const uint4* first, int64_t row_stride, int row_vectors)
       : data(first), stride(row_stride), vectors(row_vectors) {}
-  /// Those of a tensor by shifts, where few instructions may precede the first copy.
-  template <Storage T>
-  __device__ static TokenRows by_shifts(const DeviceTensor<const T>& tensor, unsigned slice) {
-    return {reinterpret_cast<const uint4*>(tensor.data + slice * static_cast<uint64_t>(tensor.slice_stride)),
-            static_cast<int64_t>(static_cast<uint64_t>(tensor.row_stride) / kVector<T>),
-            static_cast<int>((static_cast<unsigned>(tensor.cols) + unsigned{kVector<T>} - 1) /
-                             unsigned{kVector<T>})};
-  }
 
   /// Starts to copy rows first..first + count - 1 to a tile; count <= kTileTokens. All threads of the block
   /// call it; their number is a power of two >= 64.

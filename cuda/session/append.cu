@@ -21,7 +21,7 @@ constexpr int kThreads = 64;  // of append_numbers_kernel
 //
 // grid       kv_heads
 // block      32; no shared memory
-// registers  up to 50 (sm_90a), 44 (sm_80)
+// registers  up to 52 (sm_90a), 48 (sm_80)
 // bytes      read: 2 padded rows and 24 for each KV head, and a padded row where keys' lengths are kept;
 //            written: 2 padded rows and up to 44
 // FLOP       3 head_dim for each KV head whose keys' lengths are kept
@@ -60,11 +60,11 @@ __global__ void append_numbers_kernel(const float* numbers, int64_t query_heads,
 
 // New rows and the tensor that they go to, with strides in bytes. Checks their shapes.
 template <Storage T>
-NewRows new_rows(const char* new_name, DeviceTensor<const T> rows, const char* name, DeviceTensor<T> cache) {
+NewRows new_rows(const char* new_name, DeviceTensor<const T> rows, const char* name, DeviceTensor<T> cache,
+                 const CacheSlots& slots) {
   require_layout(new_name, rows);
   require_layout(name, cache);
-  require_equal(std::string("slices of ") + new_name, rows.slices, std::string("slices of ") + name,
-                cache.slices);
+  require_equal(std::string("slices of ") + new_name, rows.slices, "KV heads of the slots", slots.kv_heads);
   require_equal(std::string("columns of ") + new_name, rows.cols, std::string("columns of ") + name,
                 cache.cols);
   require_equal(std::string("rows of ") + new_name, rows.rows, "new entries", 1);
@@ -78,13 +78,14 @@ NewRows new_rows(const char* new_name, DeviceTensor<const T> rows, const char* n
 template <Storage T>
 NewEntries new_entries(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, DeviceTensor<T> keys,
                        DeviceTensor<T> values, const CacheSlots& slots, const int64_t* positions) {
-  require_equal("slices of values", values.slices, "slices of keys", keys.slices);
+  const CacheView<T> cache{.keys = keys, .values = values, .pages = slots.pages};
+  require_pages(cache);
   require_equal("columns of values", values.cols, "columns of keys", keys.cols);
-  require_equal("rows of values", values.rows, "rows of keys", keys.rows);
-  require_equal("KV heads of the slots", slots.kv_heads, "slices of keys", keys.slices);
-  require_equal("capacity of the slots", slots.capacity, "rows of keys", keys.rows);
+  require_equal("KV heads of the slots", slots.kv_heads, "KV heads of keys", cache.kv_heads());
+  require_equal("capacity of the slots", slots.capacity, "capacity of keys", cache.capacity());
   require_range("head_dim", keys.cols, 1, kMostHeadDim);
-  return {new_rows("new_keys", new_keys, "keys", keys), new_rows("new_values", new_values, "values", values),
+  return {new_rows("new_keys", new_keys, "keys", keys, slots),
+          new_rows("new_values", new_values, "values", values, slots),
           padded<T>(keys.cols) * static_cast<int64_t>(sizeof(T)), positions};
 }
 
@@ -93,9 +94,9 @@ void append(DeviceTensor<const T> new_keys, DeviceTensor<const T> new_values, De
             DeviceTensor<T> values, const CacheSlots& slots, const int64_t* positions, float* key_norms,
             Stream stream) {
   const NewEntries entries = new_entries<T>(new_keys, new_values, keys, values, slots, positions);
-  if (keys.slices == 0) return;
+  if (slots.kv_heads == 0) return;
   by_dims(keys.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
-    launch_dependent<append_kernel<kDims, T>>({extent(keys.slices), extent(32), 0, stream}, entries, slots,
+    launch_dependent<append_kernel<kDims, T>>({extent(slots.kv_heads), extent(32), 0, stream}, entries, slots,
                                               key_norms, static_cast<int>(keys.cols));
   });
 }

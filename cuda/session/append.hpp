@@ -13,9 +13,9 @@ namespace kvbound::cuda {
 /// in bytes, multiples of 16.
 struct NewRows {
   const std::byte* from = nullptr;  ///< [kv_heads], a row each
-  std::byte* to = nullptr;          ///< [kv_heads, capacity], a row each
+  std::byte* to = nullptr;          ///< [kv_heads, capacity], or [pages, page_size], a row each
   int64_t from_stride = 0;
-  int64_t head_stride = 0, row_stride = 0;  ///< of `to`
+  int64_t slice_stride = 0, row_stride = 0;  ///< of `to`
 };
 
 /// A decode step's entries and the cache that they are appended to.
@@ -28,7 +28,7 @@ struct NewEntries {
 inline namespace KVBOUND_CUDA_BUILD {
 
 /// new_keys, new_values  [kv_heads, 1, head_dim], head_dim 1..256
-/// keys, values          [kv_heads, capacity, head_dim]
+/// keys, values          [kv_heads, capacity, head_dim], or [pages, page_size, head_dim] by slots.pages
 /// slots                 of that shape
 /// positions             [kv_heads], device memory: of the new entries
 /// throws                ShapeMismatch

@@ -2,6 +2,7 @@
 
 #include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/paged_rows.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 namespace kvbound::cuda {
@@ -27,6 +28,7 @@ struct CompactArguments {
   const int64_t* kept;
   const int64_t* count;
   int64_t kept_stride;
+  PageTable pages;  // of `compacted`
   unsigned kv_heads, tensors;
   int vectors;  // of 16 bytes in a row, padding included
 };
@@ -65,8 +67,9 @@ __global__ void __launch_bounds__(kThreads, 7) compact_kernel(CompactArguments p
   const int position = has_position ? static_cast<int>(p.kept[g * p.kept_stride + first + lane()]) : 0;
   const int rows = column < p.vectors ? static_cast<int>(min(p.count[g] - first, int64_t{kRowsOfWarp})) : 0;
   const char* const from = moved.rows + g * moved.slice_bytes + column * 16;
-  char* const to =
-      moved.compacted + g * moved.compacted_slice_bytes + first * moved.compacted_row_bytes + column * 16;
+  const RowPlace place = rows > 0 ? place_of(p.pages, g, first) : RowPlace{};
+  char* const to = moved.compacted + place.slice * moved.compacted_slice_bytes +
+                   int64_t{place.row} * moved.compacted_row_bytes + column * 16;
   uint32_t kept[kRowsInFlight];
   uint4 vectors[kRowsInFlight] = {};
 #pragma unroll
@@ -143,7 +146,6 @@ MovedRows moved_rows(const DeviceTensor<const T>& rows, const DeviceTensor<T>& c
   require_layout("rows", rows);
   require_layout("compacted", compacted);
   require_range("rows", rows.rows, 0, INT32_MAX);
-  require_equal("slices of rows", rows.slices, "slices of compacted", compacted.slices);
   require_equal("columns of rows", rows.cols, "columns of compacted", compacted.cols);
   constexpr auto kBytes = int64_t{sizeof(T)};
   require_range("row_stride of rows", rows.row_stride, 0, kMostRowBytes / kBytes);
@@ -188,7 +190,15 @@ template <Storage T>
 void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_stride, const int64_t* count,
              DeviceTensor<T> compacted, Stream stream) {
   const MovedRows moved = moved_rows(rows, compacted);
-  launch_compact({moved, moved, kept, count, kept_stride, static_cast<unsigned>(rows.slices), 1,
+  require_equal("slices of rows", rows.slices, "slices of compacted", compacted.slices);
+  launch_compact({moved,
+                  moved,
+                  kept,
+                  count,
+                  kept_stride,
+                  {},
+                  static_cast<unsigned>(rows.slices),
+                  1,
                   vectors_of<T>(rows.cols)},
                  compacted.rows, stream);
 }
@@ -196,29 +206,32 @@ void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_strid
 template <Storage T>
 void compact(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* kept,
              int64_t kept_stride, const int64_t* count, DeviceTensor<T> compacted_keys,
-             DeviceTensor<T> compacted_values, Stream stream) {
+             DeviceTensor<T> compacted_values, Stream stream, const PageTable& pages) {
   const MovedRows of_keys = moved_rows(keys, compacted_keys),
                   of_values = moved_rows(values, compacted_values);
+  const CacheView<T> compacted{.keys = compacted_keys, .values = compacted_values, .pages = pages};
+  require_pages(compacted);
   require_equal("KV heads of keys", keys.slices, "KV heads of values", values.slices);
   require_equal("columns of keys", keys.cols, "columns of values", values.cols);
-  require_equal("capacity for keys", compacted_keys.rows, "capacity for values", compacted_values.rows);
-  launch_compact({of_keys, of_values, kept, count, kept_stride, static_cast<unsigned>(keys.slices),
+  require_equal("slices of keys", keys.slices, "KV heads of compacted", compacted.kv_heads());
+  launch_compact({of_keys, of_values, kept, count, kept_stride, pages, static_cast<unsigned>(keys.slices),
                   kMostTensors, vectors_of<T>(keys.cols)},
-                 compacted_keys.rows, stream);
+                 compacted.capacity(), stream);
 }
 
 template void compact(DeviceTensor<const float>, const int64_t*, int64_t, const int64_t*, DeviceTensor<float>,
                       Stream);
 template void compact(DeviceTensor<const float>, DeviceTensor<const float>, const int64_t*, int64_t,
-                      const int64_t*, DeviceTensor<float>, DeviceTensor<float>, Stream);
+                      const int64_t*, DeviceTensor<float>, DeviceTensor<float>, Stream, const PageTable&);
 template void compact(DeviceTensor<const Float16>, const int64_t*, int64_t, const int64_t*,
                       DeviceTensor<Float16>, Stream);
 template void compact(DeviceTensor<const Float16>, DeviceTensor<const Float16>, const int64_t*, int64_t,
-                      const int64_t*, DeviceTensor<Float16>, DeviceTensor<Float16>, Stream);
+                      const int64_t*, DeviceTensor<Float16>, DeviceTensor<Float16>, Stream, const PageTable&);
 template void compact(DeviceTensor<const Bfloat16>, const int64_t*, int64_t, const int64_t*,
                       DeviceTensor<Bfloat16>, Stream);
 template void compact(DeviceTensor<const Bfloat16>, DeviceTensor<const Bfloat16>, const int64_t*, int64_t,
-                      const int64_t*, DeviceTensor<Bfloat16>, DeviceTensor<Bfloat16>, Stream);
+                      const int64_t*, DeviceTensor<Bfloat16>, DeviceTensor<Bfloat16>, Stream,
+                      const PageTable&);
 
 void compact_numbers(NumberRows<const float> numbers, int64_t kv_heads, const int64_t* kept,
                      int64_t kept_stride, const int64_t* count, NumberRows<float> compacted, Stream stream) {

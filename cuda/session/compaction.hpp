@@ -22,13 +22,14 @@ template <Storage T>
 void compact(DeviceTensor<const T> rows, const int64_t* kept, int64_t kept_stride, const int64_t* count,
              DeviceTensor<T> compacted, Stream stream);
 
-/// The same of keys and of values, by one launch.
+/// The same of keys and of values, by one launch, also to pages.
 ///
 /// keys, values  of one shape, as are compacted_keys and compacted_values
+/// pages         of compacted_keys and compacted_values, which then are [pages, page_size, head_dim]
 template <Storage T>
 void compact(DeviceTensor<const T> keys, DeviceTensor<const T> values, const int64_t* kept,
              int64_t kept_stride, const int64_t* count, DeviceTensor<T> compacted_keys,
-             DeviceTensor<T> compacted_values, Stream stream);
+             DeviceTensor<T> compacted_values, Stream stream, const PageTable& pages = {});
 
 /// compacted[r, i] = numbers[r, kept[g, i]] for i < count[g], where row r is one of KV head g's: the kept
 /// entries' scores or norms. Copies bits.

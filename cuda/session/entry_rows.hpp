@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/paged_rows.hpp>
 
 #include "append.hpp"
 
@@ -29,9 +30,10 @@ class EntryRows {
                       float key_norm = 0) const {
     const bool fits = slot < slots.capacity;
     if (fits) {
+      const RowPlace place = place_of(slots.pages, head_, slot);
       each_vector([&](int i, const NewRows& rows, int64_t byte) {
-        *reinterpret_cast<uint4*>(rows.to + head_ * rows.head_stride + slot * rows.row_stride + byte) =
-            vectors_[i];
+        *reinterpret_cast<uint4*>(rows.to + place.slice * rows.slice_stride + place.row * rows.row_stride +
+                                  byte) = vectors_[i];
       });
     }
     if (lane() > 0) return;

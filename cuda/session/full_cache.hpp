@@ -26,7 +26,7 @@ class FullCache {
     std::iota(positions.begin(), positions.end(), 0);
     KeptEntries all(budgets, LayerCache<T>::capacity_for(tokens, false), queue.stream());
     for (int64_t g = 0; g < layer.shape.kv_heads; ++g) all.positions.upload(g, 0, positions, queue.stream());
-    entries_.fill(layer, all, true, false, queue);
+    entries_.fill(layer, all, true, false, 0, queue);
   }
 
   /// As LayerCache's.

@@ -1,7 +1,7 @@
 #include "layer_cache.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <array>
 #include <span>
 #include <utility>
 #include <vector>
@@ -27,22 +27,19 @@ LayerCache<T>::LayerCache(std::span<LayerCache* const> parts, Queue& queue)
     : kv_heads_(std::ssize(parts) * parts.front()->kv_heads_),
       segments_(std::ssize(parts)),
       growing_(parts.front()->growing_) {
-  int64_t capacity = 0;
   for (const LayerCache* part : parts) {
-    capacity = std::max(capacity, part->capacity());
+    capacity_ = std::max(capacity_, part->capacity_);
     most_entries_ = std::max(most_entries_, part->most_entries_);
   }
-  const int64_t head_dim = parts.front()->keys_.view().cols;
   const int64_t heads_with_votes = parts.front()->votes_.rows() > 0 ? kv_heads_ : 0;
-  keys_ = StoredTensor<T>(kv_heads_, capacity, head_dim);
-  values_ = StoredTensor<T>(kv_heads_, capacity, head_dim);
+  allocate_rows(parts.front()->pages_.page_size(), parts.front()->keys_.view().cols, queue.stream());
   for (const auto numbers : {&LayerCache::entries_, &LayerCache::free_, &LayerCache::newest_})
     this->*numbers = Buffer<int64_t>(kv_heads_);
-  positions_ = IndexLists(kv_heads_, capacity);
-  votes_ = DeviceMatrix(heads_with_votes, capacity);
-  log_votes_ = DeviceMatrix(heads_with_votes, capacity);
-  for (const auto tensor : {&LayerCache::keys_, &LayerCache::values_})
-    join(parts, tensor, *this, queue.stream());
+  positions_ = IndexLists(kv_heads_, capacity_);
+  votes_ = DeviceMatrix(heads_with_votes, capacity_);
+  log_votes_ = DeviceMatrix(heads_with_votes, capacity_);
+  for (size_t s = 0; s < parts.size(); ++s)
+    put_rows(*parts[s], static_cast<int64_t>(s) * parts[s]->kv_heads_, queue.stream());
   for (const auto numbers : {&LayerCache::entries_, &LayerCache::free_, &LayerCache::newest_})
     join(parts, numbers, *this, queue.stream());
   join(parts, &LayerCache::positions_, *this, queue.stream());
@@ -50,25 +47,50 @@ LayerCache<T>::LayerCache(std::span<LayerCache* const> parts, Queue& queue)
     join(parts, votes, *this, queue.stream());
 }
 
+// Takes memory for the rows of all KV heads.
+template <Storage T>
+void LayerCache<T>::allocate_rows(int64_t page_size, int64_t head_dim, Stream stream) {
+  pages_ = page_size > 0 ? CachePages(kv_heads_, capacity_, page_size, stream) : CachePages();
+  for (StoredTensor<T>* tensor : {&keys_, &values_}) {
+    *tensor = page_size > 0 ? StoredTensor<T>(pages_.count(), page_size, head_dim)
+                            : StoredTensor<T>(kv_heads_, capacity_, head_dim);
+  }
+}
+
+// Copies all rows of a cache of smaller or the same capacity to those of KV heads first_head, first_head + 1,
+// ... Pages lie in turns: of each turn those of the part's heads are one piece.
+template <Storage T>
+void LayerCache<T>::put_rows(const LayerCache& part, int64_t first_head, Stream stream) {
+  const bool paged = pages_.page_size() > 0;
+  for (const auto tensor : {&LayerCache::keys_, &LayerCache::values_}) {
+    const DeviceTensor<const T> from = (part.*tensor).view();
+    const DeviceTensor<T> to = (this->*tensor).view();
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+    const int64_t piece = from.slice_stride * kBytes * (paged ? part.kv_heads_ : 1);
+    detail::queue_rows_on_device(to.data + first_head * to.slice_stride,
+                                 to.slice_stride * kBytes * (paged ? kv_heads_ : 1), from.data, piece, piece,
+                                 paged ? part.pages_.of_head() : part.kv_heads_, stream);
+  }
+}
+
 template <Storage T>
 void LayerCache<T>::fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, bool votes,
-                         Queue& queue) {
+                         int64_t page_size, Queue& queue) {
   const LayerShape& shape = layer.shape;
-  const int64_t capacity = kept.positions.stride();
   kv_heads_ = shape.kv_heads;
+  capacity_ = kept.positions.stride();
   growing_ = growing;
   most_entries_ = std::ranges::max(kept.budgets);
-  keys_ = StoredTensor<T>(shape.kv_heads, capacity, shape.head_dim);
-  values_ = StoredTensor<T>(shape.kv_heads, capacity, shape.head_dim);
+  allocate_rows(page_size, shape.head_dim, queue.stream());
   const std::vector<int64_t> none(shape.kv_heads, -1);
   free_ = Buffer<int64_t>(std::span<const int64_t>(none), queue.stream());
   newest_ = Buffer<int64_t>(std::span<const int64_t>(none), queue.stream());
-  votes_ = votes ? ones(shape.kv_heads, capacity, queue.stream()) : DeviceMatrix();
-  log_votes_ = DeviceMatrix(votes ? shape.kv_heads : 0, capacity);
+  votes_ = votes ? ones(shape.kv_heads, capacity_, queue.stream()) : DeviceMatrix();
+  log_votes_ = DeviceMatrix(votes ? shape.kv_heads : 0, capacity_);
   log_votes_.clear(queue.stream());
   queue.run("compaction", [&] {
-    compact<T>(layer.keys, layer.values, kept.positions.data(), capacity, kept.counts.data(), keys_.view(),
-               values_.view(), queue.stream());
+    compact<T>(layer.keys, layer.values, kept.positions.data(), capacity_, kept.counts.data(), keys_.view(),
+               values_.view(), queue.stream(), pages_.view());
   });
   positions_ = std::move(kept.positions);
   entries_ = std::exchange(kept.counts, {});
@@ -78,8 +100,8 @@ template <Storage T>
 bool LayerCache<T>::make_room(int64_t entries, Queue& queue) {
   if (!growing_) return false;
   most_entries_ += entries;
-  if (most_entries_ <= capacity()) return false;
-  grow(std::max(2 * capacity(), most_entries_), queue);
+  if (most_entries_ <= capacity_) return false;
+  grow(std::max(2 * capacity_, most_entries_), queue);
   return true;
 }
 
@@ -95,24 +117,19 @@ NewEntries LayerCache<T>::new_entries(const StepInput<T>& step) {
                               step.positions());
 }
 
-// Copies all rows, by the compaction that filled the cache.
 template <Storage T>
 void LayerCache<T>::grow(int64_t capacity, Queue& queue) {
-  std::vector<int64_t> all(this->capacity());
-  std::iota(all.begin(), all.end(), 0);
-  IndexLists rows(kv_heads_, std::ssize(all));
-  for (int64_t g = 0; g < kv_heads_; ++g) rows.upload(g, 0, all, queue.stream());
-  for (StoredTensor<T>* tensor : {&keys_, &values_}) {
-    const StoredTensor<T> old = std::move(*tensor);
-    *tensor = StoredTensor<T>(kv_heads_, capacity, old.view().cols);
-    compact<T>(old.view(), rows.data(), rows.stride(), entries_.data(), tensor->view(), queue.stream());
-  }
-  for (DeviceMatrix* matrix : {&votes_, &log_votes_}) {
-    if (matrix->rows() == 0) continue;
-    const DeviceMatrix old = std::move(*matrix);
-    *matrix = DeviceMatrix(kv_heads_, capacity);
-    compact_numbers({old.data(), kv_heads_, old.cols()}, kv_heads_, rows.data(), rows.stride(),
-                    entries_.data(), {matrix->data(), kv_heads_, capacity}, queue.stream());
+  LayerCache old;
+  old.kv_heads_ = kv_heads_;
+  old.pages_ = std::move(pages_);
+  for (const auto tensor : {&LayerCache::keys_, &LayerCache::values_}) old.*tensor = std::move(this->*tensor);
+  capacity_ = round_up(capacity, std::max<int64_t>(1, old.pages_.page_size()));
+  allocate_rows(old.pages_.page_size(), old.keys_.view().cols, queue.stream());
+  put_rows(old, 0, queue.stream());
+  for (const auto numbers : {&LayerCache::votes_, &LayerCache::log_votes_}) {
+    old.*numbers = std::move(this->*numbers);
+    this->*numbers = DeviceMatrix((old.*numbers).rows(), capacity_);
+    join(std::array{&old}, numbers, *this, queue.stream());
   }
 }
 

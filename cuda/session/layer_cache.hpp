@@ -5,11 +5,13 @@
 #include <span>
 
 #include <kvbound/cuda/merging/merge_targets.hpp>
+#include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/support/stored_tensor.hpp>
 #include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/session.hpp>
 
 #include "append.hpp"
+#include "cache_pages.hpp"
 #include "layer_scores.hpp"
 #include "prompt_selection.hpp"
 #include "step_inputs.hpp"
@@ -24,13 +26,14 @@ class LayerCache {
   /// At least so many entries more than it is filled with fit into a cache that grows, before it has to.
   static constexpr int64_t kRoom = 256;
 
-  /// The capacity of a cache that is filled with at most `entries` entries per KV head: a multiple of eight,
-  /// so that what a head has of single-precision numbers begins with a sector of memory.
+  /// The capacity of a cache that is filled with at most `entries` entries per KV head: whole pages, or a
+  /// multiple of eight, so that what a head has of single-precision numbers begins with a sector of memory.
   ///
-  /// evicts  whether the host evicts an entry for every one that enters; if not the
-  ///         cache grows when it is full
-  static int64_t capacity_for(int64_t entries, bool evicts) {
-    return (entries + (evicts ? 1 : kRoom) + 7) / 8 * 8;
+  /// evicts     whether the host evicts an entry for every one that enters; if not the
+  ///            cache grows when it is full
+  /// page_size  rows; 0: a KV head's rows lie one behind the other
+  static int64_t capacity_for(int64_t entries, bool evicts, int64_t page_size = 0) {
+    return round_up(entries + (evicts ? 1 : kRoom), page_size > 0 ? page_size : 8);
   }
 
   LayerCache() = default;
@@ -39,10 +42,12 @@ class LayerCache {
 
   /// Fills the cache with a layer's kept entries.
   ///
-  /// kept     its list of positions is taken over: it has the capacity of the cache
-  /// growing  whether the cache grows when it is full; positions are then not recorded
-  /// votes    whether entries may come to stand for several
-  void fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, bool votes, Queue& queue);
+  /// kept       its list of positions is taken over: it has the capacity of the cache
+  /// growing    whether the cache grows when it is full; positions are then not recorded
+  /// votes      whether entries may come to stand for several
+  /// page_size  as in capacity_for
+  void fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, bool votes, int64_t page_size,
+            Queue& queue);
 
   /// Makes room for so many more entries than room was made for before, where the host evicts none. Whether
   /// the cache's memory is another one then.
@@ -55,13 +60,15 @@ class LayerCache {
   NewEntries new_entries(const StepInput<T>& step);
 
   CacheView<T> view() const {
-    return {keys_.view(), values_.view(), entries_.data(), log_votes_.data(), segments_};
+    return {keys_.view(), values_.view(), entries_.data(), log_votes_.data(), segments_, pages_.view()};
   }
   CacheSlots slots() {
-    return {kv_heads_,     keys_.rows(),      entries_.data(),
+    return {kv_heads_,     capacity_,         entries_.data(),
             free_.data(),  newest_.data(),    growing_ ? nullptr : positions_.data(),
-            votes_.data(), log_votes_.data(), segments_};
+            votes_.data(), log_votes_.data(), segments_,
+            pages_.view()};
   }
+  /// [kv_heads, capacity, head_dim], of a cache without pages; likewise values().
   DeviceTensor<T> keys() { return keys_.view(); }
   DeviceTensor<T> values() { return values_.view(); }
   const StoredTensor<T>& stored_keys() const { return keys_; }
@@ -69,17 +76,21 @@ class LayerCache {
   /// [kv_heads, capacity]; empty if all entries stand for one.
   const DeviceMatrix& votes() const { return votes_; }
   /// The positions with which the cache was filled, until an entry is appended.
-  PositionLists filled() { return {positions_.data(), entries_.data(), keys_.rows()}; }
-  int64_t capacity() const { return keys_.rows(); }
+  PositionLists filled() { return {positions_.data(), entries_.data(), positions_.stride()}; }
+  int64_t capacity() const { return capacity_; }
 
  private:
+  void allocate_rows(int64_t page_size, int64_t head_dim, Stream stream);
+  void put_rows(const LayerCache& part, int64_t first_head, Stream stream);
   void grow(int64_t capacity, Queue& queue);
 
   int64_t kv_heads_ = 0;
+  int64_t capacity_ = 0;
   int64_t segments_ = 1;  // layers or requests
   bool growing_ = false;
-  int64_t most_entries_ = 0;                 // of a KV head, with those that room was made for
-  StoredTensor<T> keys_, values_;            // [kv_heads, capacity, head_dim]
+  int64_t most_entries_ = 0;  // of a KV head, with those that room was made for
+  CachePages pages_;
+  StoredTensor<T> keys_, values_;            // [kv_heads, capacity, head_dim], [pages, page_size, head_dim]
   Buffer<int64_t> entries_, free_, newest_;  // [kv_heads]
   IndexLists positions_;                     // [kv_heads, capacity]
   DeviceMatrix votes_, log_votes_;           // [kv_heads, capacity], or empty

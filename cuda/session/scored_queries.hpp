@@ -41,7 +41,7 @@ class AttendedOutputs {
     has_dominants_ = dominants;
     outputs_ = outputs;
     const int64_t bytes = causal_attention_workspace(shape_.query_heads, window_, shape_.kv_heads,
-                                                     shape_.head_dim, cache.keys.rows, cache.segments);
+                                                     shape_.head_dim, cache.capacity(), cache.segments);
     causal_attention<T>(queries, cache, scale, {outputs, log_sum_exp.data(), logits}, this->dominants(),
                         queue.workspace(bytes), queue.stream());
   }

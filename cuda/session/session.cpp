@@ -33,6 +33,7 @@
 #include "layer_cache.hpp"
 #include "layer_scores.hpp"
 #include "merges.hpp"
+#include "page_rules.hpp"
 #include "prompt_merging.hpp"
 #include "prompt_selection.hpp"
 #include "ranking.hpp"
@@ -46,12 +47,14 @@ namespace {
 template <Storage T>
 class DeviceSession final : public Session {
  public:
-  DeviceSession(OperationTimes* times, Stream stream) : times_(times), queue_(times, stream) {}
+  DeviceSession(OperationTimes* times, Stream stream, int64_t page_size)
+      : times_(times), queue_(times, stream), page_size_(page_size) {}
 
   PromptRecord compress(const LayerView& layer, const Policy& policy,
                         std::span<const int64_t> budgets) override {
     require_valid(layer, policy, budgets);
     require_range("head_dim", layer.shape.head_dim, 1, kMostHeadDim);
+    if (page_size_ != 0) require_pageable(policy, page_size_);
     const PoolScope scope(queue_.pool());
     begin(layer, policy);
     std::vector<int64_t> own(budgets.begin(), budgets.end());
@@ -60,7 +63,8 @@ class DeviceSession final : public Session {
       ranking = rank(policy, rules_, *known_, queue_);
       own = head_budgets(policy, *ranking, budgets, *known_, queue_);
     }
-    KeptEntries kept(own, LayerCache<T>::capacity_for(std::ranges::max(own), rules_.evicts), queue_.stream());
+    KeptEntries kept(own, LayerCache<T>::capacity_for(std::ranges::max(own), rules_.evicts, page_size_),
+                     queue_.stream());
     PromptRecord record;
     if (ranking) {
       select_prompt(policy, *ranking, *known_, queue_, kept, record);
@@ -186,7 +190,8 @@ class DeviceSession final : public Session {
       return std::tuple(rules.evicts, rules.ranks(), rules.sinks, rules.recent, rules.fills_recent,
                         rules.step_update);
     };
-    return times_ == other.times_ && queue_.stream() == other.queue_.stream() && shape_ == other.shape_ &&
+    return times_ == other.times_ && page_size_ == other.page_size_ &&
+           queue_.stream() == other.queue_.stream() && shape_ == other.shape_ &&
            layer_->view().scale == other.layer_->view().scale && policy_.score == other.policy_.score &&
            policy_.selection == other.policy_.selection && policy_.merge == other.policy_.merge &&
            of_decoding(rules_) == of_decoding(other.rules_) && !merge_rules_.period;
@@ -195,7 +200,7 @@ class DeviceSession final : public Session {
   // Makes a session of several.
   void join(const std::vector<DeviceSession*>& parts) {
     for (const DeviceSession* part : parts) part->require_alone();
-    joined_ = std::make_unique<DeviceSession>(times_, queue_.stream());
+    joined_ = std::make_unique<DeviceSession>(times_, queue_.stream(), page_size_);
     joined_->queue_.run("join", [&] { joined_->begin_joined(parts); });
     joined_of_ = parts;
   }
@@ -417,7 +422,7 @@ class DeviceSession final : public Session {
 
   // Fills the cache with the kept entries and, if the policy merges, merges the others into them.
   void fill(const SelectedLayer<T>& selected, KeptEntries& kept, std::vector<HeadMerge>& records) {
-    cache_.fill(selected.layer, kept, !rules_.evicts, merge_rules_.votes, queue_);
+    cache_.fill(selected.layer, kept, !rules_.evicts, merge_rules_.votes, page_size_, queue_);
     merges_.reset();
     if (!merge_rules_.merges) return;
     merges_ = make_merges<T>(policy_.merge, selected.layer, rules_.evicts);
@@ -426,6 +431,7 @@ class DeviceSession final : public Session {
 
   OperationTimes* times_;
   Queue queue_;
+  int64_t page_size_;
   LayerShape shape_;  // of all segments: one, or those of the sessions that were joined
   HostRules rules_;
   Policy policy_;
@@ -470,10 +476,11 @@ SessionArithmetic arithmetic_of(const LayerShape& shape, int64_t prompt_tokens, 
 
 namespace KVBOUND_CUDA_BUILD {
 
-std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times, Stream stream) {
-  if (storage == Dtype::f32) return std::make_unique<DeviceSession<float>>(times, stream);
-  if (storage == Dtype::f16) return std::make_unique<DeviceSession<Float16>>(times, stream);
-  if (storage == Dtype::bf16) return std::make_unique<DeviceSession<Bfloat16>>(times, stream);
+std::unique_ptr<Session> make_session(Dtype storage, OperationTimes* times, Stream stream,
+                                      int64_t page_size) {
+  if (storage == Dtype::f32) return std::make_unique<DeviceSession<float>>(times, stream, page_size);
+  if (storage == Dtype::f16) return std::make_unique<DeviceSession<Float16>>(times, stream, page_size);
+  if (storage == Dtype::bf16) return std::make_unique<DeviceSession<Bfloat16>>(times, stream, page_size);
   refuse(storage);
 }
 

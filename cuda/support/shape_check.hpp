@@ -56,6 +56,20 @@ void require_layout(std::string_view what, const DeviceTensor<T>& tensor) {
   }
 }
 
+/// Throws ShapeMismatch unless a cache's keys and values lie in the same slices, and in pages of a size that
+/// kernels take.
+template <class T>
+void require_pages(const CacheView<T>& cache) {
+  const PageTable& pages = cache.pages;
+  require_equal("slices of keys", cache.keys.slices, "slices of values", cache.values.slices);
+  require_equal("rows of keys", cache.keys.rows, "rows of values", cache.values.rows);
+  if (!pages.table) return;
+  require_range("bits of the page size", pages.size_bits, PageTable::kLeastBits, 30);
+  require_equal("rows of keys", cache.keys.rows, "the page size", int64_t{1} << pages.size_bits);
+  require_range("KV heads of the page table", pages.kv_heads, 0, INT32_MAX);
+  require_range("pages of a KV head", pages.pages_of_head, 0, INT32_MAX >> pages.size_bits);
+}
+
 /// Throws ShapeMismatch if the workspace has fewer bytes than an operation needs, or is not aligned.
 inline void require_workspace(const Workspace& workspace, int64_t bytes) {
   if (workspace.bytes < bytes) {

@@ -39,16 +39,32 @@ struct NumberRows {
   int64_t row_stride = 0;
 };
 
+/// The pages of a cache, as serving engines lay caches out: row r of KV head g is row r % page_size of page
+/// table[g, r / page_size], with page_size = 2^size_bits. Without a table KV head g's rows are the g-th page.
+struct PageTable {
+  static constexpr int kLeastBits = 6;  ///< of page_size: the rows of a kernel's tile
+
+  const int32_t* table = nullptr;  ///< [kv_heads, pages_of_head], device memory: slices of keys and of values
+  int32_t kv_heads = 0, pages_of_head = 0;
+  int32_t size_bits = kLeastBits;
+};
+
 /// A layer's cache, or those of several: for each KV head its entries and room for more.
 template <Storage T>
 struct CacheView {
-  DeviceTensor<const T> keys;        ///< [kv_heads, capacity, head_dim]
-  DeviceTensor<const T> values;      ///< [kv_heads, capacity, head_dim]
+  DeviceTensor<const T> keys;    ///< [kv_heads, capacity, head_dim]; by pages: [pages, page_size, head_dim]
+  DeviceTensor<const T> values;  ///< likewise
   const int64_t* entries = nullptr;  ///< [kv_heads], device memory: the number of rows in use, 0..capacity
   const float* log_votes = nullptr;  ///< [kv_heads, capacity], natural log; null: every entry counts once
   /// So many layers or requests have the KV heads, as many each, one after the other: results are of each
   /// what they would be of it alone.
   int64_t segments = 1;
+  PageTable pages = {};
+
+  int64_t kv_heads() const { return pages.table ? pages.kv_heads : keys.slices; }
+  int64_t capacity() const {
+    return pages.table ? int64_t{pages.pages_of_head} << pages.size_bits : keys.rows;
+  }
 };
 
 /// The observation window over a whole prompt, as reference::window_attention sees it: window query i sits at
@@ -73,6 +89,7 @@ struct CacheSlots {
   /// that; null: all stand for one
   float *votes = nullptr, *log_votes = nullptr;
   int64_t segments = 1;  ///< as in CacheView
+  PageTable pages = {};  ///< likewise
 };
 
 }  // namespace kvbound::cuda

@@ -25,14 +25,14 @@ std::span<const Command> commands() {
 }
 
 DeviceSearch find_device() { return {false, "", 0, kNone}; }
-std::unique_ptr<Session> native_session(Dtype, OperationTimes*) { throw NoDevice(kNone); }
+std::unique_ptr<Session> native_session(Dtype, OperationTimes*, int64_t) { throw NoDevice(kNone); }
 SessionArithmetic native_arithmetic(Dtype, const LayerShape&, int64_t, int64_t) { throw NoDevice(kNone); }
 
 }  // namespace kvbound::sim
 
 namespace kvbound::cuda::emulated {
 
-std::unique_ptr<Session> make_session(Dtype, OperationTimes*, Stream) { throw NoDevice(sim::kNone); }
+std::unique_ptr<Session> make_session(Dtype, OperationTimes*, Stream, int64_t) { throw NoDevice(sim::kNone); }
 SessionArithmetic session_arithmetic(Dtype, const LayerShape&, int64_t, int64_t) {
   throw NoDevice(sim::kNone);
 }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/cuda/session/page_rules.hpp>
 #include <kvbound/sim/figures/chosen_columns.hpp>
 #include <kvbound/sim/figures/outputs.hpp>
 #include <kvbound/sim/figures/text_options.hpp>
@@ -59,6 +60,7 @@ struct Request {
   int64_t recall_of = 40;
   bool merge_bounds = false;
   bool device_times = false;
+  int64_t page_size = 0;
   bool quiet = false;
 };
 
@@ -68,6 +70,17 @@ std::vector<std::string> parse_backends(const CommandLine& line) {
     require_backend(name);
     return name;
   });
+}
+
+int64_t parse_page_size(const CommandLine& line, const std::vector<Run>& runs) {
+  if (!line.has("page-size")) return 0;
+  const int64_t rows = line.integer("page-size", cuda::kLeastPageSize, cuda::kMostPageSize, 0);
+  if (!cuda::is_page_size(rows)) {
+    throw UsageError(fmt::format("--page-size: {} is not a power of two", rows));
+  }
+  if (std::ranges::all_of(runs, [](const Run& run) { return run.backend == kReference; }))
+    throw UsageError("--page-size: the reference has no pages; name a device in --backend");
+  return rows;
 }
 
 Request parse_request(const CommandLine& line) {
@@ -80,6 +93,7 @@ Request parse_request(const CommandLine& line) {
   request.recall_of = line.integer("recall", 1, INT64_MAX, request.recall_of);
   request.merge_bounds = line.has("merge-bounds");
   request.device_times = line.has("times");
+  request.page_size = parse_page_size(line, request.runs);
   request.dump = line.text("dump");
   request.quiet = line.has("quiet");
   return request;
@@ -91,7 +105,10 @@ Scope scope_of(const CommandLine& line, const Request& request, const traces::Tr
   }
   return {chosen_layers(line, info),
           line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens,
-          std::min(request.recall_of, info.prompt_tokens), request.merge_bounds, request.device_times};
+          std::min(request.recall_of, info.prompt_tokens),
+          request.merge_bounds,
+          request.device_times,
+          request.page_size};
 }
 
 std::string hash_of(const traces::Trace& trace, const Request& request) {
@@ -108,7 +125,7 @@ struct TraceReplay {
       sha256 = hash_of(trace, request);
       given = GivenFiles(sources, given_subject(trace.info(), sha256, scope.layers));
     }
-    require_valid(request.runs, trace.info(), given.facts());
+    require_valid(request.runs, trace.info(), given.facts(), request.page_size);
   }
 
   traces::Trace trace;
@@ -162,6 +179,10 @@ CommandLine replay_command_line() {
       "merge-bounds",
       "for policies that merge: also measure merges' effect on later queries, and KeepKV's bounds on it (costly)");
   line.add_flag("times", "measure the time of every operation of a device, each of which is then waited for");
+  line.add(
+      "page-size", "ROWS",
+      "store the compressed caches of devices in pages of so many rows, a power of two from 64 to 65536, by a "
+      "page table for each KV head: results are the same, bit by bit");
   add_columns_option(line, replay_columns());
   add_output_options(line, "layer, step and query head");
   line.add("dump", "FILE|DIR",

@@ -43,11 +43,13 @@ SessionArithmetic arithmetic_of(std::string_view backend, Dtype storage, const L
   return native_arithmetic(stored, shape, prompt_tokens, entries);
 }
 
-std::unique_ptr<Session> open_session(std::string_view backend, Dtype storage, OperationTimes* times) {
+std::unique_ptr<Session> open_session(std::string_view backend, Dtype storage, OperationTimes* times,
+                                      int64_t page_size) {
   require_backend(backend);
   if (backend == kReference) return reference::make_session(times);
-  if (backend == "emulated") return cuda::emulated::make_session(storage_of(backend, storage), times);
-  return native_session(storage_of(backend, storage), times);
+  if (backend == "emulated")
+    return cuda::emulated::make_session(storage_of(backend, storage), times, nullptr, page_size);
+  return native_session(storage_of(backend, storage), times, page_size);
 }
 
 }  // namespace kvbound::sim

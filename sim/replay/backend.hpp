@@ -30,9 +30,10 @@ SessionArithmetic arithmetic_of(std::string_view backend, Dtype storage, const L
 
 /// Opens a session for one layer on the named backend. Throws as require_backend.
 ///
-/// storage  type of the trace
-/// times    accumulates the time of every operation; null: times are not measured
+/// storage    type of the trace
+/// times      accumulates the time of every operation; null: times are not measured
+/// page_size  rows of a page of a device's compressed cache; 0: a KV head's rows lie one behind the other
 std::unique_ptr<Session> open_session(std::string_view backend, Dtype storage,
-                                      OperationTimes* times = nullptr);
+                                      OperationTimes* times = nullptr, int64_t page_size = 0);
 
 }  // namespace kvbound::sim

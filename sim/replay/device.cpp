@@ -22,8 +22,8 @@ DeviceSearch find_device() {
   return search;
 }
 
-std::unique_ptr<Session> native_session(Dtype storage, OperationTimes* times) {
-  return cuda::native::make_session(storage, times);
+std::unique_ptr<Session> native_session(Dtype storage, OperationTimes* times, int64_t page_size) {
+  return cuda::native::make_session(storage, times, nullptr, page_size);
 }
 
 SessionArithmetic native_arithmetic(Dtype storage, const LayerShape& shape, int64_t prompt_tokens,
@@ -35,7 +35,7 @@ SessionArithmetic native_arithmetic(Dtype storage, const LayerShape& shape, int6
 
 DeviceSearch find_device() { return {false, "", 0, "this program was built without a CUDA toolkit"}; }
 
-std::unique_ptr<Session> native_session(Dtype, OperationTimes*) {
+std::unique_ptr<Session> native_session(Dtype, OperationTimes*, int64_t) {
   throw NoDevice("no CUDA device: " + find_device().why);
 }
 

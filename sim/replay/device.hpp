@@ -21,8 +21,8 @@ struct DeviceSearch {
 };
 DeviceSearch find_device();
 
-/// A session on the device. Throws NoDevice.
-std::unique_ptr<Session> native_session(Dtype storage, OperationTimes* times);
+/// A session on the device: cuda::native::make_session. Throws NoDevice.
+std::unique_ptr<Session> native_session(Dtype storage, OperationTimes* times, int64_t page_size);
 
 /// cuda::session_arithmetic of such a session. Throws NoDevice.
 SessionArithmetic native_arithmetic(Dtype storage, const LayerShape& shape, int64_t prompt_tokens,

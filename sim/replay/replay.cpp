@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include <kvbound/cuda/session/page_rules.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
 #include <kvbound/reference/core/session_check.hpp>
@@ -71,13 +72,14 @@ void drop_scores(const Run& run, PromptRecord& prompt, Matrix& reference_norms) 
 // The sessions of one layer: one per backend, used for all runs on that backend.
 class Sessions {
  public:
-  Sessions(Dtype storage, bool device_times, std::vector<BackendTimes>& times)
-      : storage_(storage), device_times_(device_times), times_(times) {}
+  Sessions(const Scope& scope, Dtype storage, std::vector<BackendTimes>& times)
+      : scope_(scope), storage_(storage), times_(times) {}
 
   Session& of(const std::string& backend) {
     std::unique_ptr<Session>& session = sessions_[backend];
-    const bool timed = device_times_ || backend == kReference;
-    if (!session) session = open_session(backend, storage_, timed ? &times_of(backend) : nullptr);
+    const bool timed = scope_.device_times || backend == kReference;
+    if (!session)
+      session = open_session(backend, storage_, timed ? &times_of(backend) : nullptr, scope_.page_size);
     return *session;
   }
 
@@ -86,8 +88,8 @@ class Sessions {
     return std::ranges::find(times_, backend, &BackendTimes::backend)->operations;
   }
 
+  const Scope& scope_;
   Dtype storage_;
-  bool device_times_;
   std::vector<BackendTimes>& times_;
   std::map<std::string, std::unique_ptr<Session>> sessions_;
 };
@@ -96,7 +98,7 @@ class Sessions {
 struct OpenLayer {
   OpenLayer(std::shared_ptr<const traces::Layer> read, ReplayResult& result)
       : layer(std::move(read)),
-        sessions(std::in_place, result.trace.storage, result.scope.device_times, result.times),
+        sessions(std::in_place, result.scope, result.trace.storage, result.times),
         policies(result.runs.size()),
         records(result.runs.size()) {}
 
@@ -219,7 +221,8 @@ class Replay {
 
 }  // namespace
 
-void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace, const GivenFacts& facts) {
+void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace, const GivenFacts& facts,
+                   int64_t page_size) {
   for (const Run& run : runs) {
     try {
       require_backend(run.backend);
@@ -228,6 +231,7 @@ void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace,
       kvbound::require_valid(with_facts(run.policy.policy, facts), budgets.entries, trace.prompt_tokens,
                              trace.window_queries);
       require_known_to_backend(run, facts);
+      if (page_size > 0 && run.backend != kReference) cuda::require_pageable(run.policy.policy, page_size);
     } catch (const InvalidPolicy& error) {
       throw InvalidPolicy(without_middle(trace.path) + ": policy " + traces::quoted(run.policy.label) +
                           " at budget " + to_string(run.budget) + ": " + error.what());
@@ -251,7 +255,7 @@ ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>
 ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
                     const ReplayObserver& observer, const ReplayProgress& progress, const GivenFiles& given) {
   const GivenFacts& facts = given.facts();
-  require_valid(runs, trace.info(), facts);
+  require_valid(runs, trace.info(), facts, scope.page_size);
   ReplayResult result = empty_result(trace.info(), runs, scope, facts);
   const auto pieces_per_layer = std::ssize(runs) + 1;  // one per run, and one for measuring
   int64_t done = 0;

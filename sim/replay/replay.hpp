@@ -23,6 +23,8 @@ struct Scope {
   int64_t recall_of = 40;       ///< number of entries that recall is measured on, at most the prompt's
   bool merge_bounds = false;  ///< whether to measure merges' effect on later queries, and its bounds: costly
   bool device_times = false;  ///< whether to time every operation of a device, which is then waited for
+  /// Rows of a page of the compressed caches of devices; 0: a KV head's rows lie one behind the other
+  int64_t page_size = 0;
 };
 
 struct RunResult {
@@ -64,9 +66,10 @@ using ReplayProgress = std::function<void(int64_t, int64_t)>;
 
 /// Throws InvalidPolicy, naming trace, policy and budget, if a run is not valid for this trace; NoDevice.
 ///
-/// facts  of the files of runs whose host is `given`
-void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace,
-                   const GivenFacts& facts = {});
+/// facts      of the files of runs whose host is `given`
+/// page_size  Scope's
+void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace, const GivenFacts& facts = {},
+                   int64_t page_size = 0);
 
 /// A result to which no layer has been added yet: the runs' budgets in entries, and their names.
 ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope,

@@ -219,6 +219,29 @@ class Backends(CommandLineTest):
                     "--layers", "2", "--steps", 6, "--dump", "dump.safetensors")
         self.passes("diff", trace, "dump.safetensors")
 
+    def test_pages_change_no_bit(self):
+        trace = SAMPLES / "pocket-gqa.safetensors"
+        for backend in self.devices:
+            for policy in ("snapkv+critical", "h2o+obcache-joint", "tova+adakv"):
+                dumps = []
+                for pages in ((), ("--page-size", 64), ("--page-size", 128)):
+                    self.passes("replay", trace, "--policy", policy, "--budget", "20%", "--backend", backend, "--layers", "0-1",
+                                "--steps", 4, "--dump", "dump.safetensors", *pages)
+                    dumps.append((self.folder / "dump.safetensors").read_bytes())
+                    (self.folder / "dump.safetensors").unlink()
+                self.assertEqual(dumps, dumps[:1] * 3, policy)
+
+    def test_pages_that_no_cache_has_are_refused(self):
+        trace = TraceFile(window_queries=8).write(self.folder / "trace.safetensors")
+        policy = "replay", trace, "--budget", "12", "--policy"
+        device = "--backend", "emulated", "--page-size"
+        self.refuses(USAGE, "--page-size: 96 is not a power of two", *policy, "snapkv:window=8", *device, 96)
+        self.refuses(USAGE, "--page-size '63': expected an integer from 64 to 65536", *policy, "snapkv:window=8", *device, 63)
+        self.refuses(USAGE, "--page-size: the reference has no pages; name a device in --backend", *policy, "snapkv:window=8",
+                     "--page-size", 64)
+        self.refuses(USAGE, "policy 'snapkv:window=8.keepkv' at budget 12: a cache whose entries merge is not stored in pages",
+                     *policy, "snapkv:window=8+keepkv", *device, 64)
+
     def test_times_name_the_operations_of_every_backend(self):
         trace = self.replay(SAMPLES / "pocket-gqa.safetensors", "--policy", "snapkv+critical", "--budget", "5%",
                             "--layers", "0", "--steps", 2, "--times")

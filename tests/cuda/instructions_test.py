@@ -213,7 +213,7 @@ class AttentionPrologue(unittest.TestCase):
     finds its split (FLO: the first lane of a vote) is that of up to 32 KV heads whose entries are all attended to."""
 
     def test_is_short_and_divides_by_no_subroutine(self):
-        for copy, request, most in (("mma", "LDGSTS", 170), ("tma", "UTMALDG", 167)):
+        for copy, request, most in (("mma", "LDGSTS", 171), ("tma", "UTMALDG", 165)):
             for name, _ in named(rf"attention_splits::attention_{copy}_kernel<\w+, \d+, \d(?:, \d)?>"):
                 code = [line for line in KERNELS[name] if isinstance(line, sass.Instruction)]
                 before = [entry.base for entry in code[:next(i for i, entry in enumerate(code) if entry.base == request)]]

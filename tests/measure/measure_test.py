@@ -30,7 +30,8 @@ CHANGED = ("AttentionParity", "PackParity", "GroupReductionParity")
 WITHOUT_A_SMALL_CASE = {
     "AttentionArithmetic", "NearestKeyArithmetic", "SessionArithmeticParity", "KeepKvOverflowParity", "MergeFirstOperations",
     "MemoryPoolTest", "RecordingTest", "SessionParity", "SessionGivenParity", "SessionErrors", "SessionRequests", "WindowArithmetic",
-    "ParityComparator", "ParityStorage", "ParityBits", "ParityMemory", "All/SessionRequestsOf", "All/SessionsTogetherOf",
+    "ParityComparator", "ParityStorage", "ParityBits", "ParityMemory", "All/PagedSessionsOf", "All/SessionRequestsOf",
+    "All/SessionsTogetherOf",
     "StoredRowsTest/0", "StoredRowsTest/1", "StoredRowsTest/2"
 }
 

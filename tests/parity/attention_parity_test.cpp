@@ -497,7 +497,7 @@ TYPED_TEST(AttentionParity, NamesShapesThatDoNotFit) {
             "columns of queries is 8 but columns of keys is 9");
   EXPECT_EQ(message(two_heads, keys, wide, memory.view()), "columns of keys is 8 but columns of values is 9");
   EXPECT_EQ(message(two_heads, keys, short_values, memory.view()),
-            "capacity of keys is 5 but capacity of values is 4");
+            "rows of keys is 5 but rows of values is 4");
   EXPECT_EQ(message(keys, keys, keys, memory.view()), "slices of queries is 2 but queries of a head is 1");
   const Uploaded<TypeParam> wide_queries(Tensor(1, 2, 257));
   EXPECT_EQ(message(wide_queries, too_wide, too_wide, memory.view()), "head_dim is 257, outside 1..256");

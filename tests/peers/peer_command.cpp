@@ -138,7 +138,7 @@ std::span<const Command> commands() {
 
 // In place of the session's on a device, which would bring all kernels into this program.
 DeviceSearch find_device() { return {false, "", 0, kNoSessions}; }
-std::unique_ptr<Session> native_session(Dtype, OperationTimes*) { throw NoDevice(kNoSessions); }
+std::unique_ptr<Session> native_session(Dtype, OperationTimes*, int64_t) { throw NoDevice(kNoSessions); }
 SessionArithmetic native_arithmetic(Dtype, const LayerShape&, int64_t, int64_t) {
   throw NoDevice(kNoSessions);
 }
