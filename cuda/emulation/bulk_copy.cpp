@@ -44,8 +44,12 @@ void write_shared(std::byte* to, const void* from, int64_t bytes) {
 }
 
 void BulkLoads::issue(const char* name, BulkLoad load) {
-  Mbarriers& barriers = async_proxy().mbarriers;
   require_shared(load.barrier, 8, 8, name, load.where);
+  issue(name, std::move(load), block_rank(this_thread()));
+}
+
+void BulkLoads::issue(const char* name, BulkLoad load, int rank) {
+  Mbarriers& barriers = async_proxy().mbarriers;
   barriers.require_fenced(load.barrier, name, load.where);
   if (eager_copies()) {
     load.write();
@@ -54,30 +58,38 @@ void BulkLoads::issue(const char* name, BulkLoad load) {
   }
   const std::vector<std::byte> nan(static_cast<size_t>(load.bytes), std::byte{0xff});
   write_shared(load.to, nan.data(), load.bytes);
-  in_flight_.push_back({std::move(load), block_rank(this_thread())});
+  in_flight_[load.barrier].push_back({std::move(load), rank});
 }
 
 bool BulkLoads::land_one() {
   Mbarriers& barriers = async_proxy().mbarriers;
-  std::vector<size_t> waited_for;
-  for (size_t i = 0; i < in_flight_.size(); ++i) {
-    if (barriers.is_waited_for(in_flight_[i].load.barrier)) waited_for.push_back(i);
+  std::vector<uint64_t*> waited_for;
+  for (const auto& [barrier, loads] : in_flight_) {
+    if (barriers.is_waited_for(barrier)) waited_for.push_back(barrier);
   }
   if (waited_for.empty()) return false;
-  const size_t which = waited_for[static_cast<size_t>(choose(static_cast<int>(waited_for.size())))];
-  const BulkLoad load = std::move(in_flight_[which].load);
-  in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(which));
+  const auto any_of = [](const auto& all) {
+    return static_cast<size_t>(choose(static_cast<int>(all.size())));
+  };
+  const auto chosen = in_flight_.find(waited_for[any_of(waited_for)]);
+  std::vector<InFlight>& loads = chosen->second;
+  std::swap(loads[any_of(loads)], loads.back());
+  const BulkLoad load = std::move(loads.back().load);
+  loads.pop_back();
+  if (loads.empty()) in_flight_.erase(chosen);
   load.write();
   barriers.complete(load.barrier, load.bytes, load.where);
   return true;
 }
 
 void BulkLoads::refuse_to_end(int rank) const {
-  for (const InFlight& each : in_flight_) {
-    if (each.rank != rank) continue;
-    fail("is its block's last to return, and none has waited for the bulk copy issued at " +
-             text(each.load.where),
-         each.load.where);
+  for (const auto& [barrier, loads] : in_flight_) {
+    for (const InFlight& each : loads) {
+      if (each.rank != rank) continue;
+      fail("is its block's last to return, and none has waited for the bulk copy issued at " +
+               text(each.load.where),
+           each.load.where);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "block.hpp"
@@ -11,18 +12,21 @@
 namespace kvbound::cuda::emulation {
 
 struct BulkLoad {
-  std::byte* to;  ///< in the running block's shared memory
+  std::byte* to;  ///< in shared memory
   int64_t bytes;
   uint64_t* barrier;
   std::function<void()> write;  ///< writes all the bytes
   CallSite where;
 };
 
-/// The loads of a cluster's blocks. Eager ones land when they are issued; the others when no thread can go on
-/// without them, and until then their target is NaN.
+/// The loads of a cluster's blocks, and what they send to each other. Eager ones land when they are issued;
+/// the others when no thread can go on without them, and until then their target is NaN.
 class BulkLoads {
  public:
+  /// Into the running block's shared memory.
   void issue(const char* name, BulkLoad load);
+  /// Into that of the block with this rank, as the mbarrier.
+  void issue(const char* name, BulkLoad load, int rank);
   /// Lands one load whose mbarrier a thread waits for; which one depends on the schedule.
   bool land_one();
   void refuse_to_end(int rank) const;
@@ -33,7 +37,7 @@ class BulkLoads {
     BulkLoad load;
     int rank;
   };
-  std::vector<InFlight> in_flight_;
+  std::map<uint64_t*, std::vector<InFlight>> in_flight_;  // by mbarrier
 };
 
 /// Writes to shared memory as the asynchronous proxy does: `bytes` from `from`, or zeros if that is null.

@@ -36,8 +36,8 @@ struct Shared : radix_selection::SearchShared {
   int64_t* whole;  // [kv_heads]: its budget, rounded down
   Wide* fraction;  // [kv_heads]: what was cut off, in units of 1 / unit
 
-  __host__ __device__ Shared(SharedMemory& memory, int64_t kv_heads, bool exchanges)
-      : SearchShared(memory, exchanges),
+  __host__ __device__ Shared(SharedMemory& memory, int64_t kv_heads, int blocks)
+      : SearchShared(memory, blocks),
         above(counters),
         same(counters + kMostHeads),
         found(memory.array<int64_t>(kv_heads)),
@@ -145,24 +145,26 @@ __device__ int64_t filled_up(const Arguments& p, int64_t head, int64_t total, co
 //
 // grid       kBlocks
 // block      1024
-// shared     32,912 bytes and 32 for each KV head; of kBlocks 8 34,960
-// registers  55, of kBlocks 8 64 (sm_90a); 52, 45 (sm_80, where kBlocks 8 is never launched)
+// shared     32,912 bytes and 32 for each KV head; of kBlocks 8 49,312
+// registers  55, of kBlocks 8 64 (sm_90a); 52 (sm_80, where kBlocks 8 has no code)
 // bytes      read: 4 kv_heads cols, up to 5 times, mostly from the L2 cache, 8 kv_heads; written: 8 kv_heads
 // no FLOP
 template <int kBlocks>
 __global__ void __launch_bounds__(kThreads, 1) adakv_budgets_kernel(Arguments p) {
   SharedMemory memory;
-  const Shared shared(memory, p.kv_heads, kBlocks > 1);
+  const Shared shared(memory, p.kv_heads, kBlocks);
+  radix_selection::Exchange<kBlocks> exchange(shared);
+  sync_blocks<kBlocks>();  // all blocks can be sent to
   int64_t total = 0;
   for (int64_t head = 0; head < p.kv_heads; ++head) total += p.candidates[head];
   const auto each = [&](const auto& add) {
     for (int64_t head = 0; head < p.kv_heads; ++head) each_key<kBlocks>(p, head, add);
   };
-  int turn = 0;
   Least<uint32_t> least{radix_selection::kFirstKey, 0};  // which no score has
   radix_selection::clear(shared.counters);
   __syncthreads();
-  if (total > 0) least = radix_selection::least_of_blocks<kBlocks, uint32_t>(each, total, shared, turn, 32);
+  if (total > 0)
+    least = radix_selection::least_of_blocks<kBlocks, uint32_t>(each, total, shared, exchange, 32);
   count_by_head<kBlocks>(p, least.number, shared);
   sync_blocks<kBlocks>();
   for (int64_t head = threadIdx.x; head < p.kv_heads; head += kThreads) {
@@ -180,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, 1) adakv_budgets_kernel(Arguments p)
 template <int kBlocks>
 void launch_budgets(const Arguments& arguments, Stream stream) {
   const LaunchShape shape{extent(kBlocks), extent(kThreads),
-                          shared_bytes<Shared>(arguments.kv_heads, kBlocks > 1), stream};
+                          shared_bytes<Shared>(arguments.kv_heads, kBlocks), stream};
   launch<adakv_budgets_kernel<kBlocks>>(kBlocks > 1 ? shape.in_clusters(extent(kBlocks)) : shape, arguments);
 }
 

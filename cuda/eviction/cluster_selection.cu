@@ -38,13 +38,14 @@ struct Columns {
   __device__ bool has(int n) const { return at(n) < end; }
 };
 
-// No block reads of another one but `bins`.
 struct ClusterShared : SearchShared {
   int* selected;  // [kWarps]: entries that a warp selects
   int* before;    // [kWarps]: those that earlier blocks select, in parts
 
   __host__ __device__ explicit ClusterShared(SharedMemory& memory)
-      : SearchShared(memory, true), selected(memory.array<int>(kWarps)), before(memory.array<int>(kWarps)) {}
+      : SearchShared(memory, kBlocks),
+        selected(memory.array<int>(kWarps)),
+        before(memory.array<int>(kWarps)) {}
 };
 
 // The scores of the thread's columns. Up to 16 are loaded before any is used: for columns that the
@@ -101,13 +102,13 @@ struct Keys {
   // The keys of the k largest ranks of a row, of which every block has its own keys: by the digits of the
   // key, and where keys are equal by those of the index.
   __device__ Selected select(const Columns<kKeys>& columns, int k, const SearchShared& shared,
-                             int& turn) const {
+                             Exchange<kBlocks>& exchange) const {
     const auto each_key = [&](const auto& add) {
 #pragma unroll
       for (int n = 0; n < kKeys; ++n) add(true, keys[n]);
     };
     // That k is 0 is asked as late as it can be: it may still be in flight.
-    const auto least = least_of_blocks<kBlocks, uint32_t>(each_key, max(k, 1), shared, turn, 32);
+    const auto least = least_of_blocks<kBlocks, uint32_t>(each_key, max(k, 1), shared, exchange, 32);
     if (k == 0) return {0, 0};
     if (least.wanted == 0) return {reaching(columns, lowest_rank(least.number)), least.before};
     const auto each_index = [&](const auto& add) {
@@ -116,7 +117,8 @@ struct Keys {
         add(columns.has(n) && keys[n] == least.number, reversed(columns.at(n)));
       }
     };
-    const auto index = least_of_blocks<kBlocks, uint32_t>(each_index, least.wanted, shared, turn, kIndexBits);
+    const auto index =
+        least_of_blocks<kBlocks, uint32_t>(each_index, least.wanted, shared, exchange, kIndexBits);
     return {reaching(columns, lowest_rank(least.number) | index.number), least.before + index.before};
   }
 
@@ -162,12 +164,12 @@ __device__ void write_ascending(const Selected& selected, const Columns<kKeys>& 
 //
 //       row      | block 0 | block 1 | ... | block 7 |
 //       lane l of a block's warp w has columns 32 kKeys w + l + 32 n
-//       a digit:   each counts its keys -> barrier of the cluster -> each adds all counts and finds the digit
+//       a digit:   each counts its keys -> sends the counts to all -> adds all counts and finds the digit
 //
 // grid       8 rows, in clusters of 8
 // block      256; 512 for more than 32,768 columns
-// shared     35,216 bytes
-// registers  56-74, 116 with 32 keys; 62-96, 121 with two stages (sm_90a); no code for sm_80
+// shared     49,568 bytes
+// registers  57-79, 117 with 32 keys; 57-86, 125 with two stages (sm_90a); no code for sm_80
 // bytes      read: 4 cols a row, 8 with two stages; written: 8 k, and 8 stage_one_count if wanted; no FLOP
 template <bool kTwoStages, int kKeys>
 __global__ void __launch_bounds__(kThreadsWith<kKeys>, 1) select_in_cluster_kernel(Arguments p) {
@@ -177,7 +179,8 @@ __global__ void __launch_bounds__(kThreadsWith<kKeys>, 1) select_in_cluster_kern
   const Columns<kKeys> columns(p.cols);
   const auto k = static_cast<int>(p.k[row]);
   const auto stage_one_count = static_cast<int>(kTwoStages ? p.stage_one_count[row] : 0);
-  int turn = 0;
+  Exchange<kBlocks> exchange(shared);
+  cluster_arrive_relaxed();
   Scores<kKeys> scores, stage_two;
   scores.load(p.scores + row * p.row_stride, columns);
   constexpr bool kLoadsBoth = kTwoStages && kKeys <= 16;  // more keep the registers busy
@@ -185,20 +188,19 @@ __global__ void __launch_bounds__(kThreadsWith<kKeys>, 1) select_in_cluster_kern
   clear(shared.counters);
   loads_first();
   __syncthreads();
+  cluster_wait();  // all blocks can be sent to
   Keys<kKeys> keys(scores, columns);
   if constexpr (kTwoStages) {
     keys.tell_of_nan(columns, p.selection.status);
-    const Selected first = keys.select(columns, stage_one_count, shared, turn);
+    const Selected first = keys.select(columns, stage_one_count, shared, exchange);
     if (p.stage_one.indices) write_ascending<kKeys>(first, columns, p.stage_one, row, shared);
     if (!kLoadsBoth) stage_two.load(p.stage_two + row * p.row_stride, columns);
     keys = Keys<kKeys>(stage_two, columns);
     keys.put_first(first.bits);
   }
   keys.tell_of_nan(columns, p.selection.status);
-  const Selected selected = keys.select(columns, k, shared, turn);
-  cluster_arrive_relaxed();  // the block has read all that it reads of others
+  const Selected selected = keys.select(columns, k, shared, exchange);
   write_ascending<kKeys>(selected, columns, p.selection, row, shared);
-  cluster_wait();  // no block returns while others read its shared memory
 }
 
 template <int kKeys>

@@ -13,6 +13,7 @@
 #include <kvbound/cuda/primitives/cluster.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
+#include <kvbound/cuda/primitives/remote_store.hpp>
 
 #include "selection.hpp"
 
@@ -94,16 +95,16 @@ struct SearchShared {
   int* counters;     ///< [kBins, 32]
   int* warp_totals;  ///< [kWarps]
   Found* found;
-  /// [2, kBins], which other blocks of a cluster read: this block's counts, in turns, so that one is read
-  /// while the other is written
-  int* bins;
+  int* bins;          ///< [2, blocks, kBins]: what each block of a cluster has counted, in turns (Exchange)
+  uint64_t* arrived;  ///< [2]: all of these have arrived
 
-  /// exchanges  whether the blocks of a cluster search together; if not there are no bins
-  __host__ __device__ SearchShared(SharedMemory& memory, bool exchanges)
+  /// blocks  of a cluster that search together; of one alone there are no bins
+  __host__ __device__ SearchShared(SharedMemory& memory, int blocks)
       : counters(memory.array<int>(kCounters)),
         warp_totals(memory.array<int>(kWarps)),
         found(memory.array<Found>(1)),
-        bins(memory.array<int>(exchanges ? 2 * kBins : 0)) {}
+        bins(memory.array<int>(blocks > 1 ? 2 * blocks * kBins : 0)),
+        arrived(memory.array<uint64_t>(blocks > 1 ? 2 : 0)) {}
 };
 
 /// Shared memory of a selecting block.
@@ -111,7 +112,7 @@ struct Shared : SearchShared {
   uint32_t* keys;  ///< [cols] if they fit, else none
 
   __host__ __device__ Shared(SharedMemory& memory, int64_t cols_here)
-      : SearchShared(memory, false), keys(memory.array<uint32_t>(cols_here)) {}
+      : SearchShared(memory, 1), keys(memory.array<uint32_t>(cols_here)) {}
 };
 
 __device__ inline unsigned lanes_below() { return (1u << lane()) - 1; }
@@ -172,35 +173,61 @@ struct BinSize {
   int all, before;
 };
 
-/// The size of the thread's bin, in the block, or in all kBlocks of the cluster, each of which has
-/// counted its own. All threads call it; those without a bin have written nothing since the last
-/// barrier that other blocks read.
+/// How the kBlocks of a cluster that search together tell each other what they have counted: each sends the
+/// sizes of its bins to all of them, and waits for those of all.
 ///
-/// bins  [kBins] of this block's SearchShared::bins
+/// There are two sets of bins, in turns. A block fills another one's set again when the other has sent the
+/// sizes of the set between, which it does when all of its threads have read this one.
 template <int kBlocks>
-__device__ BinSize size_of_own_bin(int* counters, int* bins) {
-  BinSize size{has_bin() ? take_own_bin(counters) : 0, 0};
-  if constexpr (kBlocks > 1) {
-    if (has_bin()) {
-      bins[own_bin()] = size.all;
-      cluster_arrive();
-    } else {
-      cluster_arrive_relaxed();
-    }
-    cluster_wait();
-    if (has_bin()) {
-      size.all = 0;
-      const int own_rank = cluster_rank();
-#pragma unroll
-      for (int rank = 0; rank < kBlocks; ++rank) {
-        const int of_block = *map_shared(bins + own_bin(), rank);
-        size.all += of_block;
-        size.before += rank < own_rank ? of_block : 0;
-      }
+class Exchange {
+ public:
+  /// A barrier of the cluster has to follow before the first search, by all threads.
+  __device__ explicit Exchange(const SearchShared& shared) : shared_(shared) {
+    if constexpr (kBlocks > 1) {
+      if (threadIdx.x > 0) return;
+      mbarrier_init(shared.arrived, 1);
+      mbarrier_init(shared.arrived + 1, 1);
+      mbarrier_fence_init();
     }
   }
-  return size;
-}
+
+  /// The size of the thread's bin, in all blocks, each of which has counted its own. All threads call it.
+  __device__ BinSize size_of_own_bin() {
+    const int here = has_bin() ? take_own_bin(shared_.counters) : 0;
+    if constexpr (kBlocks == 1) {
+      return {here, 0};
+    } else {
+      const BinSize size = exchanged(here, shared_.bins + turn_ * kBlocks * kBins, shared_.arrived + turn_);
+      phase_ ^= static_cast<unsigned>(turn_);
+      turn_ ^= 1;
+      return size;
+    }
+  }
+
+ private:
+  __device__ BinSize exchanged(int here, int* bins, uint64_t* arrived) const {
+    constexpr int kBytes = kBlocks * kBins * static_cast<int>(sizeof(int));
+    BinSize size{0, 0};
+    if (threadIdx.x == 0) mbarrier_arrive_expect(arrived, kBytes);
+    if (!has_bin()) return size;
+    const int own_rank = cluster_rank();
+#pragma unroll
+    for (int rank = 0; rank < kBlocks; ++rank)
+      store_async(bins + own_rank * kBins + own_bin(), rank, here, arrived);
+    mbarrier_wait_cluster(arrived, phase_);
+#pragma unroll
+    for (int rank = 0; rank < kBlocks; ++rank) {
+      const int of_block = bins[rank * kBins + own_bin()];
+      size.all += of_block;
+      size.before += rank < own_rank ? of_block : 0;
+    }
+    return size;
+  }
+
+  const SearchShared& shared_;
+  int turn_ = 0;
+  unsigned phase_ = 0;  // of the mbarrier whose turn it is
+};
 
 /// Finds the bin of the wanted-th largest counted rank. 1 <= wanted <= the number of counted
 /// ranks. All threads call it.
@@ -232,18 +259,17 @@ struct Least {
 /// behind it, and between writing what `each` reads and the call there is a barrier.
 ///
 /// each         each(add) calls add(exists, number) for the block's entries, by whole warps
-/// turn         which of the two arrays of bins is next; it goes on through all calls
+/// exchange     goes on through all calls
 /// number_bits  the most that a number has
 template <int kBlocks, class Number, class Each>
-__device__ Least<Number> least_of_blocks(const Each& each, int64_t k, const SearchShared& shared, int& turn,
-                                         int number_bits) {
+__device__ Least<Number> least_of_blocks(const Each& each, int64_t k, const SearchShared& shared,
+                                         Exchange<kBlocks>& exchange, int number_bits) {
   DigitSearch<Number> search(k, number_bits);
   int before = 0;
   while (search.below > 0) {
     each([&](bool exists, Number number) { search.count(exists, number, shared.counters + lane()); });
     __syncthreads();
-    const BinSize size = size_of_own_bin<kBlocks>(shared.counters, shared.bins + turn * kBins);
-    turn ^= 1;
+    const BinSize size = exchange.size_of_own_bin();
     find_digit(size.all, search.wanted, shared.warp_totals, shared.found);
     __syncthreads();
     const Found found = *shared.found;
@@ -257,12 +283,12 @@ __device__ Least<Number> least_of_blocks(const Each& each, int64_t k, const Sear
 /// The same of distinct ranks: k >= 0 of them are at least as large as this one. It
 /// clears the counters itself.
 template <int kBlocks, class Each>
-__device__ uint64_t least_rank_of_blocks(const Each& each, int64_t k, const SearchShared& shared, int& turn,
-                                         int rank_bits) {
+__device__ uint64_t least_rank_of_blocks(const Each& each, int64_t k, const SearchShared& shared,
+                                         Exchange<kBlocks>& exchange, int rank_bits) {
   if (k == 0) return ~uint64_t{0};
   clear(shared.counters);
   __syncthreads();
-  return least_of_blocks<kBlocks, uint64_t>(each, k, shared, turn, rank_bits).number;
+  return least_of_blocks<kBlocks, uint64_t>(each, k, shared, exchange, rank_bits).number;
 }
 
 /// The same of a block alone, of the ranks rank_at(0 .. cols-1) that are not kNoRank.
@@ -276,8 +302,8 @@ __device__ uint64_t least_rank(const Rank& rank_at, int64_t cols, int64_t k, con
       add(rank != kNoRank, rank);
     }
   };
-  int turn = 0;
-  return least_rank_of_blocks<1>(each, k, shared, turn, rank_bits);
+  Exchange<1> exchange(shared);
+  return least_rank_of_blocks<1>(each, k, shared, exchange, rank_bits);
 }
 
 /// The same where keys are in memory, and ties go by index. 0 <= k <= cols.

@@ -42,7 +42,7 @@ struct Shared {
   uint64_t* least;  // [kWarps + 1]
 
   __host__ __device__ Shared(SharedMemory& memory, int64_t capacity)
-      : search(memory, kBlocks > 1),
+      : search(memory, kBlocks),
         ranks(
             memory.array<uint64_t>(kKeepsRanks ? ceil_division(capacity, kBlocks * kThreads) * kThreads : 0)),
         candidates(memory.array<int>(2)),
@@ -58,11 +58,12 @@ struct Stages {
   const Arguments& p;
   const HeadEntries<kBlocks>& head;
   const Shared<kBlocks, kKeepsRanks>& shared;
-  int turn = 0;  // of what blocks exchange
+  radix_selection::Exchange<kBlocks> exchange;
+  int turn = 0;  // of the sums that blocks exchange
 
   __device__ Stages(const Arguments& arguments, const HeadEntries<kBlocks>& entries,
                     const Shared<kBlocks, kKeepsRanks>& memory)
-      : p(arguments), head(entries), shared(memory) {
+      : p(arguments), head(entries), shared(memory), exchange(memory.search) {
     if constexpr (kKeepsRanks) {
       each_slot([&](int slot) {
         if (slot < head.entries) own_rank(slot) = rank_in_memory(slot);
@@ -158,7 +159,7 @@ struct Stages {
         add(of_slot != kNoRank, of_slot);
       });
     };
-    return radix_selection::least_rank_of_blocks<kBlocks>(each, count, shared.search, turn, kRankBits);
+    return radix_selection::least_rank_of_blocks<kBlocks>(each, count, shared.search, exchange, kRankBits);
   }
 
   // The smallest rank in stage one, if `kept` candidates stay.
@@ -213,8 +214,8 @@ struct Stages {
 //
 // grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
-// shared     33,736 bytes; of kBlocks 8: 35,784, and 8,192 ceil(capacity / 8,192) for ranks
-// registers  64 (sm_90a); 62, of kBlocks 8 30 (sm_80, where it is never launched)
+// shared     33,736 bytes; of kBlocks 8: 50,136, and 8,192 ceil(capacity / 8,192) for ranks
+// registers  64 (sm_90a); 62, of kBlocks 8 26 (sm_80, where it is never launched)
 // bytes      read: 12 for each KV head and entry, without kept ranks in each of up to ten passes, 8 for each
 //            query head and entry; an adaptive stage one reads 4 group more for each entry, and 12 without
 //            kept ranks, up to 32 times and once for each bit of the newest position, from the L2 cache;

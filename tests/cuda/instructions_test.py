@@ -208,6 +208,20 @@ class AttentionTensorCores(unittest.TestCase):
                     self.assertLessEqual(opcodes(code, "FADD", "FFMA").total(), (8 * steps + 48) * tiles)
 
 
+class ClusterSearches(unittest.TestCase):
+    """The blocks of a cluster send each other what they have counted of a digit, one store for each of them: between two digits
+    stands neither a barrier of the cluster nor a fence that waits for all memory."""
+
+    def test_wait_for_numbers_alone(self):
+        for name, match in named(r"cluster_selection::select_in_cluster_kernel<(\w+), \d+>"):
+            with self.subTest(kernel=name):
+                code = [entry for entry in KERNELS[name] if isinstance(entry, sass.Instruction)]
+                searches = 4 if match[1] == "true" else 2  # of a key and of an index
+                self.assertEqual(opcodes(code, "STAS").total(), 8 * searches)
+                self.assertEqual(opcodes(code, "MEMBAR").total(), 0)
+                self.assertEqual(opcodes(code, "UCGABAR_ARV").total(), 1)
+
+
 class AttentionPrologue(unittest.TestCase):
     """What a block executes before it requests its first tile is in the way of every split. The shortest way there on which it
     finds its split (FLO: the first lane of a vote) is that of up to 32 KV heads whose entries are all attended to."""

@@ -8,6 +8,7 @@
 
 #include <kvbound/cuda/primitives/cluster.hpp>
 #include <kvbound/cuda/primitives/registers.hpp>
+#include <kvbound/cuda/primitives/remote_store.hpp>
 
 #include "support/device_test.hpp"
 #include "support/emulation_faults.hpp"
@@ -127,6 +128,50 @@ TEST(ClusterFaults, ABarrierLeftOutBetweenAWriteAndAReadShowsInAResult) {
     };
     EXPECT_TRUE(right(true));
     EXPECT_FALSE(right(false));
+  });
+}
+
+enum class SendFault { kNone, kNoFirstBarrier, kNoFence, kNothingExpected, kTooLittleExpected, kNoWait };
+
+// Each thread sends its number to the other block of a cluster of two.
+__global__ void send_kernel(SendFault fault, int* numbers) {
+  SharedMemory memory;
+  int* const mine = memory.array<int>(blockDim.x);
+  uint64_t* const arrived = memory.array<uint64_t>(1);
+  const auto own = static_cast<int>(threadIdx.x);
+  if (own == 0) {
+    mbarrier_init(arrived, 1);
+    if (fault != SendFault::kNoFence) mbarrier_fence_init();
+  }
+  cluster_arrive_relaxed();
+  if (fault != SendFault::kNoFirstBarrier) cluster_wait();
+  const int expected = static_cast<int>(blockDim.x) * 4 - (fault == SendFault::kTooLittleExpected ? 4 : 0);
+  if (own == 0 && fault != SendFault::kNothingExpected) mbarrier_arrive_expect(arrived, expected);
+  store_async(mine + own, cluster_rank() ^ 1, own + 1, arrived);
+  if (fault != SendFault::kNoWait) mbarrier_wait_cluster(arrived, 0);
+  numbers[blockIdx.x * blockDim.x + threadIdx.x] = mine[own];
+  if (fault == SendFault::kNoFirstBarrier) cluster_wait();
+}
+
+TEST(ClusterFaults, NumbersSentWronglyAreReported) {
+  const auto fault = [](SendFault planted) {
+    constexpr int kThreads = 32;
+    Buffer<int> numbers(2 * kThreads);
+    const std::string found = fault_of([&] {
+      launch<send_kernel>(shape(2, kThreads, kThreads * 4 + 8).in_clusters(extent(2)), planted,
+                          numbers.data());
+    });
+    std::vector<int> expected;
+    for (int i = 0; i < 2 * kThreads; ++i) expected.push_back(i % kThreads + 1);
+    return found.empty() && download(numbers) != expected ? "other numbers" : found;
+  };
+  under_every_schedule([&] {
+    EXPECT_EQ(fault(SendFault::kNone), "");
+    EXPECT_NE(fault(SendFault::kNoFirstBarrier), "");
+    expect_words(fault(SendFault::kNoFence), {"st.async", "with no fence behind that"});
+    expect_words(fault(SendFault::kNothingExpected), {"mbarrier.try_wait", "1 of 1 arrivals"});
+    EXPECT_NE(fault(SendFault::kTooLittleExpected), "");
+    EXPECT_NE(fault(SendFault::kNoWait), "");
   });
 }
 

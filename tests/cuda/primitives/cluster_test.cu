@@ -6,6 +6,7 @@
 
 #include <kvbound/cuda/primitives/cluster.hpp>
 #include <kvbound/cuda/primitives/registers.hpp>
+#include <kvbound/cuda/primitives/remote_store.hpp>
 
 #include "support/device_test.hpp"
 
@@ -76,6 +77,60 @@ TEST_F(Cluster, ABlockWritesToTheSharedMemoryOfAnother) {
       Buffer<int> numbers(8 * kThreads);
       launch<rotation_kernel>(clusters(8, size, kThreads, kThreads * 4), kRounds, numbers.data());
       EXPECT_EQ(download(numbers), expected) << "clusters of " << size;
+    });
+  }
+}
+
+// Every round each block sends a number of each thread to all blocks, and adds what it gets: two sets of
+// numbers in turns, with no barrier of the cluster but the first.
+__global__ void exchange_kernel(int rounds, int* sums) {
+  SharedMemory memory;
+  int* const numbers = memory.array<int>(2 * 8 * blockDim.x);
+  uint64_t* const arrived = memory.array<uint64_t>(2);
+  const auto own = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  if (own == 0) {
+    mbarrier_init(arrived, 1);
+    mbarrier_init(arrived + 1, 1);
+    mbarrier_fence_init();
+  }
+  cluster_arrive_relaxed();
+  cluster_wait();
+  int number = static_cast<int>(blockIdx.x) * threads + own;
+  for (int round = 0; round < rounds; ++round) {
+    int* const now = numbers + round % 2 * 8 * threads;
+    if (own == 0) mbarrier_arrive_expect(arrived + round % 2, cluster_size() * threads * 4);
+    for (int rank = 0; rank < cluster_size(); ++rank)
+      store_async(now + cluster_rank() * threads + own, rank, number, arrived + round % 2);
+    mbarrier_wait_cluster(arrived + round % 2, static_cast<unsigned>(round / 2 % 2));
+    number = cluster_rank();
+    for (int rank = 0; rank < cluster_size(); ++rank) number += now[rank * threads + own] * (rank + 1);
+    number %= 1009;
+    __syncthreads();  // all threads have read this round's numbers, before any sends the next one's
+  }
+  sums[static_cast<int>(blockIdx.x) * threads + own] = number;
+}
+
+TEST_F(Cluster, BlocksSendNumbersToEachOtherWithoutABarrier) {
+  constexpr int kThreads = 64, kRounds = 6;
+  for (const int size : {1, 2, 8}) {
+    std::vector<int> expected(8 * kThreads);
+    std::iota(expected.begin(), expected.end(), 0);
+    for (int round = 0; round < kRounds; ++round) {
+      std::vector<int> next(expected.size());
+      for (int block = 0; block < 8; ++block) {
+        for (int thread = 0; thread < kThreads; ++thread) {
+          int sum = block % size;
+          for (int rank = 0; rank < size; ++rank)
+            sum += expected[(block / size * size + rank) * kThreads + thread] * (rank + 1);
+          next[block * kThreads + thread] = sum % 1009;
+        }
+      }
+      expected = next;
+    }
+    under_every_schedule([&] {
+      Buffer<int> sums(8 * kThreads);
+      launch<exchange_kernel>(clusters(8, size, kThreads, 2 * 8 * kThreads * 4 + 16), kRounds, sums.data());
+      EXPECT_EQ(download(sums), expected) << "clusters of " << size;
     });
   }
 }
