@@ -25,7 +25,7 @@ namespace {
 constexpr int kTeam = 2 * kTileTokens;
 constexpr int kTeamWarps = kTeam / 32;
 constexpr int kMostTeams = 2;
-// Of a multiprocessor, of which each thread has its registers.
+// Blocks of a multiprocessor that registers leave room for.
 template <int kHeads>
 constexpr int kBlocks = kHeads == 1   ? 5
                         : kHeads == 2 ? 4

@@ -28,6 +28,8 @@ inline constexpr int kJoinSlices = 16;
 /// Within its slice a thread sums so many splits to a part before it adds the part to the slice's sum.
 inline constexpr int kJoinPart = 4;
 
+static_assert(1 << PageTable::kLeastBits == kTileTokens, "a tile lies in one page");
+
 /// The tiles of so many tokens, which are none or more.
 __device__ inline int tiles_of(int tokens) {
   return static_cast<int>(static_cast<unsigned>(tokens + kTileTokens - 1) / kTileTokens);

@@ -1,5 +1,6 @@
 #include "bulk_copy.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -58,20 +59,22 @@ void BulkLoads::issue(const char* name, BulkLoad load, int rank) {
   }
   const std::vector<std::byte> nan(static_cast<size_t>(load.bytes), std::byte{0xff});
   write_shared(load.to, nan.data(), load.bytes);
-  in_flight_[load.barrier].push_back({std::move(load), rank});
+  auto of_barrier = std::ranges::find(in_flight_, load.barrier, &decltype(in_flight_)::value_type::first);
+  if (of_barrier == in_flight_.end()) of_barrier = in_flight_.insert(of_barrier, {load.barrier, {}});
+  of_barrier->second.push_back({std::move(load), rank});
 }
 
 bool BulkLoads::land_one() {
   Mbarriers& barriers = async_proxy().mbarriers;
-  std::vector<uint64_t*> waited_for;
-  for (const auto& [barrier, loads] : in_flight_) {
-    if (barriers.is_waited_for(barrier)) waited_for.push_back(barrier);
+  std::vector<size_t> waited_for;
+  for (size_t i = 0; i < in_flight_.size(); ++i) {
+    if (barriers.is_waited_for(in_flight_[i].first)) waited_for.push_back(i);
   }
   if (waited_for.empty()) return false;
   const auto any_of = [](const auto& all) {
     return static_cast<size_t>(choose(static_cast<int>(all.size())));
   };
-  const auto chosen = in_flight_.find(waited_for[any_of(waited_for)]);
+  const auto chosen = in_flight_.begin() + static_cast<std::ptrdiff_t>(waited_for[any_of(waited_for)]);
   std::vector<InFlight>& loads = chosen->second;
   std::swap(loads[any_of(loads)], loads.back());
   const BulkLoad load = std::move(loads.back().load);

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <utility>
 #include <vector>
 
 #include "block.hpp"
@@ -37,7 +37,8 @@ class BulkLoads {
     BulkLoad load;
     int rank;
   };
-  std::map<uint64_t*, std::vector<InFlight>> in_flight_;  // by mbarrier
+  // By mbarrier, in the order of the first one's issue.
+  std::vector<std::pair<uint64_t*, std::vector<InFlight>>> in_flight_;
 };
 
 /// Writes to shared memory as the asynchronous proxy does: `bytes` from `from`, or zeros if that is null.

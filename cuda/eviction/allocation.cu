@@ -145,7 +145,7 @@ __device__ int64_t filled_up(const Arguments& p, int64_t head, int64_t total, co
 //
 // grid       kBlocks
 // block      1024
-// shared     32,912 bytes and 32 for each KV head; of kBlocks 8 49,312
+// shared     32,912 bytes, of kBlocks 8 49,312, and 32 for each KV head
 // registers  55, of kBlocks 8 64 (sm_90a); 52 (sm_80, where kBlocks 8 has no code)
 // bytes      read: 4 kv_heads cols, up to 5 times, mostly from the L2 cache, 8 kv_heads; written: 8 kv_heads
 // no FLOP

@@ -133,6 +133,13 @@ void queue_on_device(void* to, const void* from, int64_t bytes, Stream stream) {
 void queue_rows_on_device(void* to, int64_t to_stride, const void* from, int64_t from_stride,
                           int64_t row_bytes, int64_t rows, Stream stream) {
   if (rows == 0) return;
+  if (std::max(to_stride, from_stride) > INT32_MAX) {  // the most that cudaMemcpy2D takes
+    for (int64_t row = 0; row < rows; ++row) {
+      queue_on_device(static_cast<std::byte*>(to) + row * to_stride,
+                      static_cast<const std::byte*>(from) + row * from_stride, row_bytes, stream);
+    }
+    return;
+  }
   const auto size = [](int64_t number) { return static_cast<size_t>(number); };
   check(cudaMemcpy2DAsync(to, size(to_stride), from, size(from_stride), size(row_bytes), size(rows),
                           cudaMemcpyDeviceToDevice, stream),

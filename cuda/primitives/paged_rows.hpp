@@ -14,7 +14,7 @@ struct RowPlace {
 };
 
 /// Where a KV head's row lies, and the rows behind it to the end of its tile: the next multiple of 64.
-__device__ inline RowPlace place_of(const PageTable& pages, int64_t kv_head, int64_t row_of_head) {
+__device__ __forceinline__ RowPlace place_of(const PageTable& pages, int64_t kv_head, int64_t row_of_head) {
   const auto g = static_cast<unsigned>(kv_head), row = static_cast<unsigned>(row_of_head);
   if (!pages.table) return {g, row};
   const unsigned page = row >> pages.size_bits;

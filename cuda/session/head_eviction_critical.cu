@@ -31,7 +31,7 @@ struct Arguments {
   float epsilon;
 };
 
-// Other blocks also read candidates, masses and the last one of `least`.
+// Other blocks read candidates, masses and the last one of `least`.
 template <int kBlocks, bool kKeepsRanks>
 struct Shared {
   radix_selection::SearchShared search;

@@ -5,13 +5,15 @@
 #include <cstdint>
 #include <string>
 
+#include <kvbound/cuda/support/view.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/policy.hpp>
 
 namespace kvbound::cuda {
 
-inline constexpr int64_t kLeastPageSize = 64, kMostPageSize = 65536;  // rows
+inline constexpr int64_t kLeastPageSize = int64_t{1} << PageTable::kLeastBits,
+                         kMostPageSize = 65536;  ///< rows
 
 /// Whether a cache can have pages of so many rows: a power of two.
 inline bool is_page_size(int64_t rows) {

@@ -411,7 +411,7 @@ class DeviceSession final : public Session {
     for (const int64_t budget : budgets_) budgets.push_back(rebuild_budget(host, budget, entered));
     LayerScores<T> known(layer, queue_);
     const Ranking ranking = rank(policy_, host, known, queue_);
-    KeptEntries kept(budgets, LayerCache<T>::capacity_for(std::ranges::max(budgets), host.evicts),
+    KeptEntries kept(budgets, LayerCache<T>::capacity_for(std::ranges::max(budgets), host.evicts, page_size_),
                      queue_.stream());
     const auto chosen = std::make_shared<PromptRecord>();
     select_prompt(policy_, ranking, known, queue_, kept, *chosen);

@@ -7,7 +7,8 @@
 //
 // For a Llama-3.1-8B's window of 32 queries a tile, 32 KB, takes 1,800 cycles of a multiprocessor's share of
 // an H200's memory bandwidth, 1,024 of the tensor cores, as many of the units for exponentials, and 640 of
-// those for single precision, all calculated: memory is the limit.
+// those for single precision, all calculated: memory is the limit. Of a split's last tile, half of one where
+// splits have 704 tokens, memory brings what there is, and the others work as for a whole one.
 #include "running_sums.hpp"
 #include "window_items.hpp"
 
@@ -24,11 +25,7 @@ constexpr int kConsumerQueries = kQueries / kConsumers;
 static_assert(kConsumerQueries == 64 && kTileKeys == 128, "the rows and columns of a product");
 
 template <int kHeadDim>
-struct Shared : Tiles<kHeadDim, kTileKeys, kStages> {
-  using Tiles<kHeadDim, kTileKeys, kStages>::Tiles;
-};
-
-__device__ int tiles_of(const Item& item) { return (item.tokens + kTileKeys - 1) / kTileKeys; }
+using Shared = Tiles<kHeadDim, kTileKeys, kStages>;
 
 // The producer's work, by one thread: queries and keys of all items of the block.
 template <int kHeadDim, Storage16 T>
@@ -41,7 +38,7 @@ __device__ void produce(const Work<T>& work, const Maps& maps, const Shared<kHea
     const Item item(work, n);
     mbarrier_wait(shared.taken + sets.stage, sets.phase ^ 1);
     shared.request_queries(item, maps.queries, sets.stage);
-    for (int tile = 0; tile < tiles_of(item); ++tile, stages.advance())
+    for (int tile = 0; tile < shared.count(item); ++tile, stages.advance())
       shared.request_tile(item, tile, maps.keys, stages.stage, stages.phase);
   }
 }
@@ -119,7 +116,7 @@ __device__ void consume(const Work<T>& work, const SplitPartials& partials, cons
     mbarrier_wait(shared.given + sets.stage, sets.phase);
     const uint16_t* const queries = shared.query_set(sets.stage) + consumer * kConsumerQueries * kBoxColumns;
 #pragma unroll 1
-    for (int tile = 0; tile < tiles_of(item); ++tile, stages.advance()) {
+    for (int tile = 0; tile < shared.count(item); ++tile, stages.advance()) {
       float products[kWarpgroupSums];
       mbarrier_wait(shared.full + stages.stage, stages.phase);
       multiply<kHeadDim, kQueries, kTileKeys, T>(products, queries, shared.tile(stages.stage));
@@ -155,8 +152,8 @@ __device__ void consume(const Work<T>& work, const SplitPartials& partials, cons
 // registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers
 // bytes      read: 2 head_dim for each token and item of its split, the later ones from the L2 cache; the
 //            queries for each item; written: 8 for each query and split
-// FLOP       256 head_dim for each token and item of its split on tensor cores, an exponential and 4 for each
-//            logit
+// FLOP       256 head_dim for each token, of each item rounded up to 128, on tensor cores, an exponential and 4
+//            for each logit
 template <int kHeadDim, Storage16 T>
 __global__ void __launch_bounds__(kSpecialisedThreads, 1)
     window_log_sum_exp_wgmma_kernel(const __grid_constant__ Maps maps, Work<T> work, SplitPartials partials) {
@@ -174,10 +171,9 @@ int64_t sums_wgmma_shared_bytes() { return shared_bytes<Shared<128>>(); }
 template <Storage16 T>
 void launch_splits_wgmma(const Window<T>& window, const SplitPartials& partials, Stream stream) {
   const Work<T> work(window);
-  const Maps maps{row_boxes(window.queries, kPartRows), row_boxes(window.keys, kTileKeys)};
   with_head_dim(work, [&](auto head_dim, dim3 blocks) {
     launch<window_log_sum_exp_wgmma_kernel<head_dim, T>>(
-        {blocks, extent(kSpecialisedThreads), shared_bytes<Shared<head_dim>>(), stream}, maps, work,
+        {blocks, extent(kSpecialisedThreads), shared_bytes<Shared<head_dim>>(), stream}, Maps(window), work,
         partials);
   });
 }

@@ -42,8 +42,6 @@ struct OwnStages {
 };
 static_assert(kConsumers == 2 && kStages % kConsumers == 0);
 
-__device__ int tiles_of(const Item& item) { return (item.tokens + kTileKeys - 1) / kTileKeys; }
-
 // The producer's work: queries and keys of all items of the block. A thread has a query's offset.
 template <int kHeadDim, Storage16 T>
 __device__ void produce(const Work<T>& work, const Maps& maps, const float* log_sum_exp,
@@ -66,9 +64,9 @@ __device__ void produce(const Work<T>& work, const Maps& maps, const float* log_
     if (lane() == 0) mbarrier_arrive(shared.tiles.given + sets.stage);
     if (own == 0) {
       shared.tiles.request_queries(item, maps.queries, sets.stage);
-      for (int tile = 0; tile < tiles_of(item); tile += kConsumers) {
+      for (int tile = 0; tile < shared.tiles.count(item); tile += kConsumers) {
         request(item, tile, stages[0]);
-        if (tile + 1 < tiles_of(item)) request(item, tile + 1, stages[1]);
+        if (tile + 1 < shared.tiles.count(item)) request(item, tile + 1, stages[1]);
       }
     }
     __syncwarp();
@@ -138,7 +136,7 @@ __device__ void consume(const Shared<kHeadDim>& shared, int consumer, WeightsOfT
     mbarrier_wait(tiles.given + sets.stage, sets.phase);
     weights.begin(shared.offsets + sets.stage * kQueries);
 #pragma unroll 1
-    for (int tile = consumer; tile < tiles_of(item); tile += kConsumers) {
+    for (int tile = consumer; tile < shared.tiles.count(item); tile += kConsumers) {
       const int stage = stages.stage();
       float sums[kWarpgroupSums];
       mbarrier_wait(tiles.full + stage, stages.ring.phase);
@@ -205,10 +203,9 @@ void launch_attention_wgmma(const Window<T>& window, const float* log_sum_exp, W
                             float* weights, Stream stream) {
   const float share = 1 / divisor_of(reduction, window.size());
   const Work<T> work(window);
-  const Maps maps{row_boxes(window.queries, kPartRows), row_boxes(window.keys, kTileKeys)};
   with_head_dim(work, [&](auto head_dim, dim3 blocks) {
     launch<window_attention_wgmma_kernel<head_dim, T>>(
-        {blocks, extent(kSpecialisedThreads), shared_bytes<Shared<head_dim>>(), stream}, maps, work,
+        {blocks, extent(kSpecialisedThreads), shared_bytes<Shared<head_dim>>(), stream}, Maps(window), work,
         log_sum_exp, share, weights);
   });
 }

@@ -28,6 +28,7 @@ inline constexpr int kPartRows = 32;
 inline constexpr int kQueries = kParts * kPartRows;
 inline constexpr int kQuerySets = 2;  ///< an item's queries, and the next one's
 inline constexpr int kDepth = 16;     ///< numbers of a row that an instruction takes
+inline constexpr int kBoxKeys = 64;
 
 /// What is divided into items, and how. A head has 1, 2 or 4 parts, 2^head_shift, for windows of up to 32,
 /// 64, 128 queries.
@@ -80,6 +81,10 @@ struct Item {
 
 struct Maps {
   TensorMap queries, keys;
+
+  template <Storage16 T>
+  explicit Maps(const Window<T>& window)
+      : queries(row_boxes(window.queries, kPartRows)), keys(row_boxes(window.keys, kBoxKeys)) {}
 };
 
 /// Queries and keys in shared memory, as boxes of 64 columns.
@@ -87,6 +92,7 @@ template <int kHeadDim, int kTileKeys, int kStages>
 struct Tiles {
   static constexpr int kBoxes = kHeadDim / kBoxColumns;
   static constexpr int kStageSize = kHeadDim * kTileKeys, kSetSize = kHeadDim * kQueries;
+  static constexpr int kTileBoxes = kTileKeys / kBoxKeys;  // above each other
 
   uint16_t* stages;   ///< [kStages, kBoxes, kTileKeys, kBoxColumns], permuted by the swizzle
   uint16_t* queries;  ///< [kQuerySets, kBoxes, kQueries, kBoxColumns], permuted, too
@@ -120,6 +126,8 @@ struct Tiles {
     __syncthreads();
   }
 
+  /// Tiles of an item.
+  __device__ static int count(const Item& item) { return (item.tokens + kTileKeys - 1) / kTileKeys; }
   __device__ const uint16_t* query_set(int set) const { return queries + set * kSetSize; }
   __device__ const uint16_t* tile(int stage) const { return stages + stage * kStageSize; }
 
@@ -135,14 +143,21 @@ struct Tiles {
     }
   }
 
-  /// Requests a tile of an item, by one thread, as soon as its memory is free.
+  /// Requests a tile of an item, by one thread, as soon as its memory is free. What lies behind the item's
+  /// last box of 64 keys is what the memory held before.
   __device__ void request_tile(const Item& item, int tile, const TensorMap& map, int stage,
                                unsigned phase) const {
     uint16_t* to = stages + stage * kStageSize;
+    const int first = tile * kTileKeys;
+    const int boxes = min(kTileBoxes, (item.tokens - first + kBoxKeys - 1) / kBoxKeys);
     mbarrier_wait(empty + stage, phase ^ 1);
-    mbarrier_arrive_expect(full + stage, kStageSize * 2);
-    for (int box = 0; box < kBoxes; ++box, to += kTileKeys * kBoxColumns)
-      load_box(to, map, full + stage, box * kBoxColumns, item.first + tile * kTileKeys, item.g);
+    mbarrier_arrive_expect(full + stage, boxes * kBoxKeys * kHeadDim * 2);
+    for (int column = 0; column < kHeadDim; column += kBoxColumns, to += kTileKeys * kBoxColumns) {
+      for (int box = 0; box < boxes; ++box) {
+        load_box(to + box * kBoxKeys * kBoxColumns, map, full + stage, column,
+                 item.first + first + box * kBoxKeys, item.g);
+      }
+    }
   }
 };
 

@@ -33,16 +33,18 @@ int64_t free_memory() {
 }  // namespace
 
 int64_t layers_that_fit(const traces::TraceInfo& trace, int64_t runs, int64_t steps,
-                        const ReplayMemory& memory) {
+                        const ReplayMemory& memory, int64_t page_size) {
   constexpr auto kDouble = static_cast<int64_t>(sizeof(double));
   const LayerShape& shape = trace.shape;
   const int64_t tokens = trace.prompt_tokens + trace.decode_tokens;
-  const int64_t entries = 2 * shape.kv_heads * tokens * shape.head_dim;
+  const int64_t pages = page_size > 0 ? (tokens + page_size - 1) / page_size : 0;
+  const int64_t capacity = page_size > 0 ? pages * page_size : tokens;  // of a cache
+  const int64_t of_token = 2 * shape.kv_heads * shape.head_dim, entries = of_token * tokens;
   const int64_t others =
       shape.query_heads * shape.head_dim * (trace.window_queries + trace.decode_tokens + shape.model_dim);
   const int64_t record = shape.query_heads * (tokens + steps * shape.head_dim);  // scores, outputs
   const int64_t stored_bytes = trace.storage == Dtype::f16 || trace.storage == Dtype::bf16 ? 2 : 4;
-  const int64_t on_device = stored_bytes * (3 * entries + 2 * others);
+  const int64_t on_device = stored_bytes * (entries + 2 * of_token * capacity + 2 * others);
   const int64_t read = kDouble * (entries + others);
   const int64_t on_host = read + kDouble * runs * record + (memory.device ? 0 : on_device);
   const int64_t on_both =
@@ -50,14 +52,15 @@ int64_t layers_that_fit(const traces::TraceInfo& trace, int64_t runs, int64_t st
   return std::max<int64_t>(1, on_both);
 }
 
-int64_t layers_at_once(const traces::TraceInfo& trace, const std::vector<Run>& runs, int64_t steps) {
+int64_t layers_at_once(const traces::TraceInfo& trace, const std::vector<Run>& runs, int64_t steps,
+                       int64_t page_size) {
   const bool gains = steps > 0 && std::ranges::any_of(runs, [](const Run& run) {
                        return run.backend != kReference && !rules_of(run.policy.policy.merge).period;
                      });
   if (!gains) return 1;
   ReplayMemory memory{.host = free_memory() / 4};
   if (std::ranges::count(runs, "cuda", &Run::backend) > 0) memory.device = find_device().memory / 4;
-  return layers_that_fit(trace, std::ssize(runs), steps, memory);
+  return layers_that_fit(trace, std::ssize(runs), steps, memory, page_size);
 }
 
 }  // namespace kvbound::sim

@@ -267,7 +267,8 @@ ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, co
   traces::LayersAhead layers(trace, scope.layers, {.bits = on_device});
   Replay replay(result, given, observer, advance);
   // What files and methods give is kept of one layer at a time.
-  const int64_t at_once = given.facts().empty() ? layers_at_once(trace.info(), runs, scope.steps) : 1;
+  const int64_t at_once =
+      given.facts().empty() ? layers_at_once(trace.info(), runs, scope.steps, scope.page_size) : 1;
   for (int64_t left = std::ssize(scope.layers); left > 0; left -= at_once) {
     std::vector<OpenLayer> open;
     for (int64_t l = 0; l < std::min(left, at_once); ++l) {

@@ -113,6 +113,11 @@ template <class T>
 class PagedCacheParity : public DeviceTest {
  protected:
   using Numbers = std::vector<std::vector<float>>;
+  // Whether threads copy tiles that TMA could bring: a variant of BF16 alone.
+  static constexpr bool kHasVariants = std::is_same_v<T, cuda::Bfloat16>;
+  static std::vector<bool> copies() {
+    return kHasVariants ? std::vector<bool>{false, true} : std::vector<bool>{false};
+  }
 
   // Attention of a decode step's queries.
   static Numbers attention(const Case& c, const cuda::CacheView<T>& cache, bool copies_tiles) {
@@ -122,7 +127,7 @@ class PagedCacheParity : public DeviceTest {
     const cuda::AttentionResult result{output.data(), log_sum_exp.data(), logits.data()};
     WorkingMemory memory(
         cuda::attention_workspace(c.heads(), c.kv_heads(), c.head_dim, c.capacity(), c.segments));
-    if constexpr (std::is_same_v<T, cuda::Bfloat16>) {
+    if constexpr (kHasVariants) {
       Partition partition = kPartitions[0];
       partition.copies_tiles = copies_tiles;
       attention_by<T>(partition, queries.view(), cache, 0.125, result, memory.view(), nullptr);
@@ -174,7 +179,7 @@ class PagedCacheParity : public DeviceTest {
 TYPED_TEST_SUITE(PagedCacheParity, StorageTypes, StorageName);
 
 TYPED_TEST(PagedCacheParity, AttentionHasTheBitsOfOnePieceUnderEverySchedule) {
-  for (const bool copies_tiles : {false, true}) {
+  for (const bool copies_tiles : this->copies()) {
     this->expect_same({.entries = {130, 1, 0, 200}, .segments = 2, .votes = true},
                       [&](const Case& c, const cuda::CacheView<TypeParam>& cache) {
                         return in_every_schedule([&] { return this->attention(c, cache, copies_tiles); });
@@ -183,7 +188,7 @@ TYPED_TEST(PagedCacheParity, AttentionHasTheBitsOfOnePieceUnderEverySchedule) {
 }
 
 TYPED_TEST(PagedCacheParity, AttentionHasTheBitsOfOnePieceAcrossSizes) {
-  for (const bool copies_tiles : {false, true}) {
+  for (const bool copies_tiles : this->copies()) {
     for (const int64_t head_dim : {10, 64, 128, 256}) {
       for (const int bits : {6, 7, 9}) {
         for (const int64_t most : {64, 65, 1300}) {

@@ -35,6 +35,17 @@ TEST(LayersThatFit, AreThoseOfTheSmallerMemory) {
   EXPECT_EQ(layers_that_fit(llama(), 3, kSteps, {host + 5 * kStored - 1}), 4);
 }
 
+// A prompt, and twice as many entries as it has, each rounded up to whole pages.
+TEST(LayersThatFit, AreFewerWherePagesAreLong) {
+  const traces::TraceInfo trace = llama();
+  const int64_t tokens = trace.prompt_tokens + trace.decode_tokens, page_size = int64_t{1} << 20;
+  ASSERT_LT(tokens, page_size);
+  const int64_t more = 2 * 2 * 2 * trace.shape.kv_heads * trace.shape.head_dim * (page_size - tokens);
+  const int64_t layer = kStored + more;
+  EXPECT_EQ(layers_that_fit(trace, 1, kSteps, {kMuch, 5 * layer}, page_size), 5);
+  EXPECT_EQ(layers_that_fit(trace, 1, kSteps, {kMuch, 5 * layer - 1}, page_size), 4);
+}
+
 TEST(LayersThatFit, AreAtLeastOne) { EXPECT_EQ(layers_that_fit(llama(), 1, kSteps, {1, 1}), 1); }
 
 TEST(LayersThatFit, AreFewerInSinglePrecision) {
