@@ -152,8 +152,8 @@ __device__ void consume(const Work<T>& work, const SplitPartials& partials, cons
 // registers  168 (sm_90a), which setmaxnreg makes 40 in the producer and 232 in the consumers
 // bytes      read: 2 head_dim for each token and item of its split, the later ones from the L2 cache; the
 //            queries for each item; written: 8 for each query and split
-// FLOP       256 head_dim for each token, of each item rounded up to 128, on tensor cores, an exponential and 4
-//            for each logit
+// FLOP       256 head_dim for each token, of each item rounded up to 128, on tensor cores, an exponential
+//            and 4 for each logit
 template <int kHeadDim, Storage16 T>
 __global__ void __launch_bounds__(kSpecialisedThreads, 1)
     window_log_sum_exp_wgmma_kernel(const __grid_constant__ Maps maps, Work<T> work, SplitPartials partials) {
