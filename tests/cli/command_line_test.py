@@ -24,8 +24,8 @@ from support.tiny_model import TinyModel
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
 OPTIONS = {"policies": ("help",), "help": ("help",),
-           "replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "times", "columns", "json",
-                      "csv", "dump", "plot", "markdown", "threads", "header-limit", "quiet", "help"),
+           "replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "times", "page-size", "columns",
+                      "json", "csv", "dump", "plot", "markdown", "threads", "header-limit", "quiet", "help"),
            "recall": ("k", "windows", "recent", "layers", "columns", "json", "csv", "plot", "markdown", "threads", "header-limit", "quiet",
                       "help"),
            "predict": ("ema", "window", "policy", "budget", "top", "shares", "layers", "steps", "columns", "json", "csv", "plot", "markdown", "threads",
