@@ -214,7 +214,7 @@ class Exchange {
 #pragma unroll
     for (int rank = 0; rank < kBlocks; ++rank)
       store_async(bins + own_rank * kBins + own_bin(), rank, here, arrived);
-    mbarrier_wait_cluster(arrived, phase_);
+    mbarrier_wait<Senders::cluster>(arrived, phase_);
 #pragma unroll
     for (int rank = 0; rank < kBlocks; ++rank) {
       const int of_block = bins[rank * kBins + own_bin()];

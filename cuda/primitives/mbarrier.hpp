@@ -22,6 +22,9 @@
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 
+/// Whose bytes and arrivals a thread waits for.
+enum class Senders : uint8_t { block, cluster };
+
 #ifdef KVBOUND_CUDA_NATIVE
 
 /// Begins phase 0; every phase expects so many arrivals, 1..2^20 - 1. mbarrier.init
@@ -65,20 +68,33 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int by
 }
 
 /// Returns when the phase of this parity is complete; what happened before its arrivals has happened, and its
-/// bytes have landed. mbarrier.try_wait.parity
+/// bytes have landed.
+///
+/// from  who sends: the block itself and bulk copies, mbarrier.try_wait.parity; or also other blocks of the
+///       cluster, .acquire.cluster
+template <Senders from = Senders::block>
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, unsigned parity) {
   if constexpr (kHasClusters) {
+    const uint32_t address = shared_address(barrier);
     uint32_t done = 0;
     while (done == 0) {
-      asm volatile(
-          "{\n"
-          ".reg .pred complete;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, complete;\n"
-          "}"
-          : "=r"(done)
-          : "r"(shared_address(barrier)), "r"(parity)
-          : "memory");
+      if constexpr (from == Senders::cluster) {
+        asm volatile(
+            "{ .reg .pred complete;\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, complete; }"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+      } else {
+        asm volatile(
+            "{ .reg .pred complete;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, complete; }"
+            : "=r"(done)
+            : "r"(address), "r"(parity)
+            : "memory");
+      }
     }
   } else {
     __trap();
@@ -101,7 +117,8 @@ inline void mbarrier_arrive_expect(uint64_t* barrier, int bytes, CallSite where 
   emulation::async_proxy().mbarriers.arrive(barrier, bytes, where);
 }
 
-inline void mbarrier_wait(uint64_t* barrier, unsigned parity, CallSite where = CallSite::current()) {
+template <Senders from = Senders::block>
+void mbarrier_wait(uint64_t* barrier, unsigned parity, CallSite where = CallSite::current()) {
   emulation::async_proxy().mbarriers.wait(barrier, parity, where);
 }
 

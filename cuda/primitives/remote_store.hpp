@@ -4,7 +4,7 @@
 //     every block:  mbarrier_init(arrived, 1); mbarrier_fence_init(); then a barrier of the cluster
 //                   one thread: mbarrier_arrive_expect(arrived, 4 numbers)
 //     senders:      store_async(to, rank, number, arrived)
-//     receivers:    mbarrier_wait_cluster(arrived, phase)
+//     receivers:    mbarrier_wait<Senders::cluster>(arrived, phase)
 //
 // Numbers may arrive before they are expected. A block returns only when all that is sent to it has arrived;
 // one that has sent may return at once.
@@ -38,35 +38,11 @@ __device__ __forceinline__ void store_async(int* to, int rank, int number, uint6
   }
 }
 
-/// mbarrier_wait for what other blocks have sent. mbarrier.try_wait.parity.acquire.cluster
-__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, unsigned parity) {
-  if constexpr (kHasClusters) {
-    uint32_t done = 0;
-    while (done == 0) {
-      asm volatile(
-          "{\n"
-          ".reg .pred complete;\n"
-          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 complete, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, complete;\n"
-          "}"
-          : "=r"(done)
-          : "r"(shared_address(barrier)), "r"(parity)
-          : "memory");
-    }
-  } else {
-    __trap();
-  }
-}
-
 #else
 
 inline void store_async(int* to, int rank, int number, uint64_t* barrier,
                         CallSite where = CallSite::current()) {
   emulation::store_async(to, rank, number, barrier, where);
-}
-
-inline void mbarrier_wait_cluster(uint64_t* barrier, unsigned parity, CallSite where = CallSite::current()) {
-  mbarrier_wait(barrier, parity, where);
 }
 
 #endif

@@ -27,17 +27,19 @@ LayerCache<T>::LayerCache(std::span<LayerCache* const> parts, Queue& queue)
     : kv_heads_(std::ssize(parts) * parts.front()->kv_heads_),
       segments_(std::ssize(parts)),
       growing_(parts.front()->growing_) {
+  int64_t capacity = 0;
   for (const LayerCache* part : parts) {
-    capacity_ = std::max(capacity_, part->capacity_);
+    capacity = std::max(capacity, part->capacity());
     most_entries_ = std::max(most_entries_, part->most_entries_);
   }
   const int64_t heads_with_votes = parts.front()->votes_.rows() > 0 ? kv_heads_ : 0;
-  allocate_rows(parts.front()->pages_.page_size(), parts.front()->keys_.view().cols, queue.stream());
+  allocate_rows(capacity, parts.front()->pages_.page_size(), parts.front()->keys_.view().cols,
+                queue.stream());
   for (const auto numbers : {&LayerCache::entries_, &LayerCache::free_, &LayerCache::newest_})
     this->*numbers = Buffer<int64_t>(kv_heads_);
-  positions_ = IndexLists(kv_heads_, capacity_);
-  votes_ = DeviceMatrix(heads_with_votes, capacity_);
-  log_votes_ = DeviceMatrix(heads_with_votes, capacity_);
+  positions_ = IndexLists(kv_heads_, capacity);
+  votes_ = DeviceMatrix(heads_with_votes, capacity);
+  log_votes_ = DeviceMatrix(heads_with_votes, capacity);
   for (size_t s = 0; s < parts.size(); ++s)
     put_rows(*parts[s], static_cast<int64_t>(s) * parts[s]->kv_heads_, queue.stream());
   for (const auto numbers : {&LayerCache::entries_, &LayerCache::free_, &LayerCache::newest_})
@@ -49,11 +51,11 @@ LayerCache<T>::LayerCache(std::span<LayerCache* const> parts, Queue& queue)
 
 // Takes memory for the rows of all KV heads.
 template <Storage T>
-void LayerCache<T>::allocate_rows(int64_t page_size, int64_t head_dim, Stream stream) {
-  pages_ = page_size > 0 ? CachePages(kv_heads_, capacity_, page_size, stream) : CachePages();
+void LayerCache<T>::allocate_rows(int64_t capacity, int64_t page_size, int64_t head_dim, Stream stream) {
+  pages_ = page_size > 0 ? CachePages(kv_heads_, capacity, page_size, stream) : CachePages();
   for (StoredTensor<T>* tensor : {&keys_, &values_}) {
     *tensor = page_size > 0 ? StoredTensor<T>(pages_.count(), page_size, head_dim)
-                            : StoredTensor<T>(kv_heads_, capacity_, head_dim);
+                            : StoredTensor<T>(kv_heads_, capacity, head_dim);
   }
 }
 
@@ -77,19 +79,19 @@ template <Storage T>
 void LayerCache<T>::fill(const DeviceLayer<T>& layer, KeptEntries& kept, bool growing, bool votes,
                          int64_t page_size, Queue& queue) {
   const LayerShape& shape = layer.shape;
+  const int64_t capacity = kept.positions.stride();
   kv_heads_ = shape.kv_heads;
-  capacity_ = kept.positions.stride();
   growing_ = growing;
   most_entries_ = std::ranges::max(kept.budgets);
-  allocate_rows(page_size, shape.head_dim, queue.stream());
+  allocate_rows(capacity, page_size, shape.head_dim, queue.stream());
   const std::vector<int64_t> none(shape.kv_heads, -1);
   free_ = Buffer<int64_t>(std::span<const int64_t>(none), queue.stream());
   newest_ = Buffer<int64_t>(std::span<const int64_t>(none), queue.stream());
-  votes_ = votes ? ones(shape.kv_heads, capacity_, queue.stream()) : DeviceMatrix();
-  log_votes_ = DeviceMatrix(votes ? shape.kv_heads : 0, capacity_);
+  votes_ = votes ? ones(shape.kv_heads, capacity, queue.stream()) : DeviceMatrix();
+  log_votes_ = DeviceMatrix(votes ? shape.kv_heads : 0, capacity);
   log_votes_.clear(queue.stream());
   queue.run("compaction", [&] {
-    compact<T>(layer.keys, layer.values, kept.positions.data(), capacity_, kept.counts.data(), keys_.view(),
+    compact<T>(layer.keys, layer.values, kept.positions.data(), capacity, kept.counts.data(), keys_.view(),
                values_.view(), queue.stream(), pages_.view());
   });
   positions_ = std::move(kept.positions);
@@ -100,8 +102,8 @@ template <Storage T>
 bool LayerCache<T>::make_room(int64_t entries, Queue& queue) {
   if (!growing_) return false;
   most_entries_ += entries;
-  if (most_entries_ <= capacity_) return false;
-  grow(std::max(2 * capacity_, most_entries_), queue);
+  if (most_entries_ <= capacity()) return false;
+  grow(std::max(2 * capacity(), most_entries_), queue);
   return true;
 }
 
@@ -123,12 +125,13 @@ void LayerCache<T>::grow(int64_t capacity, Queue& queue) {
   old.kv_heads_ = kv_heads_;
   old.pages_ = std::move(pages_);
   for (const auto tensor : {&LayerCache::keys_, &LayerCache::values_}) old.*tensor = std::move(this->*tensor);
-  capacity_ = round_up(capacity, std::max<int64_t>(1, old.pages_.page_size()));
-  allocate_rows(old.pages_.page_size(), old.keys_.view().cols, queue.stream());
+  const int64_t page_size = old.pages_.page_size();
+  capacity = round_up(capacity, std::max<int64_t>(1, page_size));
+  allocate_rows(capacity, page_size, old.keys_.view().cols, queue.stream());
   put_rows(old, 0, queue.stream());
   for (const auto numbers : {&LayerCache::votes_, &LayerCache::log_votes_}) {
     old.*numbers = std::move(this->*numbers);
-    this->*numbers = DeviceMatrix((old.*numbers).rows(), capacity_);
+    this->*numbers = DeviceMatrix((old.*numbers).rows(), capacity);
     join(std::array{&old}, numbers, *this, queue.stream());
   }
 }

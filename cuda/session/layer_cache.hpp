@@ -63,7 +63,7 @@ class LayerCache {
     return {keys_.view(), values_.view(), entries_.data(), log_votes_.data(), segments_, pages_.view()};
   }
   CacheSlots slots() {
-    return {kv_heads_,     capacity_,         entries_.data(),
+    return {kv_heads_,     capacity(),        entries_.data(),
             free_.data(),  newest_.data(),    growing_ ? nullptr : positions_.data(),
             votes_.data(), log_votes_.data(), segments_,
             pages_.view()};
@@ -77,15 +77,14 @@ class LayerCache {
   const DeviceMatrix& votes() const { return votes_; }
   /// The positions with which the cache was filled, until an entry is appended.
   PositionLists filled() { return {positions_.data(), entries_.data(), positions_.stride()}; }
-  int64_t capacity() const { return capacity_; }
+  int64_t capacity() const { return view().capacity(); }
 
  private:
-  void allocate_rows(int64_t page_size, int64_t head_dim, Stream stream);
+  void allocate_rows(int64_t capacity, int64_t page_size, int64_t head_dim, Stream stream);
   void put_rows(const LayerCache& part, int64_t first_head, Stream stream);
   void grow(int64_t capacity, Queue& queue);
 
   int64_t kv_heads_ = 0;
-  int64_t capacity_ = 0;
   int64_t segments_ = 1;  // layers or requests
   bool growing_ = false;
   int64_t most_entries_ = 0;  // of a KV head, with those that room was made for

@@ -148,7 +148,7 @@ __global__ void send_kernel(SendFault fault, int* numbers) {
   const int expected = static_cast<int>(blockDim.x) * 4 - (fault == SendFault::kTooLittleExpected ? 4 : 0);
   if (own == 0 && fault != SendFault::kNothingExpected) mbarrier_arrive_expect(arrived, expected);
   store_async(mine + own, cluster_rank() ^ 1, own + 1, arrived);
-  if (fault != SendFault::kNoWait) mbarrier_wait_cluster(arrived, 0);
+  if (fault != SendFault::kNoWait) mbarrier_wait<Senders::cluster>(arrived, 0);
   numbers[blockIdx.x * blockDim.x + threadIdx.x] = mine[own];
   if (fault == SendFault::kNoFirstBarrier) cluster_wait();
 }

@@ -101,7 +101,7 @@ __global__ void exchange_kernel(int rounds, int* sums) {
     if (own == 0) mbarrier_arrive_expect(arrived + round % 2, cluster_size() * threads * 4);
     for (int rank = 0; rank < cluster_size(); ++rank)
       store_async(now + cluster_rank() * threads + own, rank, number, arrived + round % 2);
-    mbarrier_wait_cluster(arrived + round % 2, static_cast<unsigned>(round / 2 % 2));
+    mbarrier_wait<Senders::cluster>(arrived + round % 2, static_cast<unsigned>(round / 2 % 2));
     number = cluster_rank();
     for (int rank = 0; rank < cluster_size(); ++rank) number += now[rank * threads + own] * (rank + 1);
     number %= 1009;
