@@ -138,6 +138,11 @@ class Cluster:
             self.run("scontrol", "update", f"NodeName={node}", "State=resume", check=False)
         self.wait_for(lambda: self.states().count("idle") == len(self.nodes), "idle nodes")
 
+    def has_saved(self, folder):
+        """Whether the jobs that the controller has on disk include one of this folder: it writes them up to 5 s later."""
+        jobs = self.folder / "state/job_state"
+        return jobs.exists() and folder.encode() in jobs.read_bytes()
+
     def states(self):
         try:
             return self.run("sinfo", "--noheader", "--Node", "--format=%t").split()

@@ -109,10 +109,14 @@ class Slurm(CommandLineTest):
         self.assertEqual(self.results("study"), self.items)
 
     def test_the_controller_may_be_killed_under_way(self):
-        process = self.start("sweep", "plan.json", "--out", "study", "--engine", "slurm", "--jobs", "3", env=self.cluster.environment)
+        process = self.start("sweep", "plan.json", "--out", "study", "--engine", "slurm", "--jobs", "3", "--sbatch", "--begin=now+10",
+                             env=self.cluster.environment)
         said, errors = process.communicate(timeout=300)
         self.assertEqual(process.returncode, PASS, said + errors)
+        # a job that the controller has not written to disk is lost with it, whoever submitted it
+        self.wait_for(lambda: self.cluster.has_saved(str(self.folder)), "saved job")
         self.wait_for(lambda: self.results("study") >= 1, "results")
+        self.assertLess(self.results("study"), self.items)
         self.cluster.stop("slurmctld", signal.SIGKILL)
         time.sleep(1)
         self.cluster.start("slurmctld", "-D")
