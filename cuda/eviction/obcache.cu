@@ -8,6 +8,7 @@
 #include <kvbound/cuda/support/shape_check.hpp>
 #include <kvbound/cuda/window/obcache_kernels.hpp>
 #include <kvbound/cuda/window/output_parts.hpp>
+#include <kvbound/cuda/window/snap_kv_kernels.hpp>
 
 #include "gram_rows.hpp"
 #include "value_space.hpp"
@@ -30,7 +31,11 @@ void window_change_scores(Change change, const WindowView<T>& window, DeviceTens
                                                 norms,
                                                 scores};
   if constexpr (Storage16<T>) {
-    obcache_kernels::launch_mma(change, arguments, stream);
+    if (obcache_kernels::wgmma_can(arguments)) {
+      obcache_kernels::launch_wgmma(change, arguments, stream);
+    } else {
+      obcache_kernels::launch_mma(change, arguments, stream);
+    }
   } else {
     obcache_kernels::launch_portable(change, arguments, stream);
   }
@@ -57,7 +62,10 @@ KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim) {
                                  product_depth_of_lanes<T>(head_dim)});
   const KernelArithmetic lengths = value_space_arithmetic<T>(head_dim);
   if constexpr (Storage16<T>) {
-    both.tensor_lengths = std::max(lengths.tensor_lengths, window_tiles::output_product_sums<T>(head_dim));
+    // By mma.sync or wgmma.
+    const int64_t chain =
+        std::max(row_product_chain(head_dim), snap_kv_kernels::wgmma_tensor_chain(head_dim));
+    both.tensor_lengths = std::max(lengths.tensor_lengths, window_tiles::output_product_sums<T>(chain));
     both.lengths_floor = NumberParts<T>::kFloor;
   }
   both.length_depth = std::max(lengths.length_depth, kGramDepth + gram_rows::product_depth(head_dim) + last);

@@ -66,7 +66,7 @@ void measure_queries(Change change, const CacheView<T>& cache, const AttendedQue
 /// scores       [query_heads, tokens], 0 for a token in every query's future
 /// precision    change_score_arithmetic<T>(); error: window_score_errors in
 ///              reference/bounds/obcache_errors.hpp
-/// determinism  the same bits, whatever the device
+/// determinism  bits do not depend on a device's size, but on whether it has wgmma
 /// throws       ShapeMismatch; InvalidPolicy for the change `slot`; DeviceError
 template <Storage T>
 void window_change_scores(Change change, const WindowView<T>& window, DeviceTensor<const T> values,

@@ -1,5 +1,5 @@
-// The kernels that OBCache's scores of a prompt choose from: by mma.sync for 16-bit types, by
-// fp32 multiply-adds for fp32.
+// The kernels that OBCache's scores of a prompt choose from: by wgmma or mma.sync for 16-bit types,
+// by fp32 multiply-adds for fp32.
 #pragma once
 
 #include <kvbound/cuda/primitives/kernel.hpp>
@@ -25,6 +25,12 @@ struct Arguments {
   float* scores;                 ///< [query_heads, tokens]
 };
 
+/// Whether type, shapes and device meet the wgmma kernel's requirements.
+template <Storage16 T>
+bool wgmma_can(const Arguments<T>& arguments);
+
+template <Storage16 T>
+void launch_wgmma(Change change, const Arguments<T>& arguments, Stream stream);
 template <Storage16 T>
 void launch_mma(Change change, const Arguments<T>& arguments, Stream stream);
 void launch_portable(Change change, const Arguments<float>& arguments, Stream stream);

@@ -7,22 +7,19 @@
 // formed in registers; those of the warps that share a head are added in shared memory.
 //
 // In the head of the kernel below, k = kSteps steps of 16 numbers are what head_dim is padded to.
-#include <kvbound/cuda/primitives/exponential.hpp>
 #include <kvbound/cuda/primitives/row_ring.hpp>
 
+#include "change_scores.hpp"
 #include "obcache_kernels.hpp"
 #include "output_parts.hpp"
-#include "query_parts.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace obcache_kernels {
 namespace {
 
-using namespace obcache_terms;
 using window_tiles::binary_scale;
 using window_tiles::form_both;
-using window_tiles::load_offsets;
 using window_tiles::OutputFragments;
 using window_tiles::PartProducts;
 using window_tiles::QueryPart;
@@ -65,23 +62,16 @@ struct Shape {
   int tile;     // vectors
   int queries;  // vectors in which a warp's queries are loaded
 };
-// One query's numbers that its scores need.
-struct alignas(16) Known {
-  float offset;       // minus its log-sum-exp, to base 2; -infinity for one that does not exist
-  float output_norm;  // o G o
-  float scale;        // of products with its output
-  int dominant;       // token of the split; negative for none
-};
 struct Shared {
-  uint4* ring;      // [stages, tile]: keys, then values
-  uint4* queries;   // [kWarps, queries]; with one stage, which is not filled ahead, in its memory
-  Known* known;     // [kWarps, kMostQueries]
-  float* partials;  // [2, kWarps, kTileTokens]: scores of a tile by each warp's queries
+  uint4* ring;        // [stages, tile]: keys, then values
+  uint4* queries;     // [kWarps, queries]; with one stage, which is not filled ahead, in its memory
+  KnownQuery* known;  // [kWarps, kMostQueries]
+  float* partials;    // [2, kWarps, kTileTokens]: scores of a tile by each warp's queries
 
   __host__ __device__ Shared(SharedMemory& memory, const Shape& shape)
       : ring(memory.array<uint4>(shape.stages * shape.tile)),
         queries(shape.stages > 1 ? memory.array<uint4>(kWarps * shape.queries) : ring),
-        known(memory.array<Known>(kWarps * kMostQueries)),
+        known(memory.array<KnownQuery>(kWarps * kMostQueries)),
         partials(memory.array<float>(2 * kWarps * kTileTokens)) {}
 
   // Successive tiles of a split have different ones: one is read while the next is written.
@@ -132,11 +122,11 @@ class TileNorms {
 // What a warp scores by: its queries, and what is known of those that a thread has in C operands.
 template <Change change, Storage16 T, int kSteps>
 struct Scorer {
-  static constexpr int kTiles = kOwnTiles<kSteps>, kOwn = 2 * kTiles;
+  static constexpr int kTiles = kOwnTiles<kSteps>;
   const Arguments<T>& p;
   const QueryPart part;
   const Visible visible;
-  Known* const known;  // of the warp's queries; read where they are used, which saves registers
+  KnownQuery* const known;  // of the warp's queries
   RowFragments<kSteps, kTiles> queries;
   OutputFragments<T, kSteps, kTiles> outputs;
 
@@ -153,65 +143,13 @@ struct Scorer {
     const auto columns = static_cast<int>(p.values.cols);
     if constexpr (change != Change::value)
       outputs.load(p.gram_outputs + head * columns, stride * columns, size, part.first, columns);
-    float offsets[kOwn];
-    load_offsets(p.window, part, p.log_sum_exp, offsets);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < 2 * kTiles; ++i) {
       if (lane() >= 4) continue;  // other lanes have the same queries
-      Known query{offsets[i], 0, 1, -1};
-      const int64_t place = part.place(i) * stride + head;
-      if (change != Change::value && part.place(i) < size) query.output_norm = p.output_norms[place];
-      if (leaves_out_dominant(change) && part.place(i) < size) {
-        const int64_t token = p.dominant[place] - first;
-        if (token >= 0 && token < count) query.dominant = static_cast<int>(token);
-      }
-      if constexpr (change != Change::value) query.scale = outputs.scales[i];
-      known[place_of(i)] = query;
+      const float scale = change == Change::value ? 1 : outputs.scales[i];
+      known[part.column(i)] = KnownQuery::of<change>(p, part, part.place(i), scale, first, count);
     }
     __syncwarp();
-  }
-
-  // Where the thread's i-th query is among the warp's.
-  __device__ static int place_of(int i) { return i / 2 * kFragmentRows + lane() % 4 * 2 + i % 2; }
-
-  // Puts the scores that tokens have because a query does not see them, or because
-  // they are its dominant ones.
-  __device__ void put_special_scores(PartProducts<kTiles>& scores, int token) const {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int dominant = known[place_of(i)].dominant;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int own = token + scores.token(half);
-        if (!visible.sees(i, own)) {
-          scores.of(half, i) = 0;
-        } else if (leaves_out_dominant(change) && own == dominant) {
-          scores.of(half, i) = p.dominant_scores[part.place(i) * p.window.queries.slices + part.head];
-        }
-      }
-    }
-  }
-
-  // Puts the scores of 16 tokens in the place of their logits. No branch stands between them, so that all
-  // eight of a thread are formed at a time; the few special ones are put right afterwards.
-  __device__ void form_scores(PartProducts<kTiles>& logits, PartProducts<kTiles>& products, float binary,
-                              const float (&norm)[2], int token) const {
-    bool special = token + kRowsAtOnce > visible.all;  // hidden from some queries
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const Known query = known[place_of(i)];
-      if (leaves_out_dominant(change))
-        special |= static_cast<unsigned>(query.dominant - token) < unsigned{kRowsAtOnce};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float logit = logits.of(half, i), weight = power_of_two(fmaf(logit, binary, query.offset));
-        float product = products.of(half, i);
-        if constexpr (NumberParts<T>::kScales) product *= query.scale;
-        logits.of(half, i) = score_of(table_2<change>(weight, 1 - weight, logit * p.window.scale), norm[half],
-                                      product, query.output_norm);
-      }
-    }
-    if (special) put_special_scores(logits, token);
   }
 
   // Scores 16 tokens of the split.
@@ -228,16 +166,10 @@ struct Scorer {
     } else {
       form_both(keys, queries, logits, keys + to_value, outputs, products);
     }
-    float norm[2];  // here the compiler knows that no lanes of the warp have diverged
+    float norm[2], sums[2];  // here the compiler knows that no lanes of the warp have diverged
     norms.of(n, norm);
-    form_scores(logits, products, binary, norm, tile + n);
-    float sums[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      sums[half] = logits.of(half, 0);
-#pragma unroll
-      for (int i = 1; i < kOwn; ++i) sums[half] += logits.of(half, i);
-    }
+    PartScores<change, T, kTiles>{p, part, known}.add_up(logits, products, binary, norm, visible, tile + n,
+                                                         sums);
     const float sum = sum_over_queries(sums);
     if (lane() % 4 < 2) scores[logits.token(lane() % 2)] = sum;
   }
@@ -371,7 +303,7 @@ Shape shape_that_fits() {
 template <Storage16 T>
 void launch_mma(Change change, const Arguments<T>& arguments, Stream stream) {
   const Window<T>& window = arguments.window;
-  for_change(change, [&]<Change of>() {
+  obcache_terms::for_change(change, [&]<Change of>() {
     with_few_row_steps(window.keys.cols, [&](auto steps) {
       Partition partition = partition_of<steps>(window);
       const Shape shape = shape_that_fits<of, steps>();

@@ -13,9 +13,11 @@ namespace window_tiles {
 
 /// The error of a product of a value and such an output, as a share of the sum of its terms' absolute values,
 /// without the additions outside of tensor cores (reference/bounds/obcache_errors.md, "Lengths").
+///
+/// chain  sums of the largest parts' products that tensor cores form one behind the other
 template <Storage16 T>
-double output_product_sums(int64_t head_dim) {
-  const double of_chain = static_cast<double>(row_product_chain(head_dim)) * kChainedTensorSums;
+double output_product_sums(int64_t chain) {
+  const double of_chain = static_cast<double>(chain) * kChainedTensorSums;
   return of_chain * (1 + of_chain) * (1 + 0x3p-4) + NumberParts<T>::kRounding;
 }
 

@@ -10,6 +10,7 @@
 // those for single precision, all calculated: memory is the limit. Of a split's last tile, half of one where
 // splits have 704 tokens, memory brings what there is, and the others work as for a whole one.
 #include "running_sums.hpp"
+#include "snap_kv_kernels.hpp"
 #include "window_items.hpp"
 
 namespace kvbound::cuda {
@@ -21,11 +22,12 @@ using namespace window_items;
 
 constexpr int kTileKeys = 128;
 constexpr int kStages = 4;
+constexpr int kQuerySets = 2;
 constexpr int kConsumerQueries = kQueries / kConsumers;
 static_assert(kConsumerQueries == 64 && kTileKeys == 128, "the rows and columns of a product");
 
 template <int kHeadDim>
-using Shared = Tiles<kHeadDim, kTileKeys, kStages>;
+using Shared = Tiles<kHeadDim, kTileKeys, kStages, kQuerySets>;
 
 // The producer's work, by one thread: queries and keys of all items of the block.
 template <int kHeadDim, Storage16 T>
@@ -170,7 +172,7 @@ int64_t sums_wgmma_shared_bytes() { return shared_bytes<Shared<128>>(); }
 
 template <Storage16 T>
 void launch_splits_wgmma(const Window<T>& window, const SplitPartials& partials, Stream stream) {
-  const Work<T> work(window);
+  const Work<T> work(window, Splits(window.tokens()).tokens);
   with_head_dim(work, [&](auto head_dim, dim3 blocks) {
     launch<window_log_sum_exp_wgmma_kernel<head_dim, T>>(
         {blocks, extent(kSpecialisedThreads), shared_bytes<Shared<head_dim>>(), stream}, Maps(window), work,

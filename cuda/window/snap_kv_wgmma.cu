@@ -8,6 +8,7 @@
 // H200's memory bandwidth, 512 of the tensor cores and 512 to 768 of the units for exponentials, all
 // calculated: memory is the limit, for which up to six tiles are on their way.
 #include "running_sums.hpp"
+#include "snap_kv_kernels.hpp"
 #include "window_items.hpp"
 
 namespace kvbound::cuda {
@@ -19,37 +20,28 @@ using namespace window_items;
 
 constexpr int kTileKeys = 64;
 constexpr int kStages = 6;
+constexpr int kQuerySets = 2;
 static_assert(kQueries == kWarpgroup, "a thread of the producer has a query");
 
-using Products = PartProducts<kPartRows / kFragmentRows>;
+using Stages = OwnStages<kStages>;
 
 template <int kHeadDim>
 struct Shared {
-  Tiles<kHeadDim, kTileKeys, kStages> tiles;  // a stage is multiplied by one consumer
-  float* offsets;                             // [kQuerySets, kQueries]: of the queries (offset_of)
+  Tiles<kHeadDim, kTileKeys, kStages, kQuerySets> tiles;  // a stage is multiplied by one consumer
+  float* offsets;  // [kQuerySets, kQueries]: of the queries (offset_of)
 
   __host__ __device__ explicit Shared(SharedMemory& memory)
       : tiles(memory), offsets(memory.array<float>(kQuerySets * kQueries)) {}
 };
-
-// The stages of a consumer's tiles, every other one: it waits for every phase of their mbarriers, whichever
-// tiles of an item it has.
-struct OwnStages {
-  int consumer;
-  StageRing<kStages / kConsumers> ring = {};
-
-  __device__ int stage() const { return ring.stage * kConsumers + consumer; }
-};
-static_assert(kConsumers == 2 && kStages % kConsumers == 0);
 
 // The producer's work: queries and keys of all items of the block. A thread has a query's offset.
 template <int kHeadDim, Storage16 T>
 __device__ void produce(const Work<T>& work, const Maps& maps, const float* log_sum_exp,
                         const Shared<kHeadDim>& shared) {
   const int own = static_cast<int>(threadIdx.x);
-  OwnStages stages[kConsumers] = {{0}, {1}};
+  Stages stages[kConsumers] = {{0}, {1}};
   StageRing<kQuerySets> sets;
-  const auto request = [&](const Item& item, int tile, OwnStages& of) {
+  const auto request = [&](const Item& item, int tile, Stages& of) {
     shared.tiles.request_tile(item, tile, maps.keys, of.stage(), of.ring.phase);
     of.ring.advance();
   };
@@ -73,54 +65,36 @@ __device__ void produce(const Work<T>& work, const Maps& maps, const float* log_
   }
 }
 
-// A part's products: a warp's 16 tokens are those of mma's C operands.
-__device__ Products part_of(const float (&sums)[kWarpgroupSums], int part) {
-  constexpr int kNumbers = kWarpgroupSums / kParts;
-  Products products;
-#pragma unroll
-  for (int i = 0; i < kNumbers; ++i) products.numbers[i / 4][i % 4] = sums[part * kNumbers + i];
-  return products;
-}
-
 // The mean or summed attention to each token.
 template <Storage16 T>
 struct WeightsOfTokens {
   const Work<T>& work;
   float share;
   float* weights;  // [query_heads, tokens]
-  float offsets[kParts][Products::kOwn] = {};
+  float offsets[kParts][ItemProducts::kOwn] = {};
 
   __device__ void begin(const float* of_queries) {
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
 #pragma unroll
-      for (int i = 0; i < Products::kOwn; ++i)
+      for (int i = 0; i < ItemProducts::kOwn; ++i)
         offsets[p][i] = of_queries[p * kPartRows + QueryPart::column(i)];
     }
   }
 
   // token  the first of the warp's tokens, of the split
   __device__ void take(const Item& item, const float (&sums)[kWarpgroupSums], int token) const {
-    const int own = token + Products::token(lane() % 2);
-    float* to = weights + item.head * work.window.tokens() + (item.first + own);
-    float sum = 0;  // over the parts of a head
+    write_sums(work, item, token, share, weights, [&](int p) {
+      ItemProducts exponents = part_of(sums, p);
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      if (p >= item.parts) break;
-      Products exponents = part_of(sums, p);
-#pragma unroll
-      for (int i = 0; i < Products::kOwn; ++i) {
+      for (int i = 0; i < ItemProducts::kOwn; ++i) {
         exponents.of(0, i) = fmaf(exponents.of(0, i), work.scale, offsets[p][i]);
         exponents.of(1, i) = fmaf(exponents.of(1, i), work.scale, offsets[p][i]);
       }
       if (token + kRowsAtOnce > item.seen)
         exponents.mask({work.window, item.part(p), item.first, item.tokens}, token);
-      const float of_part = sum_of_weights(exponents);
-      sum = item.of_head(p) == 0 ? of_part : sum + of_part;
-      if (item.of_head(p + 1) != 0) continue;
-      if (lane() % 4 < 2 && own < item.tokens) *to = sum * share;
-      to += work.window.tokens();
-    }
+      return sum_of_weights(exponents);
+    });
   }
 };
 
@@ -128,7 +102,7 @@ struct WeightsOfTokens {
 template <int kHeadDim, Storage16 T>
 __device__ void consume(const Shared<kHeadDim>& shared, int consumer, WeightsOfTokens<T>& weights) {
   const auto& tiles = shared.tiles;
-  OwnStages stages{consumer};
+  Stages stages{consumer};
   StageRing<kQuerySets> sets;
   for (auto n = static_cast<int>(blockIdx.x); n < weights.work.items;
        n += static_cast<int>(gridDim.x), sets.advance()) {
@@ -202,7 +176,7 @@ template <Storage16 T>
 void launch_attention_wgmma(const Window<T>& window, const float* log_sum_exp, WindowReduction reduction,
                             float* weights, Stream stream) {
   const float share = 1 / divisor_of(reduction, window.size());
-  const Work<T> work(window);
+  const Work<T> work(window, Splits(window.tokens()).tokens);
   with_head_dim(work, [&](auto head_dim, dim3 blocks) {
     launch<window_attention_wgmma_kernel<head_dim, T>>(
         {blocks, extent(kSpecialisedThreads), shared_bytes<Shared<head_dim>>(), stream}, Maps(window), work,

@@ -14,20 +14,17 @@
 #include <kvbound/cuda/primitives/warpgroup_mma.hpp>
 
 #include "query_parts.hpp"
-#include "snap_kv_kernels.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace window_items {
 
 using namespace window_tiles;
-using snap_kv_kernels::Splits;
 
 inline constexpr int kParts = 4;  ///< of an item's queries
 inline constexpr int kPartRows = 32;
 inline constexpr int kQueries = kParts * kPartRows;
-inline constexpr int kQuerySets = 2;  ///< an item's queries, and the next one's
-inline constexpr int kDepth = 16;     ///< numbers of a row that an instruction takes
+inline constexpr int kDepth = 16;  ///< numbers of a row that an instruction takes
 inline constexpr int kBoxKeys = 64;
 
 /// What is divided into items, and how. A head has 1, 2 or 4 parts, 2^head_shift, for windows of up to 32,
@@ -41,11 +38,11 @@ struct Work {
   int split_items;  ///< which have a split's query heads
   int items;
 
-  explicit Work(const Window<T>& of)
+  Work(const Window<T>& of, int64_t tokens_of_split)
       : window(of),
         scale(binary_scale(of)),
-        split_tokens(static_cast<int>(Splits(of.tokens()).tokens)),
-        splits(static_cast<int>(Splits(of.tokens()).count)),
+        split_tokens(static_cast<int>(tokens_of_split)),
+        splits(static_cast<int>(ceil_division(of.tokens(), tokens_of_split))),
         head_shift(static_cast<int>(of.size() > kPartRows) + static_cast<int>(of.size() > 2 * kPartRows)),
         item_heads(kParts >> head_shift),
         split_items(static_cast<int>(ceil_division(of.group_size(), item_heads))),
@@ -87,8 +84,20 @@ struct Maps {
       : queries(row_boxes(window.queries, kPartRows)), keys(row_boxes(window.keys, kBoxKeys)) {}
 };
 
-/// Queries and keys in shared memory, as boxes of 64 columns.
-template <int kHeadDim, int kTileKeys, int kStages>
+/// The stages of a consumer's tiles, every other one of a ring: it waits for every phase of their mbarriers,
+/// whichever tiles of an item it has.
+template <int kStages>
+struct OwnStages {
+  static_assert(kConsumers == 2 && kStages % kConsumers == 0);
+  int consumer;
+  StageRing<kStages / kConsumers> ring = {};
+
+  __device__ int stage() const { return ring.stage * kConsumers + consumer; }
+};
+
+/// Queries and keys in shared memory, as boxes of 64 columns. With two sets of queries, those of the next
+/// item land while an item's are multiplied.
+template <int kHeadDim, int kTileKeys, int kStages, int kQuerySets>
 struct Tiles {
   static constexpr int kBoxes = kHeadDim / kBoxColumns;
   static constexpr int kStageSize = kHeadDim * kTileKeys, kSetSize = kHeadDim * kQueries;
@@ -161,20 +170,62 @@ struct Tiles {
   }
 };
 
-/// sums = A B, of 64 rows of A and 128 of B: rows of numbers in boxes of kRowsA and kRowsB rows.
+/// Begins sums = A B + (add ? sums : 0), of 64 rows of A and 128 of B: rows of numbers in boxes of kRowsA and
+/// kRowsB rows.
 template <int kHeadDim, int kRowsA, int kRowsB, Storage16 T>
-__device__ void multiply(float (&sums)[kWarpgroupSums], const uint16_t* a, const uint16_t* b) {
+__device__ void begin_product(float (&sums)[kWarpgroupSums], const uint16_t* a, const uint16_t* b,
+                              bool add = false) {
   constexpr int kSteps = kBoxColumns / kDepth;  // of a box
   constexpr int kGroupBytes = 8 * kBoxColumns * 2;
-  warpgroup_fence(sums);
 #pragma unroll
   for (int step = 0; step < kHeadDim / kDepth; ++step) {
     const int column = step % kSteps * kDepth, box = step / kSteps;
     warpgroup_mma<T>(sums, matrix_descriptor(a + box * kRowsA * kBoxColumns + column, kGroupBytes),
-                     matrix_descriptor(b + box * kRowsB * kBoxColumns + column, kGroupBytes), step > 0);
+                     matrix_descriptor(b + box * kRowsB * kBoxColumns + column, kGroupBytes),
+                     add || step > 0);
   }
+}
+
+/// sums = A B, which are complete behind it.
+template <int kHeadDim, int kRowsA, int kRowsB, Storage16 T>
+__device__ void multiply(float (&sums)[kWarpgroupSums], const uint16_t* a, const uint16_t* b) {
+  warpgroup_fence(sums);
+  begin_product<kHeadDim, kRowsA, kRowsB, T>(sums, a, b);
   warpgroup_commit();
   warpgroup_wait<0>(sums);
+}
+
+/// A part's queries are columns of a product, and a warp's 16 tokens rows, as of mma's C operands.
+using ItemProducts = PartProducts<kPartRows / kFragmentRows>;
+
+__device__ inline ItemProducts part_of(const float (&sums)[kWarpgroupSums], int part) {
+  constexpr int kNumbers = kWarpgroupSums / kParts;
+  ItemProducts products;
+#pragma unroll
+  for (int i = 0; i < kNumbers; ++i) products.numbers[i / 4][i % 4] = sums[part * kNumbers + i];
+  return products;
+}
+
+/// Writes `factor` times the sums over each head's queries that a warp has of 16 tokens.
+///
+/// token   the first, of the split
+/// rows    [query_heads, tokens]
+/// sum_of  of a part's queries, by its number: as sum_over_queries returns it
+template <Storage16 T, class SumOf>
+__device__ void write_sums(const Work<T>& work, const Item& item, int token, float factor, float* rows,
+                           const SumOf& sum_of) {
+  const int own = token + ItemProducts::token(lane() % 2);
+  float* to = rows + item.head * work.window.tokens() + (item.first + own);
+  float sum = 0;  // over the parts of a head
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+    if (p >= item.parts) break;
+    const float of_part = sum_of(p);
+    sum = item.of_head(p) == 0 ? of_part : sum + of_part;
+    if (item.of_head(p + 1) != 0) continue;
+    if (lane() % 4 < 2 && own < item.tokens) *to = sum * factor;
+    to += work.window.tokens();
+  }
 }
 
 /// Calls launch(head_dim, blocks) with a constant for the window's head_dim.

@@ -443,6 +443,29 @@ TYPED_TEST(ObcacheParity, AWindowOf32MatchesReferenceAcrossGroups) {
     this->expect_window_parity({.group_size = 4, .window = 32, .tokens = 70}, change, Space::head);
 }
 
+// Windows of one, two and four parts of 32 queries, heads of a group in one or two items of a block's work,
+// and more tiles than a ring has stages; on a device without wgmma, too.
+TYPED_TEST(ObcacheParity, WindowMatchesReferenceByEveryKernelOfAHeadDim) {
+  const auto matches = [&](const Case& c, Change change) {
+    this->expect_window_parity(c, change, Space::head);
+    without_clusters([&] { this->expect_window_parity(c, change, Space::head); });
+  };
+  matches({.kv_heads = 2, .group_size = 5, .head_dim = 64, .window = 7, .tokens = 90}, Change::exact);
+  matches({.group_size = 3, .head_dim = 64, .window = 40, .tokens = 140}, Change::joint);
+  matches({.group_size = 2, .head_dim = 128, .window = 100, .tokens = 130}, Change::key);
+  this->expect_window_parity({.kv_heads = 9, .group_size = 5, .head_dim = 64, .window = 3, .tokens = 460},
+                             Change::joint, Space::head);
+}
+
+TYPED_TEST(ObcacheParity, WindowMatchesReferenceWhereQueriesHaveDominantEntries) {
+  for (const Distribution distribution : kDistributions) {
+    for (const Change change : kChanges) {
+      this->expect_window_parity({.head_dim = 64, .tokens = 70, .distribution = distribution}, change,
+                                 Space::head);
+    }
+  }
+}
+
 // Values are impulses and logits are 0, so that the score `exact` of an entry is a sum of single numbers of
 // outputs: weights are 1/2, and the lengths of values and outputs are given as 0.
 TYPED_TEST(ObcacheParity, EveryNumberOfAnOutputCountsWithAllItsBits) {
