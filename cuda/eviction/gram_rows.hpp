@@ -1,4 +1,4 @@
-// Products of a few rows with a head's Gram matrix, by one warp.
+// Products of a few rows with a head's Gram matrix or its factor, by one warp.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,15 @@ inline constexpr int kPart = 16;
 /// Row r of x times G: lane l has the columns l, l + 32, ... The whole warp calls it, after a barrier behind
 /// the last write to `rows`.
 ///
-/// rows  [kRows, head_dim] in shared memory
-/// gram  [head_dim, head_dim], symmetric; null: the identity
+/// rows        [kRows, head_dim] in shared memory
+/// gram        [head_dim, head_dim]; null: the identity
+/// triangular  whether it has zeros right of the diagonal
 template <int kRows>
 struct GramRows {
   float numbers[kRows][kLaneColumns];
 
-  __device__ GramRows(const float* rows, const float* gram, int head_dim) : numbers{} {
+  __device__ GramRows(const float* rows, const float* gram, int head_dim, bool triangular = false)
+      : numbers{} {
     if (!gram) {
       copy(rows, head_dim);
       return;
@@ -34,10 +36,18 @@ struct GramRows {
     for (int i = 0; i < kLaneColumns; ++i) {
       const int column = lane() + 32 * i;
       if (column >= head_dim) break;
-      for (int first = 0; first < head_dim; first += kPart) add_part(rows, gram + column, first, head_dim, i);
+      for (int first = triangular ? 32 * i : 0; first < head_dim; first += kPart)
+        add_part(rows, gram + column, first, head_dim, i);
     }
   }
 
+  /// The sum of the squares of row r, in all lanes.
+  __device__ float square(int r) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kLaneColumns; ++i) sum += numbers[r][i] * numbers[r][i];
+    return warp_sum(sum);
+  }
   /// The inner product of row r with `other` [head_dim], in all lanes.
   __device__ float product(int r, const float* other, int head_dim) const {
     float sum = 0;
@@ -70,11 +80,13 @@ struct GramRows {
   }
 };
 
-/// The accumulation depth of `product` with G times a row.
-inline int64_t product_depth(int64_t head_dim) {
-  return std::min<int64_t>(head_dim, kPart) + ceil_division(head_dim, kPart) + ceil_division(head_dim, 32) +
-         5;
+/// The accumulation depth of a number of a row, and of `square` and `product` over the lanes' numbers.
+inline int64_t row_depth(int64_t head_dim) {
+  return std::min<int64_t>(head_dim, kPart) + ceil_division(head_dim, kPart);
 }
+inline int64_t lanes_depth(int64_t head_dim) { return ceil_division(head_dim, 32) + 5; }
+/// The accumulation depth of `product` with G times a row.
+inline int64_t product_depth(int64_t head_dim) { return row_depth(head_dim) + lanes_depth(head_dim); }
 
 /// x . x is never negative, but rounding may make it so. NaN stays NaN.
 __device__ inline float not_negative(float square) { return square < 0 ? 0 : square; }

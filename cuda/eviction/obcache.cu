@@ -68,6 +68,7 @@ KernelArithmetic change_score_arithmetic(int64_t tokens, int64_t head_dim) {
     both.tensor_lengths = std::max(lengths.tensor_lengths, window_tiles::output_product_sums<T>(chain));
     both.lengths_floor = NumberParts<T>::kFloor;
   }
+  both.gram_factor = true;
   both.length_depth = std::max(lengths.length_depth, kGramDepth + gram_rows::product_depth(head_dim) + last);
   return both;
 }

@@ -1,8 +1,7 @@
 // Gram matrices of W^O in double precision: any type, any device.
 //
-// A squared length v G v multiplies G's rounding by terms that cancel each other: with numbers of G
-// from tensor cores, or summed in fp32, it would be most of a length's error bound. So G is summed
-// in fp64 and rounded once.
+// What G is off by, its factor is off by the root of: with numbers of G from tensor cores, or summed in fp32,
+// that would be most of a length's error bound. So G is summed in fp64, factored in it, and rounded once.
 #include <algorithm>
 
 #include <kvbound/cuda/primitives/kernel.hpp>
@@ -105,10 +104,11 @@ __device__ void multiply(const double* of_rows, const double* of_columns, int qu
 // shared     34,816 bytes
 // registers  76 of 16-bit types, 128 of fp32 (sm_90a and sm_80)
 // bytes      read: 64 model_dim sizeof(T) for each block, half of it on the diagonal; written:
-//            4 query_heads head_dim^2
+//            4 query_heads head_dim^2 of `gram`, and about 4 (head_dim + 32) head_dim query_heads of `exact`
 // FLOP       fp64, query_heads head_dim (head_dim + 32) model_dim
 template <Storage T>
-__global__ void __launch_bounds__(kThreads) gram_kernel(DeviceTensor<const T> projection, float* gram) {
+__global__ void __launch_bounds__(kThreads)
+    gram_kernel(DeviceTensor<const T> projection, float* gram, double* exact) {
   SharedMemory memory;
   const Shared shared(memory);
   const Tile tile(static_cast<int>(blockIdx.x));
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(kThreads) gram_kernel(DeviceTensor<const T> pr
   }
   __syncthreads();
   const auto head_dim = static_cast<int>(projection.rows);
-  float* const of_head = gram + head * head_dim * head_dim;
-  // A warp writes rows: of the tile, and of its mirror image.
+  const int64_t of_head = head * head_dim * head_dim;
+  // A warp writes rows: of the tile, and of its mirror image, which no factor needs.
   const int rows = tile.row == tile.column ? kTileRows : 2 * kTileRows;
   for (int n = warp(); n < rows; n += kThreads / 32) {
     const bool mirrored = n >= kTileRows;
@@ -144,22 +144,24 @@ __global__ void __launch_bounds__(kThreads) gram_kernel(DeviceTensor<const T> pr
     for (int g = 0; g < kGroups; ++g) sum += shared.sums[(g * kTileRows + row) * kSumPitch + col];
     const int r = mirrored ? tile.column + col : tile.row + row,
               c = mirrored ? tile.row + row : tile.column + col;
-    if (r < head_dim && c < head_dim) of_head[r * head_dim + c] = static_cast<float>(sum);
+    if (r >= head_dim || c >= head_dim) continue;
+    gram[of_head + r * head_dim + c] = static_cast<float>(sum);
+    if (!mirrored) exact[of_head + r * head_dim + c] = sum;
   }
 }
 
 }  // namespace
 
 template <Storage T>
-void launch_gram(const DeviceTensor<const T>& output_projection, float* gram, Stream stream) {
+void launch_gram(const DeviceTensor<const T>& output_projection, float* gram, double* exact, Stream stream) {
   const int64_t tiles = ceil_division(output_projection.rows, kTileRows);
   launch<gram_kernel<T>>({extent(tiles * (tiles + 1) / 2, output_projection.slices), extent(kThreads),
                           shared_bytes<Shared>(), stream},
-                         output_projection, gram);
+                         output_projection, gram, exact);
 }
-template void launch_gram(const DeviceTensor<const float>&, float*, Stream);
-template void launch_gram(const DeviceTensor<const Float16>&, float*, Stream);
-template void launch_gram(const DeviceTensor<const Bfloat16>&, float*, Stream);
+template void launch_gram(const DeviceTensor<const float>&, float*, double*, Stream);
+template void launch_gram(const DeviceTensor<const Float16>&, float*, double*, Stream);
+template void launch_gram(const DeviceTensor<const Bfloat16>&, float*, double*, Stream);
 
 }  // namespace value_space_kernels
 }  // namespace KVBOUND_CUDA_BUILD

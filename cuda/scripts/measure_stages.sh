@@ -14,11 +14,11 @@ small_cases+=':GroupReductionParity.MatchesReference/mean:Wgmma*:*SessionHeadDim
 
 # In the order of their importance: time may run out.
 main_operations=(attention attention-compressed projected-value-norms window-attention nearest-keys compact select-critical
-                 window-log-sum-exp window-change-scores gram-matrices squared-norms norms-of-squares select-top merged-keys
+                 window-log-sum-exp window-change-scores gram-matrices projected-value-norms-l2 select-top merged-keys
                  weighted-means prompt-averages key-norms nearest-key append-evict append-evict-critical)
 step_policies=h2o,h2o+critical,h2o+keepkv,streaming-llm,tova,h2o+obcache-joint
 # An operation, and how the names of those of its kernels begin of which two launches are profiled.
-profiled=("attention attention_" "attention-compressed attention_" "nearest-keys nearest_keys_" "squared-norms squares_"
+profiled=("attention attention_" "attention-compressed attention_" "nearest-keys nearest_keys_" "projected-value-norms-l2 lengths_"
           "projected-value-norms norms_" "window-attention window_attention_" "window-log-sum-exp window_log_sum_exp_"
           "window-change-scores window_change_scores_" "select-critical select_" "compact compact_" "merged-keys merged_keys_"
           "weighted-means weighted_")

@@ -67,7 +67,7 @@ void Evictions<T>::allocate(const std::optional<TwoStage>& two_stage, int64_t ca
   running_ = DeviceMatrix(layer_.shape.query_heads, capacity);
   if (score_.change) {
     changes_.emplace(layer_.shape, capacity);
-    changes_->gram = known.gram(score_.space);
+    changes_->space = known.matrices(score_.space);
   }
   if (!two_stage) return;
   stages_.emplace(layer_.shape, capacity, *two_stage);
@@ -97,8 +97,8 @@ template <Storage T>
 void Evictions<T>::begin_changes(LayerCache<T>& cache, LayerScores<T>& known, Queue& queue) {
   if (!merges_) return keep(known.value_lengths(score_.space), cache, changes_->lengths, queue);
   queue.run("window_scores", [&] {
-    squared_norms<T>(cache.values(), changes_->gram, layer_.shape.query_heads, changes_->lengths.data(),
-                     queue.stream());
+    squared_norms<T>(cache.values(), changes_->space.factor, layer_.shape.query_heads,
+                     changes_->lengths.data(), queue.stream());
   });
 }
 
@@ -119,10 +119,10 @@ StepScores Evictions<T>::contributions(const StepInput<T>& step, LayerCache<T>& 
   if (!changes_) return {nullptr, query.logits.data(), query.log_sum_exp.data(), view.log_votes};
   const int64_t heads = layer_.shape.query_heads;
   Changes& own = *changes_;
-  squared_norms<T>(step.values(), own.gram, heads, own.new_lengths.data(), queue.stream());
+  squared_norms<T>(step.values(), own.space.factor, heads, own.new_lengths.data(), queue.stream());
   append_numbers(own.new_lengths.data(), heads, cache.slots(), own.lengths.data(), queue.stream());
   if (*score_.change != Change::value) {
-    measure_queries<T>(*score_.change, view, query.view(), own.gram, heads, own.measures.view(),
+    measure_queries<T>(*score_.change, view, query.view(), own.space.gram, heads, own.measures.view(),
                        queue.stream());
   }
   step_change_scores<T>(*score_.change, view, query.view(), own.measures.view(), own.lengths.data(), heads,
@@ -182,7 +182,8 @@ void Evictions<T>::revalue(const PositionLists& changed, LayerCache<T>& cache, Q
   compact<T>(cache.values(), changed.positions, changed.stride, changed.count, revalued_.view(),
              queue.stream());
   if (changes_) {
-    squared_norms<T>(revalued_.view(), changes_->gram, shape.query_heads, numbers_.data(), queue.stream());
+    squared_norms<T>(revalued_.view(), changes_->space.factor, shape.query_heads, numbers_.data(),
+                     queue.stream());
     scatter(changes_->lengths);
   }
   if (stages_) {

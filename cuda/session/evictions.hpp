@@ -71,7 +71,7 @@ class Evictions {
     DeviceMatrix new_lengths;    // [query_heads, 1]
     DeviceMatrix contributions;  // [query_heads, capacity]
     QueryMeasures measures;      // of the step's queries
-    const float* gram = nullptr;
+    SpaceMatrices space;
   };
 
   // What the two stages of `critical` need beside the running scores.

@@ -56,7 +56,9 @@ LayerScores<T>::LayerScores(std::span<LayerScores* const> parts, const DeviceLay
     : layer_(layer), queue_(queue) {
   if (std::ranges::any_of(parts, [](const LayerScores* part) { return part->gram_.rows() == 0; })) return;
   gram_ = DeviceMatrix(layer.shape.query_heads * layer.shape.head_dim, layer.shape.head_dim);
+  factor_ = DeviceMatrix(gram_.rows(), gram_.cols());
   join(parts, &LayerScores::gram_, *this, queue.stream());
+  join(parts, &LayerScores::factor_, *this, queue.stream());
 }
 
 template <Storage T>
@@ -87,7 +89,7 @@ const DeviceMatrix& LayerScores<T>::attention(int64_t window, WindowReduction re
 template <Storage T>
 void ProjectedNorms<T>::operator()(DeviceTensor<const T> values, float* norms, Stream stream) const {
   if (norm == Norm::l1) return projected_value_norms<T>(values, output_projection, norms, stream);
-  projected_value_norms_l2<T>(values, output_projection, gram, norms, stream);
+  projected_value_norms_l2<T>(values, factor, output_projection.slices, norms, stream);
 }
 
 template <Storage T>
@@ -102,30 +104,35 @@ const DeviceMatrix& LayerScores<T>::norms(Norm norm) {
 
 template <Storage T>
 ProjectedNorms<T> LayerScores<T>::projected_norms(Norm norm) {
-  const float* const gram =
-      norm == Norm::l2 ? this->gram(Space::projected, "projected_value_norms") : nullptr;
-  return {layer_.output_projection, norm, gram};
+  const SpaceMatrices known =
+      norm == Norm::l2 ? matrices(Space::projected, "projected_value_norms") : SpaceMatrices();
+  return {layer_.output_projection, norm, known.factor};
 }
 
 template <Storage T>
-const float* LayerScores<T>::gram(Space space, const char* operation) {
-  if (space == Space::head) return nullptr;
+SpaceMatrices LayerScores<T>::matrices(Space space, const char* operation) {
+  if (space == Space::head) return {};
   if (gram_.rows() == 0) {
     const LayerShape& shape = layer_.shape;
-    DeviceMatrix gram(shape.query_heads * shape.head_dim, shape.head_dim);
-    queue_.run(operation, [&] { gram_matrices<T>(layer_.output_projection, gram.data(), queue_.stream()); });
+    DeviceMatrix gram(shape.query_heads * shape.head_dim, shape.head_dim), factor(gram.rows(), gram.cols());
+    const int64_t bytes = gram_matrices_workspace(shape.query_heads, shape.head_dim);
+    queue_.run(operation, [&] {
+      gram_matrices<T>(layer_.output_projection, gram.data(), factor.data(), queue_.workspace(bytes),
+                       queue_.stream());
+    });
     gram_ = std::move(gram);
+    factor_ = std::move(factor);
   }
-  return gram_.data();
+  return {gram_.data(), factor_.data()};
 }
 
 template <Storage T>
 const DeviceMatrix& LayerScores<T>::value_lengths(Space space) {
   return known(value_lengths_, space, [&] {
-    const float* const in_space = gram(space);
+    const float* const factor = matrices(space).factor;
     DeviceMatrix result(layer_.shape.query_heads, layer_.prompt_tokens());
     queue_.run("window_scores", [&] {
-      squared_norms<T>(layer_.values, in_space, layer_.shape.query_heads, result.data(), queue_.stream());
+      squared_norms<T>(layer_.values, factor, layer_.shape.query_heads, result.data(), queue_.stream());
     });
     return result;
   });
@@ -137,7 +144,7 @@ const DeviceMatrix& LayerScores<T>::changes(int64_t window, Change change, Space
     const DeviceMatrix &log_sums = log_sum_exp(window), &lengths = value_lengths(space);
     DeviceMatrix result(layer_.shape.query_heads, layer_.prompt_tokens());
     WindowQueries<T> queries(layer_, window, queue_);
-    if (change != Change::value) queries.measure(change, gram(space));
+    if (change != Change::value) queries.measure(change, matrices(space).gram);
     queue_.run("window_scores", [&] {
       window_change_scores<T>(change, layer_.window(window), layer_.values, log_sums.data(),
                               queries.measured(), lengths.data(), result.data(), queue_.stream());

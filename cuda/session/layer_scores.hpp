@@ -93,12 +93,18 @@ class UploadedLayer {
   StoredTensor<T> keys_, values_, queries_, output_projection_;
 };
 
+/// The matrices of gram_matrices, [query_heads, head_dim, head_dim]; null for the head's space.
+struct SpaceMatrices {
+  const float* gram = nullptr;
+  const float* factor = nullptr;
+};
+
 /// Norms of values after W^O in one of the two norms, which may be those of a cache's entries.
 template <Storage T>
 struct ProjectedNorms {
   DeviceTensor<const T> output_projection;  ///< [query_heads, head_dim, model_dim]
   Norm norm = Norm::l1;
-  const float* gram = nullptr;  ///< of L2: gram_matrices
+  const float* factor = nullptr;  ///< of L2: gram_matrices
 
   /// projected_value_norms or projected_value_norms_l2
   void operator()(DeviceTensor<const T> values, float* norms, Stream stream) const;
@@ -130,10 +136,10 @@ class LayerScores {
   const DeviceMatrix& value_lengths(Space space);
   /// prompt_averages, over all recorded queries
   AveragedScores& averages(const PredictedScores& options);
-  /// gram_matrices: [query_heads, head_dim, head_dim]; null for the head's space
+  /// Valid as long as this object.
   ///
   /// operation  whose time includes theirs, if they are not known yet
-  const float* gram(Space space, const char* operation = "window_scores");
+  SpaceMatrices matrices(Space space, const char* operation = "window_scores");
 
  private:
   DeviceLayer<T> layer_;
@@ -144,7 +150,7 @@ class LayerScores {
   std::map<Norm, DeviceMatrix> norms_;
   std::map<Space, DeviceMatrix> value_lengths_;
   std::map<std::pair<double, ScoreKind>, AveragedScores> averages_;
-  DeviceMatrix gram_;  // [query_heads * head_dim, head_dim]
+  DeviceMatrix gram_, factor_;  // [query_heads * head_dim, head_dim]
 };
 
 }  // namespace KVBOUND_CUDA_BUILD

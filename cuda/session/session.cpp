@@ -465,7 +465,7 @@ SessionArithmetic arithmetic_of(const LayerShape& shape, int64_t prompt_tokens, 
           .change_scores = change_score_arithmetic<T>(std::max(prompt_tokens, entries), shape.head_dim),
           .projected_value_norms =
               norms_arithmetic(shape.head_dim, shape.model_dim, chosen_norms_kernel<T>(shape.head_dim)),
-          .projected_value_norms_l2 = norms_l2_arithmetic<T>(shape.head_dim, shape.model_dim),
+          .projected_value_norms_l2 = norms_l2_arithmetic<T>(shape.head_dim),
           .attention = attention_arithmetic<T>(entries, shape.head_dim),
           .nearest_keys = nearest_keys_arithmetic(shape.head_dim, chosen_search_kernel<T>(shape.head_dim)),
           .nearest_key = nearest_key_arithmetic<T>(shape.head_dim)};

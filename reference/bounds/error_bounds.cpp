@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <vector>
 
 #include <kvbound/reference/attention.hpp>
@@ -11,12 +10,12 @@
 #include <kvbound/reference/core/shape_check.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/eviction/snap_kv.hpp>
+#include <kvbound/reference/numerics/gram_factor.hpp>
 #include <kvbound/reference/numerics/gram_norms.hpp>
 #include <kvbound/reference/numerics/product.hpp>
 #include <kvbound/reference/numerics/row_norms.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
-#include "gram_root_errors.hpp"
 #include "long_sums.hpp"
 #include "output_errors.hpp"
 #include "softmax_errors.hpp"
@@ -295,7 +294,7 @@ Arithmetic arithmetic_of(const KernelArithmetic& kernel) {
   arithmetic.weights_floor = kernel.weights_floor;
   arithmetic.tensor_lengths = kernel.tensor_lengths;
   arithmetic.lengths_floor = kernel.lengths_floor;
-  arithmetic.gram_share = kernel.gram_share;
+  arithmetic.gram_factor = kernel.gram_factor;
   arithmetic.rescalings = kernel.rescalings;
   return arithmetic;
 }
@@ -431,33 +430,37 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
   require_equal("columns of norms", norms.cols, "rows of values", values.rows);
   Matrix errors(norms.rows, norms.cols);
   const ProjectionErrors projections(shape, values, output_projection, norm, arithmetic);
-  const double adding = gamma(accumulation_depth(arithmetic, shape.model_dim) + 3, arithmetic) +
-                        reference_error(shape.model_dim);
-  const double rooting = gamma(1, arithmetic) + reference_error(shape.model_dim);
+  const bool by_factor = norm == Norm::l2 && arithmetic.gram_factor;
   const bool exact = arithmetic.input == 0 && arithmetic.input_floor == 0 && value_errors.rows == 0;
-  const auto columns = static_cast<double>(shape.model_dim);
+  const int64_t widest = by_factor ? std::max(shape.model_dim, shape.head_dim) : shape.model_dim;
+  const double adding =
+      gamma(accumulation_depth(arithmetic, widest) + 3, arithmetic) + reference_error(shape.model_dim);
+  const auto columns = static_cast<double>(widest), inner = static_cast<double>(shape.head_dim);
   const double lost = norm == Norm::l1
-                          ? columns * 2 * static_cast<double>(shape.head_dim + 1) * arithmetic.smallest
+                          ? columns * 2 * (inner + 1) * arithmetic.smallest
                           : std::sqrt(columns * arithmetic.smallest);  // a square too small to count
   // The error of || v W^O || from absolute errors of stored values and of W^O.
   const double norm_of_ones = norm == Norm::l1 ? columns : std::sqrt(columns);
   const auto floor_error = [&](VectorView value, double projection_size) {
     const double floor = arithmetic.input_floor;
-    const double value_size = absolute_sum(value) + static_cast<double>(shape.head_dim) * floor;
+    const double value_size = absolute_sum(value) + inner * floor;
     return 2 * floor * (projection_size + norm_of_ones * value_size);
   };
+  // From || v L || to || v W ||, of which the latter is no less than `least`: what the factor is off by, and
+  // what its numbers and their products lose below the normal range.
+  const auto factor_error = [&](VectorView value, double least, double size) {
+    const double square = gram_factor_error(shape.head_dim, shape.model_dim) * size * size;
+    const double below = std::sqrt(inner) * (2 * absolute_sum(value) + 8 * inner) * arithmetic.smallest;
+    return below + (least > 0 ? std::min(std::sqrt(square), square / least) : std::sqrt(square));
+  };
   parallel_for(shape.query_heads, [&](int64_t h) {
+    const MatrixView own = output_projection.middle_rows(h * shape.head_dim, shape.head_dim);
     std::vector<double> row_norms;
-    for (int64_t c = 0; c < shape.head_dim; ++c) {
-      row_norms.push_back(row_norm(output_projection.row(h * shape.head_dim + c), norm));
-    }
+    for (int64_t c = 0; c < shape.head_dim; ++c) row_norms.push_back(row_norm(own.row(c), norm));
     const MatrixView rows = values.slice(shape.kv_head_of(h));
     const double projection_size = absolute_sum(row_norms);
-    std::optional<GramRootErrors> roots;
-    if (norm == Norm::l2 && arithmetic.gram_share > 0) {
-      roots.emplace(rows, output_projection.middle_rows(h * shape.head_dim, shape.head_dim), exact,
-                    arithmetic);
-    }
+    std::vector<double> sizes;  // || |v| |L| ||
+    if (by_factor && exact) sizes = GramFactor(own).sizes(rows);
     for (int64_t j = 0; j < rows.rows; ++j) {
       const VectorView value = rows.row(j);
       const VectorView moved =
@@ -466,13 +469,13 @@ Matrix projected_value_norm_errors(const LayerShape& shape, TensorView values, M
       double shift = 0;  // the same of the value's errors
       for (size_t c = 0; c < row_norms.size(); ++c) size += std::abs(value[c]) * row_norms[c];
       for (size_t c = 0; c < moved.size(); ++c) shift += moved[c] * row_norms[c];
-      const double products = projections.of(h, j, size + shift, floor_error(value, projection_size) + shift);
+      const double terms = (sizes.empty() ? size : sizes[static_cast<size_t>(j)]) + shift;
+      const double products = projections.of(h, j, terms, floor_error(value, projection_size) + shift);
       const double by_gram = norm == Norm::l2 ? kGramNormError * norms(h, j) : 0;
-      const double length = std::max(0.0, reference::norm(value) - reference::norm(moved));
-      const double off = by_gram + (exact ? 0 : products);
-      const RootError root = roots ? roots->of(j, norms(h, j), off, length, size) : RootError();
-      const double other = by_gram + root.error + (root.may_project ? products : 0);
-      errors(h, j) = other + (root.may_project ? adding : rooting) * (norms(h, j) + other) + lost;
+      const double least = norms(h, j) - by_gram - (exact ? 0 : products);
+      const double other =
+          by_gram + products + (by_factor ? factor_error(value, least, size + shift + products) : 0);
+      errors(h, j) = other + adding * (norms(h, j) + other) + lost;
     }
   });
   return errors;

@@ -54,7 +54,7 @@ struct Arithmetic {
   double tensor_weighted_sums = 0;
   double tensor_lengths = 0;
   double lengths_floor = 0;
-  double gram_share = 0;
+  bool gram_factor = false;
   int64_t rescalings = -1;
 
   /// The error of a chain of partial sums as a share of the sum of its terms' absolute values.
@@ -145,7 +145,7 @@ Matrix group_mean_errors(MatrixView scores, MatrixView errors, int64_t group_siz
                          const Arithmetic& arithmetic);
 
 /// Bounds for reference::projected_value_norms; arithmetic.accumulation_depth is over the model_dim columns.
-/// With arithmetic.gram_share those of L2 norms also hold where a Gram matrix gives them.
+/// With arithmetic.gram_factor those of L2 norms are of norms by the factor of a Gram matrix.
 ///
 /// norms         [query_heads, tokens]: the reference's
 /// value_errors  [kv_heads, tokens, head_dim]: absolute errors of values that were computed

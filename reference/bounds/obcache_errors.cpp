@@ -10,6 +10,7 @@
 #include <kvbound/reference/core/infinity.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/gram_factor.hpp>
 #include <kvbound/reference/numerics/vectors.hpp>
 
 #include "softmax_errors.hpp"
@@ -138,7 +139,7 @@ class ScoreErrors {
         gamma(rounding::length_depth(arithmetic, terms) + 20, arithmetic) + reference_error(terms);
     own_rounding_ = (static_cast<double>(terms) + 20) * 0x1p-53;
     floor_ = space.size(std::vector<double>(values.cols, 1.0));
-    evaluation_ = products + (1 + products) * (projection + tensor_error());
+    evaluation_ = products + (1 + products) * (projection + length_error());
   }
 
   // visit(entry, score, error)
@@ -180,14 +181,25 @@ class ScoreErrors {
     return voted;
   }
 
-  // What tensor cores add to the error of a squared length, relative to the square of its terms.
-  double tensor_error() const {
+  // What tensor cores add to the error of a squared length, and the factor of a Gram matrix, relative to the
+  // square of its terms.
+  double length_error() const {
     double widest = 0;  // the largest of sum_c |v_c| |1| / |v|
     for (int64_t j = 0; arithmetic_.lengths_floor > 0 && j < values_.rows; ++j) {
       if (sizes_[j] > 0) widest = std::max(widest, absolute_sum(values_.row(j)) * floor_ / sizes_[j]);
     }
-    const double floor = arithmetic_.lengths_floor * widest / 2;
-    return (space_.is_projected() ? 1 : 0.5) * arithmetic_.tensor_lengths + floor;
+    const double products = (arithmetic_.tensor_lengths + arithmetic_.lengths_floor * widest) / 2;
+    if (!space_.is_projected() || !arithmetic_.gram_factor) return products;
+    double lengths = 0;  // the largest of (2 |v W| e + e^2) / |v|^2 of values
+    const double share = arithmetic_.tensor_lengths +
+                         gamma(rounding::length_depth(arithmetic_, values_.cols) + 1, arithmetic_);
+    const double factor = gram_factor_error(values_.cols, space_.model_dim());
+    for (int64_t j = 0; j < values_.rows; ++j) {
+      const double whole = space_.sum_of_lengths(values_.row(j)), moved = share * whole;
+      const double square = (2 * std::sqrt(squared_norms_[j]) + moved) * moved + factor * whole * whole;
+      if (sizes_[j] > 0) lengths = std::max(lengths, square / (sizes_[j] * sizes_[j]));
+    }
+    return products + lengths;
   }
 
   struct Query {

@@ -10,9 +10,14 @@ namespace kvbound {
 /// to 2 ulp in this format.
 enum class Precision { fp32, fp64 };
 
-/// Of smaller |v|^2 and tr G no root is taken for an L2 norm (gram_share).
-inline constexpr float kLeastRootLength = 0x1p-32f;
-inline constexpr float kLeastRootTrace = 0x1p-16f;
+/// What the diagonal of a Gram matrix G = W W^T is increased by, as a share of itself, before it is factored
+/// in fp64: then every pivot is positive, whatever rounds on the way (reference/numerics/README.md, "Norms by
+/// the factor of a Gram matrix").
+///
+/// W  [inner, columns]
+constexpr double gram_shift(int64_t inner, int64_t columns) {
+  return static_cast<double>(inner * (columns + 2 * inner + 16)) * 0x1p-53;
+}
 
 /// The arithmetic of one operation on a cache.
 struct KernelArithmetic {
@@ -41,18 +46,16 @@ struct KernelArithmetic {
   /// Absolute rounding of the weights of an output, as a share of the largest one, where tensor cores
   /// multiply them as numbers of 16 bits.
   double weights_floor = 0;
-  /// The error of an inner product of a value and an output in the space of a score, and after W^O of a value
-  /// with itself, if tensor cores form it, as a share of the sum of its terms' absolute values; additions
+  /// The error of an inner product of a value and an output in the space of a score, and of a number of v L
+  /// (gram_factor), if tensor cores form it, as a share of the sum of its terms' absolute values; additions
   /// outside are part of length_depth.
   double tensor_lengths = 0;
   /// Absolute rounding of an output's numbers in that space, as a share of the largest one, where tensor
   /// cores multiply them as numbers of 16 bits.
   double lengths_floor = 0;
-  /// An L2 norm of a projected value is the root of v G v, by length_depth and tensor_lengths, where that is
-  /// finite and at least this share of |v|^2 tr G, |v|^2 at least kLeastRootLength and tr G at least
-  /// kLeastRootTrace; elsewhere it is the norm of the projected value. 0: of the projected value everywhere;
-  /// otherwise at least 2^-11. G, W^O's Gram matrix, is summed in fp64.
-  double gram_share = 0;
+  /// The length of a value v after W^O is that of v L, where L is the Cholesky factor of W^O's Gram matrix
+  /// with its diagonal increased by gram_shift, formed in fp64 and rounded.
+  bool gram_factor = false;
   /// How often a growing running maximum rescales the partial sums; -1: once for every 16
   /// entries (online softmax).
   int64_t rescalings = -1;

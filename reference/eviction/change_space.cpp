@@ -14,6 +14,13 @@ ChangeSpace::ChangeSpace(Space space, MatrixView output_projection) : lengths_(s
   absolute_gram_ = Matrix(output_projection.rows, output_projection.rows);
   const Matrix sizes = absolute(output_projection);
   multiply_transposed(sizes, sizes, absolute_gram_.view());
+  for (int64_t k = 0; k < sizes.rows(); ++k) lengths_of_rows_.push_back(std::sqrt(absolute_gram_(k, k)));
+}
+
+double ChangeSpace::sum_of_lengths(VectorView x) const {
+  double sum = 0;
+  for (size_t k = 0; k < x.size(); ++k) sum += std::abs(x[k]) * (is_projected() ? lengths_of_rows_[k] : 1);
+  return sum;
 }
 
 double ChangeSpace::size(VectorView x) const {

@@ -22,13 +22,16 @@ class ChangeSpace {
   ChangeSpace(Space space, MatrixView output_projection);
 
   double size(VectorView x) const;
+  /// sum_k |x_k| || W_k ||_2, in the head's space sum_k |x_k|: no less than any length of numbers +-x_k.
+  double sum_of_lengths(VectorView x) const;
   const ValueSpace& lengths() const { return lengths_; }
   bool is_projected() const { return !lengths_.is_head(); }
   int64_t model_dim() const { return model_dim_; }  ///< 0 for the head's space
 
  private:
   ValueSpace lengths_;
-  Matrix absolute_gram_;  // |W| |W|^T
+  Matrix absolute_gram_;                 // |W| |W|^T
+  std::vector<double> lengths_of_rows_;  // || W_k ||_2
   int64_t model_dim_ = 0;
 };
 

@@ -285,71 +285,47 @@ BenchResult bench_portable_norms(const BenchOptions& options) {
 BenchResult bench_gram_matrices(const BenchOptions& options) {
   struct Set {
     StoredTensor<Stored> output_projection;
-    Buffer<float> gram;
-    double bytes() const { return traffic(output_projection, gram); }
+    Buffer<float> gram, factor;
+    double bytes() const { return traffic(output_projection, gram, factor); }
   };
   const LayerShape& shape = options.shape.layer;
   const BenchLayer layer(options);
   const int64_t numbers = shape.query_heads * shape.head_dim * shape.head_dim;
-  Rotation<Set> sets([&] { return Set{projection_of(layer), Buffer<float>(numbers)}; });
+  Buffer<std::byte> workspace(cuda::gram_matrices_workspace(shape.query_heads, shape.head_dim));
+  Rotation<Set> sets([&] {
+    return Set{projection_of(layer), Buffer<float>(numbers), Buffer<float>(numbers)};
+  });
   return measure_on_device(
       options, "gram-matrices", {{sets.bytes_of_one(), 0}, Roofline::copy_bandwidth, std::nullopt},
       [&](cuda::Stream stream) {
         Set& set = sets.next();
-        cuda::gram_matrices<Stored>(std::as_const(set.output_projection).view(), set.gram.data(), stream);
+        cuda::gram_matrices<Stored>(std::as_const(set.output_projection).view(), set.gram.data(),
+                                    set.factor.data(), all_of(workspace), stream);
       });
 }
 
-// In the space after W^O, where a length is a product with the Gram matrix.
-BenchResult bench_squared_norms(const BenchOptions& options) {
+// By the factors of Gram matrices, of which half of the numbers count.
+BenchResult bench_norms_l2(const BenchOptions& options) {
   struct Set {
     StoredTensor<Stored> values;
     DeviceMatrix norms;
     double bytes() const { return traffic(values, norms); }
   };
   const LayerShape& shape = options.shape.layer;
-  const int64_t tokens = options.shape.tokens, squares = shape.head_dim * shape.head_dim;
+  const int64_t tokens = options.shape.tokens, numbers = shape.head_dim * (shape.head_dim + 1) / 2;
   const BenchLayer layer(options);
-  const Buffer<float> gram =
-      uploaded(random_numbers(shape.query_heads * squares, BenchLayer::random(options, 19)));
+  const Buffer<float> factor = uploaded(
+      random_numbers(shape.query_heads * shape.head_dim * shape.head_dim, BenchLayer::random(options, 19)));
   Rotation<Set> sets([&] { return Set{{layer.values, kStream}, {shape.query_heads, tokens}}; });
-  const DeviceWork work{sets.bytes_of_one() + traffic(gram),
-                        2 * as_real(shape.query_heads * tokens * squares)};
-  return measure_on_device(options, "squared-norms", {work, Roofline::matrix_rate, std::nullopt},
+  const DeviceWork work{sets.bytes_of_one() + traffic(factor),
+                        2 * as_real(shape.query_heads * tokens * numbers)};
+  return measure_on_device(options, "projected-value-norms-l2", {work, Roofline::matrix_rate, std::nullopt},
                            [&](cuda::Stream stream) {
                              Set& set = sets.next();
-                             cuda::squared_norms<Stored>(std::as_const(set.values).view(), gram.data(),
-                                                         shape.query_heads, set.norms.data(), stream);
+                             cuda::projected_value_norms_l2<Stored>(std::as_const(set.values).view(),
+                                                                    factor.data(), shape.query_heads,
+                                                                    set.norms.data(), stream);
                            });
-}
-
-// The second step of L2 norms, where no value has to be projected.
-BenchResult bench_norms_of_squares(const BenchOptions& options) {
-  struct Set {
-    StoredTensor<Stored> values;
-    DeviceMatrix norms;
-    double bytes() const { return traffic(values, norms) + traffic(norms); }
-  };
-  const LayerShape& shape = options.shape.layer;
-  const BenchLayer layer(options);
-  const StoredTensor<Stored> projection = projection_of(layer);
-  // So small that squares stay large enough, however often their roots are taken.
-  const std::vector<float> small(static_cast<size_t>(shape.query_heads * shape.head_dim * shape.head_dim),
-                                 0x1p-10f);
-  const Buffer<float> gram = uploaded(small);
-  Rotation<Set> sets([&] {
-    Set set{{layer.values, kStream}, {shape.query_heads, options.shape.tokens}};
-    cuda::squared_norms<Stored>(std::as_const(set.values).view(), nullptr, shape.query_heads,
-                                set.norms.data(), kStream);
-    return set;
-  });
-  return measure_on_device(
-      options, "norms-of-squares", {{sets.bytes_of_one(), 0}, Roofline::copy_bandwidth, std::nullopt},
-      [&](cuda::Stream stream) {
-        Set& set = sets.next();
-        cuda::norms_of_squares<Stored>(std::as_const(set.values).view(), projection.view(), gram.data(),
-                                       set.norms.data(), stream);
-      });
 }
 
 constexpr BenchOperation kScoresOperations[] = {
@@ -367,10 +343,9 @@ constexpr BenchOperation kScoresOperations[] = {
     {"projected-value-norms-mma", "K3 by mma.sync", bench_mma_norms},
     {"projected-value-norms-portable", "K3 without tensor cores", bench_portable_norms},
     {"stage-two-scores", "attention times projected value norms", bench_stage_two_scores},
-    {"gram-matrices", "W^O times its transpose for every query head", bench_gram_matrices},
-    {"squared-norms", "lengths of values after W^O, by Gram matrices", bench_squared_norms},
-    {"norms-of-squares", "K3 in L2: the roots of these, or norms of values that are projected",
-     bench_norms_of_squares},
+    {"gram-matrices", "W^O times its transpose for every query head, and its Cholesky factor",
+     bench_gram_matrices},
+    {"projected-value-norms-l2", "K3 in L2, by these factors", bench_norms_l2},
 };
 
 }  // namespace

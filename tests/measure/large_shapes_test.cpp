@@ -170,9 +170,11 @@ struct NormsGate {
     const LayerShape& layer = gate_shape().layer;
     return twice([&] {
       Output gram(layer.query_heads * layer.head_dim * layer.head_dim);
+      Output factor(layer.query_heads * layer.head_dim * layer.head_dim);
       Output output(layer.query_heads * gate_shape().tokens);
-      cuda::gram_matrices<Stored>(projection.device(), gram.data(), nullptr);
-      cuda::projected_value_norms_l2<Stored>(values.device(), projection.device(), gram.data(), output.data(),
+      WorkingMemory memory(cuda::gram_matrices_workspace(layer.query_heads, layer.head_dim));
+      cuda::gram_matrices<Stored>(projection.device(), gram.data(), factor.data(), memory.view(), nullptr);
+      cuda::projected_value_norms_l2<Stored>(values.device(), factor.data(), layer.query_heads, output.data(),
                                              nullptr);
       return output.numbers();
     });
@@ -211,7 +213,7 @@ TEST_F(LargeShapes, NormsOfSampledTokensAreThoseOfFloat64) {
     expect(Norm::l1, "L1, " + name_of(kernel), gate.norms(kernel), norms_arithmetic(kernel));
   const LayerShape& layer = shape.layer;
   expect(Norm::l2, "L2", gate.norms_l2(),
-         reference::arithmetic_of(cuda::norms_l2_arithmetic<Stored>(layer.head_dim, layer.model_dim)));
+         reference::arithmetic_of(cuda::norms_l2_arithmetic<Stored>(layer.head_dim)));
 }
 
 // Two results, each within its bound of the same exact norm, which neither knows. The bounds grow with that

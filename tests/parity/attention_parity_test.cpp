@@ -537,7 +537,7 @@ std::array<double, 9> numbers(const KernelArithmetic& arithmetic) {
           arithmetic.weights_floor,
           arithmetic.tensor_lengths,
           arithmetic.lengths_floor,
-          arithmetic.gram_share};
+          static_cast<double>(arithmetic.gram_factor)};
 }
 
 class SessionArithmeticParity : public DeviceTest {};
@@ -550,7 +550,7 @@ TEST_F(SessionArithmeticParity, IsWhatItsKernelsDeclare) {
     EXPECT_EQ(numbers(session.change_scores), numbers(cuda::change_score_arithmetic<T>(500, 64)));
     EXPECT_EQ(numbers(session.projected_value_norms),
               numbers(cuda::norms_arithmetic(64, 96, cuda::chosen_norms_kernel<T>(64))));
-    EXPECT_EQ(numbers(session.projected_value_norms_l2), numbers(cuda::norms_l2_arithmetic<T>(64, 96)));
+    EXPECT_EQ(numbers(session.projected_value_norms_l2), numbers(cuda::norms_l2_arithmetic<T>(64)));
     EXPECT_EQ(numbers(session.attention), numbers(cuda::attention_arithmetic<T>(40, 64)));
     EXPECT_EQ(numbers(session.nearest_keys),
               numbers(cuda::nearest_keys_arithmetic(64, cuda::chosen_search_kernel<T>(64))));

@@ -47,11 +47,13 @@ struct NormsInput {
                                    kernel);
     return output.numbers();
   }
-  std::vector<float> norms_l2() const {
-    Output gram(shape.query_heads * shape.head_dim * shape.head_dim), output(shape.query_heads * tokens());
-    cuda::gram_matrices<T>(device_projection.view(), gram.data(), nullptr);
-    cuda::projected_value_norms_l2<T>(device_values.view(), device_projection.view(), gram.data(),
-                                      output.data(), nullptr);
+  std::vector<float> norms_l2(bool squared = false) const {
+    const int64_t numbers = shape.query_heads * shape.head_dim * shape.head_dim;
+    Output gram(numbers), factor(numbers), output(shape.query_heads * tokens());
+    WorkingMemory memory(cuda::gram_matrices_workspace(shape.query_heads, shape.head_dim));
+    cuda::gram_matrices<T>(device_projection.view(), gram.data(), factor.data(), memory.view(), nullptr);
+    const auto lengths = squared ? cuda::squared_norms<T> : cuda::projected_value_norms_l2<T>;
+    lengths(device_values.view(), factor.data(), shape.query_heads, output.data(), nullptr);
     return output.numbers();
   }
 };
@@ -111,7 +113,7 @@ class NormsCheck {
   }
   void hold_l2(const NormsInput<T>& input) {
     const LayerShape& shape = input.shape;
-    const KernelArithmetic arithmetic = cuda::norms_l2_arithmetic<T>(shape.head_dim, shape.model_dim);
+    const KernelArithmetic arithmetic = cuda::norms_l2_arithmetic<T>(shape.head_dim);
     hold(input, Norm::l2, "L2", input.norms_l2(), reference::arithmetic_of(arithmetic));
   }
   void expect_tight() {
@@ -184,8 +186,8 @@ TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceAcrossShapes) {
   check.expect_tight();
 }
 
-// Few columns make a Gram matrix's numbers beside the diagonal large. Its bounds are wide then: tight
-// ones are expected below.
+// With few columns a Gram matrix is singular, and its factor uncertain. Bounds are wide then: tight ones are
+// expected below.
 TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceAcrossShapesInL2) {
   NormsCheck<TypeParam> check;
   for_each_shape<TypeParam>([&](const NormsInput<TypeParam>& input) { check.hold_l2(input); });
@@ -199,9 +201,8 @@ TYPED_TEST(ProjectedValueNormsParity, MatchesReferenceForManyTokensAndColumns) {
   check.expect_tight();
 }
 
-// Where an L2 norm's square is a small share of what its Gram matrix adds up, the bound is
-// that of projected values.
-TYPED_TEST(ProjectedValueNormsParity, ProjectsValuesOfWhichAGramMatrixSaysTooLittle) {
+// An L2 norm's square that is a small share of what a Gram matrix adds up.
+TYPED_TEST(ProjectedValueNormsParity, KeepsNormsOfValuesThatWAlmostCancels) {
   NormsCheck<TypeParam> check;
   for (const int64_t head_dim : {8, 80, 128}) {
     const NormsInput<TypeParam> input = cancelling_input<TypeParam>(head_dim, 200, 70);
@@ -209,6 +210,14 @@ TYPED_TEST(ProjectedValueNormsParity, ProjectsValuesOfWhichAGramMatrixSaysTooLit
     const std::vector<float> norms = in_every_schedule([&] { return input.norms_l2(); });
     EXPECT_THAT(norms, testing::Each(testing::Gt(0)));
   }
+}
+
+// A row of zeros is a column of zeros of the factor, and the others are as they were.
+TYPED_TEST(ProjectedValueNormsParity, TakesRowsOfZeros) {
+  NormsCheck<TypeParam> check;
+  NormsInput<TypeParam> plain = norms_input<TypeParam>(layer_shape(4, 2, 40, 60), 20);
+  for (int64_t h = 0; h < 4; ++h) std::ranges::fill(plain.projection.slice(h).row(h), 0.0);
+  check.hold_l2({plain.shape, std::move(plain.values), std::move(plain.projection)});
 }
 
 // Squares of these numbers, or their sums, are not finite or below the normal range.
@@ -230,13 +239,10 @@ TYPED_TEST(ProjectedValueNormsParity, HoldsL2NormsOfExtremeNumbers) {
 }
 
 // Their squares are held to bounds of their own in value_space_parity_test.cpp.
-TYPED_TEST(ProjectedValueNormsParity, TakesRootsOfSquaredLengths) {
+TYPED_TEST(ProjectedValueNormsParity, AreRootsOfSquaredLengths) {
   for (const auto& [head_dim, tokens] : {std::pair(10, 70), {64, 1100}, {128, 70}}) {
     const NormsInput<TypeParam> input = norms_input<TypeParam>(layer_shape(4, 2, head_dim, 200), tokens);
-    Output gram(4 * head_dim * head_dim), squares(4 * input.tokens());
-    cuda::gram_matrices<TypeParam>(input.device_projection.view(), gram.data(), nullptr);
-    cuda::squared_norms<TypeParam>(input.device_values.view(), gram.data(), 4, squares.data(), nullptr);
-    std::vector<float> roots = squares.numbers();
+    std::vector<float> roots = input.norms_l2(true);
     for (float& number : roots) number = std::sqrt(number);
     EXPECT_TRUE(same_bits(input.norms_l2(), roots)) << "head_dim " << head_dim;
   }
@@ -309,22 +315,6 @@ TYPED_TEST(ProjectedValueNormsParity, GivesTheSameBitsUnderEverySchedule) {
       expect(in_every_schedule([&] { return input.norms(kernel); }));
     expect(in_every_schedule([&] { return input.norms_l2(); }));
   }
-}
-
-TYPED_TEST(ProjectedValueNormsParity, RefusesShapesThatDoNotFitInL2) {
-  using T = TypeParam;
-  const auto refuses = [](const LayerShape& values, const LayerShape& projection) {
-    const Uploaded<T> v{Tensor(values.kv_heads, 3, values.head_dim)};
-    const Uploaded<T> w{Tensor(projection.query_heads, projection.head_dim, projection.model_dim)};
-    EXPECT_THROW(cuda::projected_value_norms_l2<T>(v.view(), w.view(), nullptr, nullptr, nullptr),
-                 ShapeMismatch);
-    EXPECT_THROW(cuda::norms_of_squares<T>(v.view(), w.view(), nullptr, nullptr, nullptr), ShapeMismatch);
-  };
-  const LayerShape shape = layer_shape(4, 2, 10, 5), wide = layer_shape(4, 2, 257, 5);
-  refuses(shape, layer_shape(3, 2, 10, 5));
-  refuses(wide, wide);
-  const Uploaded<T> v{Tensor(2, 3, 10)}, w{Tensor(4, 9, 5)};
-  EXPECT_THROW(cuda::norms_of_squares<T>(v.view(), w.view(), nullptr, nullptr, nullptr), ShapeMismatch);
 }
 
 TYPED_TEST(ProjectedValueNormsParity, RefusesWhatDoesNotFit) {

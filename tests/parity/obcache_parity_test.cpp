@@ -85,6 +85,7 @@ class Subject {
         : shape(layer),
           window(queries),
           gram(shape.query_heads * shape.head_dim * shape.head_dim),
+          factor(shape.query_heads * shape.head_dim * shape.head_dim),
           lengths(shape.query_heads * capacity),
           outputs(count() * shape.head_dim),
           log_sum_exp(count()),
@@ -96,8 +97,12 @@ class Subject {
     int64_t count() const { return shape.query_heads * window; }
     void measure_values(cuda::DeviceTensor<const T> values, cuda::DeviceTensor<const T> projection,
                         Space space) {
-      if (space == Space::projected) cuda::gram_matrices<T>(projection, gram.data(), nullptr);
-      cuda::squared_norms<T>(values, of(space), shape.query_heads, lengths.data(), nullptr);
+      WorkingMemory memory(cuda::gram_matrices_workspace(shape.query_heads, shape.head_dim));
+      const bool projected = space == Space::projected;
+      if (projected) cuda::gram_matrices<T>(projection, gram.data(), factor.data(), memory.view(), nullptr);
+      cuda::squared_norms<T>(values, projected ? factor.data() : nullptr, shape.query_heads, lengths.data(),
+                             nullptr);
+      cuda::synchronise(nullptr);
     }
     void attend(Change change, cuda::DeviceTensor<const T> queries, cuda::CacheView<T> cache, double scale,
                 float* logits) {
@@ -125,7 +130,7 @@ class Subject {
 
     LayerShape shape;
     int64_t window;
-    Output gram, lengths, outputs, log_sum_exp, dominant_logits, others, others_log_sum_exp;
+    Output gram, factor, lengths, outputs, log_sum_exp, dominant_logits, others, others_log_sum_exp;
     cuda::Buffer<int64_t> rows;
   };
 

@@ -1,4 +1,4 @@
-// Gram matrices and squared lengths of values within bounds that follow from the rounding of their sums.
+// Gram matrices, their factors and squared lengths of values within bounds that follow from their rounding.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -8,6 +8,8 @@
 #include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/eviction/value_space.hpp>
+#include <kvbound/reference/numerics/gram_factor.hpp>
+#include <kvbound/reference/numerics/vectors.hpp>
 
 #include "support.hpp"
 
@@ -32,15 +34,17 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 template <class T>
 class ValueSpaceParity : public DeviceTest {
  protected:
-  // {Gram matrices, squared lengths after W^O, squared lengths before it}
+  // {Gram matrices, factors, squared lengths after W^O, squared lengths before it}
   static std::vector<std::vector<float>> run(const Case& c, const Tensor& projection, const Tensor& values) {
     const Uploaded<T> device_projection(projection), device_values(values);
-    Output gram(c.query_heads() * c.head_dim * c.head_dim), projected(c.query_heads() * c.tokens),
+    const int64_t numbers = c.query_heads() * c.head_dim * c.head_dim;
+    Output gram(numbers), factor(numbers), projected(c.query_heads() * c.tokens),
         head(c.query_heads() * c.tokens);
-    cuda::gram_matrices<T>(device_projection.view(), gram.data(), nullptr);
-    cuda::squared_norms<T>(device_values.view(), gram.data(), c.query_heads(), projected.data(), nullptr);
+    WorkingMemory memory(cuda::gram_matrices_workspace(c.query_heads(), c.head_dim));
+    cuda::gram_matrices<T>(device_projection.view(), gram.data(), factor.data(), memory.view(), nullptr);
+    cuda::squared_norms<T>(device_values.view(), factor.data(), c.query_heads(), projected.data(), nullptr);
     cuda::squared_norms<T>(device_values.view(), nullptr, c.query_heads(), head.data(), nullptr);
-    return {gram.numbers(), projected.numbers(), head.numbers()};
+    return {gram.numbers(), factor.numbers(), projected.numbers(), head.numbers()};
   }
 
   void expect_parity(const Case& c) {
@@ -49,10 +53,12 @@ class ValueSpaceParity : public DeviceTest {
     const std::vector<std::vector<float>> results =
         in_every_schedule([&] { return run(c, projection, values); });
     for (int64_t h = 0; h < c.query_heads(); ++h) {
-      hold_gram(c, projection.slice(h), std::span(results[0]).subspan(h * c.head_dim * c.head_dim));
+      const int64_t squares = c.head_dim * c.head_dim;
+      hold_gram(c, projection.slice(h), std::span(results[0]).subspan(h * squares));
+      hold_factor(c, projection.slice(h), std::span(results[1]).subspan(h * squares, squares));
       const MatrixView own = values.slice(h / c.group_size);
-      hold_lengths(c, own, projection.slice(h), std::span(results[1]).subspan(h * c.tokens, c.tokens));
-      hold_lengths(c, own, {}, std::span(results[2]).subspan(h * c.tokens, c.tokens));
+      hold_lengths(c, own, projection.slice(h), std::span(results[2]).subspan(h * c.tokens, c.tokens));
+      hold_lengths(c, own, {}, std::span(results[3]).subspan(h * c.tokens, c.tokens));
     }
   }
 
@@ -69,13 +75,6 @@ class ValueSpaceParity : public DeviceTest {
     return reference::sum_rounding(depth + 2, reference::single_precision());
   }
   static KernelArithmetic arithmetic(const Case& c) { return cuda::value_space_arithmetic<T>(c.head_dim); }
-  // The error of a squared length, as a share of the sum of its terms' absolute values.
-  static double of_length(const Case& c, bool projected) {
-    if (!projected) return of_additions(c.head_dim);
-    const KernelArithmetic lengths = arithmetic(c);
-    return lengths.tensor_lengths + (1 + lengths.tensor_lengths) * of_additions(lengths.length_depth);
-  }
-
   void hold_gram(const Case& c, MatrixView projection, std::span<const float> actual) {
     std::vector<double> expected, bounds;
     for (int64_t i = 0; i < c.head_dim; ++i) {
@@ -93,23 +92,40 @@ class ValueSpaceParity : public DeviceTest {
     EXPECT_TRUE(gram_.hold(actual.first(expected.size()), expected, bounds)) << c;
   }
 
+  // The product of the factor's rows is G, but for its shift and rounding.
+  void hold_factor(const Case& c, MatrixView projection, std::span<const float> factor) {
+    const double off = reference::gram_factor_error(c.head_dim, c.model_dim) + 0x1.02p-23;
+    for (int64_t k = 0; k < c.head_dim; ++k) {
+      const std::span<const float> row = factor.subspan(k * c.head_dim, c.head_dim);
+      EXPECT_GT(row[k], 0) << c;
+      for (int64_t i = k + 1; i < c.head_dim; ++i) EXPECT_EQ(row[i], 0) << c;
+      for (int64_t other = 0; other <= k; ++other) {
+        double sum = 0;
+        for (int64_t i = 0; i <= other; ++i) sum += double{row[i]} * factor[other * c.head_dim + i];
+        ASSERT_NEAR(sum, reference::inner_product(projection.row(k), projection.row(other)),
+                    off * reference::norm(projection.row(k)) * reference::norm(projection.row(other)))
+            << c << ", rows " << k << " and " << other;
+      }
+    }
+  }
+
   // projection  no rows: the head's space
   void hold_lengths(const Case& c, MatrixView values, MatrixView projection, std::span<const float> actual) {
     const bool projected = projection.rows > 0;
     const reference::ValueSpace space =
         projected ? reference::ValueSpace(Space::projected, projection) : reference::ValueSpace();
     const std::vector<double> expected = space.squared_norms(values);
+    const KernelArithmetic own = arithmetic(c);
+    const double sums = of_additions(projected ? own.length_depth : c.head_dim),
+                 products = own.tensor_lengths + of_additions(own.length_depth);
     std::vector<double> bounds;
     for (int64_t t = 0; t < c.tokens; ++t) {
-      double size = 0;  // || |v| |W| ||^2
-      for (int64_t m = 0; m < (projected ? c.model_dim : c.head_dim); ++m) {
-        double column = 0;
-        for (int64_t d = 0; projected && d < c.head_dim; ++d)
-          column += std::abs(values(t, d) * projection(d, m));
-        if (!projected) column = std::abs(values(t, m));
-        size += column * column;
-      }
-      bounds.push_back(of_length(c, projected) * size + 0x1p-120);
+      double bound = sums * expected[t] + 0x1p-120, whole = 0;  // sum_k |v_k| || W_k ||
+      for (int64_t k = 0; projected && k < c.head_dim; ++k)
+        whole += std::abs(values(t, k)) * reference::norm(projection.row(k));
+      const double moved = products * whole;
+      bound += (2 * std::sqrt(expected[t]) + moved) * moved * (1 + sums);
+      bounds.push_back(bound + reference::gram_factor_error(c.head_dim, c.model_dim) * whole * whole);
     }
     EXPECT_TRUE(lengths_.hold(actual, expected, bounds)) << c;
   }
@@ -133,32 +149,31 @@ TYPED_TEST(ValueSpaceParity, MatchesReferenceAcrossGroups) {
   for (const int64_t group_size : {1, 3, 7}) this->expect_parity({.kv_heads = 3, .group_size = group_size});
 }
 
-// Every token meets one number of G alone, on the diagonal or twice beside it, so that no sum rounds.
+// Every token meets one number of L alone, `left` of the diagonal, so that no sum rounds.
 template <class T>
-void expect_exact_lengths(int64_t head_dim, int64_t shift, float of_value, float of_g) {
+void expect_exact_lengths(int64_t head_dim, int64_t left, float of_value, float of_factor) {
   Tensor values(1, head_dim, head_dim);
-  std::vector<float> gram(head_dim * head_dim);
+  std::vector<float> factor(head_dim * head_dim);
   for (int64_t n = 0; n < head_dim; ++n) {
-    const int64_t other = (n + shift) % head_dim;
-    values.slice(0)(n, n) = values.slice(0)(n, other) = of_value;
-    gram[n * head_dim + other] = gram[other * head_dim + n] = of_g;
+    values.slice(0)(n, n) = of_value;
+    factor[n * head_dim + std::max(n - left, int64_t{0})] = of_factor;
   }
   const Uploaded<T> device_values(values);
-  const cuda::Buffer<float> device_gram{std::span<const float>(gram)};
+  const cuda::Buffer<float> device_factor{std::span<const float>(factor)};
   Output norms(head_dim);
-  cuda::squared_norms<T>(device_values.view(), device_gram.data(), 1, norms.data(), nullptr);
-  const float expected = (shift == 0 ? 1 : 2) * of_g * of_value * of_value;
-  EXPECT_EQ(norms.numbers(), std::vector<float>(head_dim, expected))
-      << "head_dim " << head_dim << ", shift " << shift;
+  cuda::projected_value_norms_l2<T>(device_values.view(), device_factor.data(), 1, norms.data(), nullptr);
+  const float number = of_value * of_factor, square = number * number;
+  EXPECT_EQ(norms.numbers(), std::vector<float>(head_dim, std::sqrt(square)))
+      << "head_dim " << head_dim << ", left " << left;
 }
 
 TYPED_TEST(ValueSpaceParity, EveryNumberCountsWithAllItsBits) {
   const bool short_numbers = std::is_same_v<TypeParam, cuda::Bfloat16>;
   const float of_value = short_numbers ? 0x1.aap0F : 0x1.abcp0F;  // all bits of BF16 and of FP16
   for (const int64_t head_dim : {10, 80, 128, 256}) {
-    for (const int64_t shift : {int64_t{0}, int64_t{1}, head_dim / 2, head_dim - 1}) {
-      expect_exact_lengths<TypeParam>(head_dim, shift, 1, 0x1.abcdeep0F);
-      expect_exact_lengths<TypeParam>(head_dim, shift, of_value, 1);
+    for (const int64_t left : {int64_t{0}, int64_t{1}, head_dim / 2, head_dim - 1}) {
+      expect_exact_lengths<TypeParam>(head_dim, left, 1, 0x1.abcdeep0F);
+      expect_exact_lengths<TypeParam>(head_dim, left, of_value, 1);
     }
   }
 }
@@ -166,7 +181,9 @@ TYPED_TEST(ValueSpaceParity, EveryNumberCountsWithAllItsBits) {
 TYPED_TEST(ValueSpaceParity, RefusesShapesThatDoNotFit) {
   using T = TypeParam;
   const Uploaded<T> wide(Tensor(2, 257, 4)), values(Tensor(2, 5, 8)), wide_values(Tensor(2, 5, 257));
-  EXPECT_THROW(cuda::gram_matrices<T>(wide.view(), nullptr, nullptr), ShapeMismatch);
+  EXPECT_THROW(cuda::gram_matrices<T>(wide.view(), nullptr, nullptr, {}, nullptr), ShapeMismatch);
+  EXPECT_THROW(cuda::gram_matrices<T>(values.view(), nullptr, nullptr, {}, nullptr), ShapeMismatch);
+  EXPECT_THROW(cuda::projected_value_norms_l2<T>(values.view(), nullptr, 3, nullptr, nullptr), ShapeMismatch);
   EXPECT_THROW(cuda::squared_norms<T>(values.view(), nullptr, 3, nullptr, nullptr), ShapeMismatch);
   EXPECT_THROW(cuda::squared_norms<T>(wide_values.view(), nullptr, 2, nullptr, nullptr), ShapeMismatch);
 }

@@ -187,12 +187,22 @@ TEST(DirectedScores, CountTensorCoresErrorOfTheProductOfValueAndOutput) {
   expect_tight(moved - exact, given.bound(Change::key, 0, arithmetic), 1.01, "floor");
 }
 
-TEST(DirectedScores, CountTensorCoresErrorOfASquaredLengthAfterW) {
+// Of the length 18 of 9 W, by a factor whose products with it are off by as much as they may.
+TEST(DirectedScores, CountErrorsOfALengthByTheFactorOfAGramMatrix) {
   const Scored given{filled(1, 1, 1), filled(1, 1, 1), filled(1, 1, 3), filled(1, 1, 2), Space::projected};
   Arithmetic arithmetic = nothing_rounds();
   arithmetic.tensor_lengths = 0x1p-9;
-  expect_tight(given.score(Change::value, 0) * arithmetic.tensor_lengths,
-               given.bound(Change::value, 0, arithmetic), 1.01);
+  const double products = given.bound(Change::value, 0, arithmetic);  // with an output, which `value` has not
+  arithmetic.gram_factor = true;
+  expect_tight(given.score(Change::value, 0) * (std::pow(1 + arithmetic.tensor_lengths, 2) - 1),
+               given.bound(Change::value, 0, arithmetic) - products, 1.01, "tensor cores");
+  Arithmetic one = nothing_rounds(), none = nothing_rounds();
+  one.gram_factor = none.gram_factor = true;
+  one.unit = none.unit = 0x1p-24;
+  one.length_depth = 1;
+  none.length_depth = 0;
+  expect_tight(given.score(Change::value, 0) * (2 + 1) * 0x1p-24,
+               given.bound(Change::value, 0, one) - given.bound(Change::value, 0, none), 1.01, "additions");
 }
 
 TEST(DirectedScores, CountWhatIsLeftOfAnOutputsLargestNumberWhereAValueMeetsOthers) {

@@ -100,7 +100,7 @@ TEST(ArithmeticOf, TakesWhatAKernelDeclares) {
                                                .weights_floor = 0.0625,
                                                .tensor_lengths = 0.5,
                                                .lengths_floor = 0.75,
-                                               .gram_share = 0.0625,
+                                               .gram_factor = true,
                                                .rescalings = 3});
   EXPECT_EQ(arithmetic.unit, single_precision().unit);
   EXPECT_EQ(arithmetic.accumulation_depth, 9);
@@ -111,7 +111,7 @@ TEST(ArithmeticOf, TakesWhatAKernelDeclares) {
   EXPECT_EQ(arithmetic.weights_floor, 0.0625);
   EXPECT_EQ(arithmetic.tensor_lengths, 0.5);
   EXPECT_EQ(arithmetic.lengths_floor, 0.75);
-  EXPECT_EQ(arithmetic.gram_share, 0.0625);
+  EXPECT_TRUE(arithmetic.gram_factor);
   EXPECT_EQ(arithmetic.rescalings, 3);
   EXPECT_EQ(arithmetic_of({.precision = Precision::fp64}).unit, double_precision().unit);
   EXPECT_EQ(arithmetic_of({}).rescalings, single_precision().rescalings);

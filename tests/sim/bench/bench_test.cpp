@@ -285,12 +285,14 @@ TEST(DeviceOperations, CountEveryArrayOnce) {
   EXPECT_EQ(nearest.unit, "FLOP");
   EXPECT_EQ(nearest.bytes, 2 * 56 * (2 * 64 + 4 + 8));
   EXPECT_EQ(nearest.work, 2 * 56 * 2 * 64);
-  // W^O and the Gram matrices.
+  // W^O, the Gram matrices and their factors.
   const BenchTimes gram = measured("gram-matrices");
   EXPECT_EQ(gram.unit, "bytes");
-  EXPECT_EQ(gram.work, 8 * 64 * (2 * 256 + 4 * 64));
-  // Values of 2 KV heads, squares of 8 query heads, and their roots.
-  EXPECT_EQ(measured("norms-of-squares").work, 256 * (2 * 64 * 2 + 8 * 4 * 2));
+  EXPECT_EQ(gram.work, 8 * 64 * (2 * 256 + 2 * 4 * 64));
+  // Products of 8 query heads' values with the factors' numbers on and left of the diagonal.
+  const BenchTimes norms = measured("projected-value-norms-l2");
+  EXPECT_EQ(norms.unit, "FLOP");
+  EXPECT_EQ(norms.work, 2 * 8 * 256 * 64 * 65 / 2);
 }
 
 }  // namespace
