@@ -130,6 +130,19 @@ TEST(GramFactor, SizesAreThoseOfItsNumbers) {
   EXPECT_NEAR(GramFactor(matrix({{3, 4}, {5, 0}})).sizes(rows)[0], std::hypot(5 + 2 * 3, 2 * 4), 1e-9);
 }
 
+// Of rows (1, 0) and (1, h) the inverse of the factor's rows, each of length 1, has squares of
+// 1 + (c^2 + 1) / s^2 for the cosine c and the sine s of their angle.
+TEST(GramFactor, SizesLeaveRoomForWhatASmallPivotMoves) {
+  const double h = 0.01, length = std::hypot(1, h), s = h / length, c = 1 / length;
+  const Matrix rows = matrix({{2, 1}});
+  const double moved = 4 * 2 * gram_shift(2, 2) * (1 + (c * c + 1) / (s * s));
+  const double deviation = std::sqrt(2.0) * moved / (1 + std::sqrt(1 - 2 * moved));
+  const double size = GramFactor(matrix({{1, 0}, {1, h}})).sizes(rows)[0];
+  const double room = (size - std::hypot(3, h)) / (2 + length);
+  EXPECT_GE(room, deviation);
+  EXPECT_LE(room, 1.05 * deviation);
+}
+
 TEST(GramFactor, SizesAreAllTermsWhereTheFactorIsUncertain) {
   const Matrix rows = matrix({{1, -2, 1}, {0, 0, 0}});
   EXPECT_EQ(GramFactor(matrix({{3, 4}, {-3, -4}, {0, 0}})).sizes(rows), (Numbers{15, 0}));
