@@ -205,23 +205,24 @@ __device__ void consume(const Arguments<T>& p, const Work<T>& work, const Shared
     for (int tile = consumer; tile < rows.count(item); tile += kConsumers) {
       const int token = tile * kTokens + warp() % kGroupWarps * kRowsAtOnce;
       const ValueNorms norms(p, item, token);
-      float logits[kWarpgroupSums], products[kWarpgroupSums];
-      const uint16_t *const keys = wait(stages), *values = nullptr;
+      float logits[kWarpgroupSums], products[kWarpgroupSums];  // of `value` there are none
+      const uint16_t* const keys = wait(stages);
       if constexpr (kHasProducts<change>) {
         Stages next = stages;
         next.ring.advance();
-        values = wait(next);
-      }
-      warpgroup_fence(logits, products);
-      begin_product<kHeadDim, kTokens, kQueries, T>(logits, keys, rows.query_set(0));
-      warpgroup_commit();
-      if constexpr (kHasProducts<change>) {
+        const uint16_t* const values = wait(next);
+        warpgroup_fence(logits, products);
+        begin_product<kHeadDim, kTokens, kQueries, T>(logits, keys, rows.query_set(0));
+        warpgroup_commit();
         begin_products<kHeadDim, T>(products, values, shared);
         warpgroup_wait<1>(logits);
         leave();
+        warpgroup_wait<0>(products);
+        leave();
+      } else {
+        multiply<kHeadDim, kTokens, kQueries, T>(logits, keys, rows.query_set(0));
+        leave();
       }
-      warpgroup_wait<0>(logits, products);
-      leave();
       write_sums(work, item, token, 1, p.scores, [&](int part) {
         ItemProducts of_keys = part_of(logits, part), of_values{};
         if constexpr (kHasProducts<change>) of_values = part_of(products, part);

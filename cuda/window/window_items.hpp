@@ -38,6 +38,7 @@ struct Work {
   int split_items;  ///< which have a split's query heads
   int items;
 
+  /// tokens_of_split  a multiple of kBoxKeys, or all
   Work(const Window<T>& of, int64_t tokens_of_split)
       : window(of),
         scale(binary_scale(of)),
