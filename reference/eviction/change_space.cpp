@@ -19,7 +19,7 @@ ChangeSpace::ChangeSpace(Space space, MatrixView output_projection) : lengths_(s
 
 double ChangeSpace::sum_of_lengths(VectorView x) const {
   double sum = 0;
-  for (size_t k = 0; k < x.size(); ++k) sum += std::abs(x[k]) * (is_projected() ? lengths_of_rows_[k] : 1);
+  for (size_t k = 0; k < x.size(); ++k) sum += std::abs(x[k]) * lengths_of_rows_[k];
   return sum;
 }
 

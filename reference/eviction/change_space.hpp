@@ -22,7 +22,7 @@ class ChangeSpace {
   ChangeSpace(Space space, MatrixView output_projection);
 
   double size(VectorView x) const;
-  /// sum_k |x_k| || W_k ||_2, in the head's space sum_k |x_k|: no less than any length of numbers +-x_k.
+  /// sum_k |x_k| || W_k ||_2, no less than any length of numbers +-x_k; for the hidden state's space alone.
   double sum_of_lengths(VectorView x) const;
   const ValueSpace& lengths() const { return lengths_; }
   bool is_projected() const { return !lengths_.is_head(); }
