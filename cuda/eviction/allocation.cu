@@ -1,6 +1,7 @@
 #include "allocation.hpp"
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/team.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "radix_selection.hpp"
@@ -14,9 +15,8 @@ using radix_selection::kThreads;
 using radix_selection::Least;
 
 constexpr int64_t kMostHeads = 4096;
-constexpr int kClusterBlocks = 8;
-// For a cluster: with fewer columns, its blocks would wait for each other more than work.
-constexpr int64_t kLeastCols = 1024;
+// With so many columns, the blocks of a cluster would wait for each other more than work.
+constexpr int64_t kColsOfOneBlock = 1024;
 
 struct Arguments {
   Wide safeguard, unit;  // the safeguard is safeguard / unit
@@ -51,7 +51,7 @@ struct Shared : radix_selection::SearchShared {
 template <int kBlocks, class Work>
 __device__ void each_key(const Arguments& p, int64_t head, const Work& work) {
   const int64_t share = round_up(ceil_division(p.cols, kBlocks), 32);
-  const int64_t begin = kBlocks > 1 ? cluster_rank() * share : 0, end = min(begin + share, p.cols);
+  const int64_t begin = Team<kBlocks>::rank() * share, end = min(begin + share, p.cols);
   const float* const scores = p.scores + head * p.row_stride;
 #pragma unroll 4
   for (int64_t first = begin + warp() * 32; first < end; first += kThreads) {
@@ -81,15 +81,6 @@ __device__ void count_by_head(const Arguments& p, uint32_t least, const Shared& 
     atomicAdd(&shared.same[head], same);
   }
   if (nan) *p.status = 1;  // several threads may write, all of them 1
-}
-
-template <int kBlocks>
-__device__ void sync_blocks() {
-  if constexpr (kBlocks > 1) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
 }
 
 // The sum of the blocks' numbers.
@@ -154,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 1) adakv_budgets_kernel(Arguments p)
   SharedMemory memory;
   const Shared shared(memory, p.kv_heads, kBlocks);
   radix_selection::Exchange<kBlocks> exchange(shared);
-  sync_blocks<kBlocks>();  // all blocks can be sent to
+  Team<kBlocks>::sync();  // all blocks can be sent to
   int64_t total = 0;
   for (int64_t head = 0; head < p.kv_heads; ++head) total += p.candidates[head];
   const auto each = [&](const auto& add) {
@@ -166,24 +157,17 @@ __global__ void __launch_bounds__(kThreads, 1) adakv_budgets_kernel(Arguments p)
   if (total > 0)
     least = radix_selection::least_of_blocks<kBlocks, uint32_t>(each, total, shared, exchange, 32);
   count_by_head<kBlocks>(p, least.number, shared);
-  sync_blocks<kBlocks>();
+  Team<kBlocks>::sync();
   for (int64_t head = threadIdx.x; head < p.kv_heads; head += kThreads) {
     shared.found[head] = found_of<kBlocks>(head, least, shared);
     share_out(p, head, shared);
   }
   // All heads' shares are known, and no block returns while others read its shared memory.
-  sync_blocks<kBlocks>();
-  if (kBlocks > 1 && cluster_rank() > 0) return;
+  Team<kBlocks>::sync();
+  if (Team<kBlocks>::rank() > 0) return;
   for (int64_t head = threadIdx.x; head < p.kv_heads; head += kThreads) {
     p.budgets[head] = filled_up(p, head, total, shared);
   }
-}
-
-template <int kBlocks>
-void launch_budgets(const Arguments& arguments, Stream stream) {
-  const LaunchShape shape{extent(kBlocks), extent(kThreads),
-                          shared_bytes<Shared>(arguments.kv_heads, kBlocks), stream};
-  launch<adakv_budgets_kernel<kBlocks>>(kBlocks > 1 ? shape.in_clusters(extent(kBlocks)) : shape, arguments);
 }
 
 }  // namespace
@@ -203,11 +187,10 @@ void adakv_budgets(const AdaKv& options, const float* scores, int64_t kv_heads, 
                             candidates,
                             budgets,
                             status};
-  if (cols > kLeastCols && device().has_clusters) {
-    launch_budgets<kClusterBlocks>(arguments, stream);
-  } else {
-    launch_budgets<1>(arguments, stream);
-  }
+  launch_by_length(cols, kColsOfOneBlock, [&]<int kBlocks> {
+    launch<adakv_budgets_kernel<kBlocks>>(
+        teams<kBlocks>(1, kThreads, shared_bytes<Shared>(kv_heads, kBlocks), stream), arguments);
+  });
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

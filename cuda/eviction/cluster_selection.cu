@@ -1,6 +1,7 @@
 #include "cluster_selection.hpp"
 
 #include <kvbound/cuda/primitives/loads_first.hpp>
+#include <kvbound/cuda/primitives/team.hpp>
 
 #include "radix_selection.hpp"
 
@@ -11,13 +12,12 @@ namespace {
 
 using namespace radix_selection;
 
-constexpr int kBlocks = 8;
+constexpr int kBlocks = kTeamBlocks;
 // Few, as each pass over a digit has four barriers, which wait for every warp, and as much work for each warp
 // as for its keys. Only so many keys that registers do not suffice for have more threads.
 template <int kKeys>
 constexpr int kThreadsWith = kKeys <= 16 ? kBins : 2 * kBins;
 constexpr int kMostKeys = static_cast<int>(kMostColumns / (kBlocks * 2 * kBins));  // of a thread
-constexpr int64_t kLeastCols = 4096;  // with fewer columns, blocks would wait for each other more than work
 
 __host__ __device__ int of_block(int64_t cols) {
   return static_cast<int>(round_up(ceil_division(cols, kBlocks), 32));
@@ -175,7 +175,7 @@ template <bool kTwoStages, int kKeys>
 __global__ void __launch_bounds__(kThreadsWith<kKeys>, 1) select_in_cluster_kernel(Arguments p) {
   SharedMemory memory;
   const ClusterShared shared(memory);
-  const int64_t row = blockIdx.x / kBlocks;
+  const int64_t row = Team<kBlocks>::row();
   const Columns<kKeys> columns(p.cols);
   const auto k = static_cast<int>(p.k[row]);
   const auto stage_one_count = static_cast<int>(kTwoStages ? p.stage_one_count[row] : 0);
@@ -205,9 +205,7 @@ __global__ void __launch_bounds__(kThreadsWith<kKeys>, 1) select_in_cluster_kern
 
 template <int kKeys>
 void launch_selection_of(const Arguments& arguments, int64_t rows, Stream stream) {
-  const LaunchShape shape =
-      LaunchShape{extent(kBlocks * rows), extent(kThreadsWith<kKeys>), shared_bytes<ClusterShared>(), stream}
-          .in_clusters(extent(kBlocks));
+  const LaunchShape shape = teams<kBlocks>(rows, kThreadsWith<kKeys>, shared_bytes<ClusterShared>(), stream);
   if (arguments.stage_two) {
     launch<select_in_cluster_kernel<true, kKeys>>(shape, arguments);
   } else {
@@ -218,7 +216,7 @@ void launch_selection_of(const Arguments& arguments, int64_t rows, Stream stream
 }  // namespace
 
 bool can(int64_t rows, int64_t cols) {
-  return cols > kLeastCols && cols <= kMostColumns && rows <= INT32_MAX / kBlocks && device().has_clusters;
+  return cols > kShortRow && cols <= kMostColumns && rows <= INT32_MAX / kBlocks && device().has_clusters;
 }
 
 void launch_selection(const Arguments& arguments, int64_t rows, Stream stream) {

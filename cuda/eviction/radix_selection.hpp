@@ -90,21 +90,28 @@ struct DigitSearch {
   __device__ Number least() const { return prefix << below; }
 };
 
+/// Shared memory of an Exchange.
+struct ExchangeShared {
+  int* bins;          ///< [2, blocks, kBins]: what each block of a cluster has counted, in turns
+  uint64_t* arrived;  ///< [2]: all of these have arrived
+
+  /// blocks  of a cluster that count together; of one alone there are no bins
+  __host__ __device__ ExchangeShared(SharedMemory& memory, int blocks)
+      : bins(memory.array<int>(blocks > 1 ? 2 * blocks * kBins : 0)),
+        arrived(memory.array<uint64_t>(blocks > 1 ? 2 : 0)) {}
+};
+
 /// Shared memory of a search.
-struct SearchShared {
+struct SearchShared : ExchangeShared {
   int* counters;     ///< [kBins, 32]
   int* warp_totals;  ///< [kWarps]
   Found* found;
-  int* bins;          ///< [2, blocks, kBins]: what each block of a cluster has counted, in turns (Exchange)
-  uint64_t* arrived;  ///< [2]: all of these have arrived
 
-  /// blocks  of a cluster that search together; of one alone there are no bins
   __host__ __device__ SearchShared(SharedMemory& memory, int blocks)
-      : counters(memory.array<int>(kCounters)),
+      : ExchangeShared(memory, blocks),
+        counters(memory.array<int>(kCounters)),
         warp_totals(memory.array<int>(kWarps)),
-        found(memory.array<Found>(1)),
-        bins(memory.array<int>(blocks > 1 ? 2 * blocks * kBins : 0)),
-        arrived(memory.array<uint64_t>(blocks > 1 ? 2 : 0)) {}
+        found(memory.array<Found>(1)) {}
 };
 
 /// Shared memory of a selecting block.
@@ -130,14 +137,6 @@ __device__ inline int prefix_sum_of_warp(int number, int* warp_totals) {
   }
   if (lane() == 31) warp_totals[warp()] = number;
   return number;
-}
-
-/// The inclusive prefix sum over the block's threads. All threads call it, and need a
-/// barrier before the next call.
-__device__ inline int prefix_sum(int number, int* warp_totals) {
-  const int in_warp = prefix_sum_of_warp(number, warp_totals);
-  __syncthreads();
-  return in_warp + sum_before(warp_totals);
 }
 
 __device__ inline void clear(int* counters) {
@@ -168,13 +167,14 @@ __device__ inline int take_own_bin(int* counters) {
   return sum;
 }
 
-/// How many ranks are in a bin, and how many of them in blocks before this one.
+/// How many items are in a bin, and how many of them in blocks before this one.
 struct BinSize {
   int all, before;
 };
 
-/// How the kBlocks of a cluster that search together tell each other what they have counted: each sends the
-/// sizes of its bins to all of them, and waits for those of all.
+/// How the kBlocks of a cluster that search or sort together tell each other what they have counted: each
+/// sends the sizes of its bins to all of them, and waits for those of all. The first kBins threads have a bin
+/// each.
 ///
 /// There are two sets of bins, in turns. A block fills another one's set again when the other has sent the
 /// sizes of the set between, which it does when all of its threads have read this one.
@@ -182,7 +182,7 @@ template <int kBlocks>
 class Exchange {
  public:
   /// A barrier of the cluster has to follow before the first search, by all threads.
-  __device__ explicit Exchange(const SearchShared& shared) : shared_(shared) {
+  __device__ explicit Exchange(const ExchangeShared& shared) : shared_(shared) {
     if constexpr (kBlocks > 1) {
       if (threadIdx.x > 0) return;
       mbarrier_init(shared.arrived, 1);
@@ -191,9 +191,10 @@ class Exchange {
     }
   }
 
-  /// The size of the thread's bin, in all blocks, each of which has counted its own. All threads call it.
-  __device__ BinSize size_of_own_bin() {
-    const int here = has_bin() ? take_own_bin(shared_.counters) : 0;
+  /// The size of the thread's bin in all blocks. All threads call it.
+  ///
+  /// here  its size in this block
+  __device__ BinSize size_of(int here) {
     if constexpr (kBlocks == 1) {
       return {here, 0};
     } else {
@@ -213,18 +214,18 @@ class Exchange {
     const int own_rank = cluster_rank();
 #pragma unroll
     for (int rank = 0; rank < kBlocks; ++rank)
-      store_async(bins + own_rank * kBins + own_bin(), rank, here, arrived);
+      store_async(bins + own_rank * kBins + threadIdx.x, rank, here, arrived);
     mbarrier_wait<Senders::cluster>(arrived, phase_);
 #pragma unroll
     for (int rank = 0; rank < kBlocks; ++rank) {
-      const int of_block = bins[rank * kBins + own_bin()];
+      const int of_block = bins[rank * kBins + static_cast<int>(threadIdx.x)];
       size.all += of_block;
       size.before += rank < own_rank ? of_block : 0;
     }
     return size;
   }
 
-  const SearchShared& shared_;
+  const ExchangeShared& shared_;
   int turn_ = 0;
   unsigned phase_ = 0;  // of the mbarrier whose turn it is
 };
@@ -269,7 +270,7 @@ __device__ Least<Number> least_of_blocks(const Each& each, int64_t k, const Sear
   while (search.below > 0) {
     each([&](bool exists, Number number) { search.count(exists, number, shared.counters + lane()); });
     __syncthreads();
-    const BinSize size = exchange.size_of_own_bin();
+    const BinSize size = exchange.size_of(has_bin() ? take_own_bin(shared.counters) : 0);
     find_digit(size.all, search.wanted, shared.warp_totals, shared.found);
     __syncthreads();
     const Found found = *shared.found;

@@ -1,102 +1,123 @@
-// A stable radix sort by one thread block: 8 bits of an item at a time, least significant first.
+// A stable radix sort by the blocks that share a row: 8 bits of an item at a time, least significant first.
+//
+//       items       | block 0: warp 0 | warp 1 | ... | block 1: warp 0 | ...
+//       a pass:     each warp counts its items of every bin -> blocks tell each other the sizes of their bins
+//                   -> where each warp's items of a bin go -> each warp moves its items, in their order
 #pragma once
 
-#include <kvbound/cuda/eviction/radix_selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/team.hpp>
+
+#include "radix_selection.hpp"
 
 namespace kvbound::cuda {
 inline namespace KVBOUND_CUDA_BUILD {
 namespace radix_sort {
 
-using radix_selection::kCounters;
+using radix_selection::kBins;
+using radix_selection::kDigitBits;
 using radix_selection::kThreads;
 using radix_selection::kWarps;
-using radix_selection::lanes_below;
-using radix_selection::Shared;
 
-inline constexpr int kSortBits = 8;
-inline constexpr int kSortBins = 1 << kSortBits;
-static_assert(kSortBins * kWarps == kCounters, "sorting counts where selecting does");
+/// The order in which kBlocks blocks of kThreads put items.
+template <int kBlocks>
+class Sort {
+ public:
+  /// Of a block.
+  struct Shared : radix_selection::ExchangeShared {
+    int* counters;     ///< [kWarps, kBins]
+    int* warp_totals;  ///< [kBins / 32]
 
-/// Items are sorted by their upper 32 bits.
-__device__ inline int sort_bin(uint64_t item, int pass) {
-  return static_cast<int>(item >> (32 + pass * kSortBits) & (kSortBins - 1));
-}
+    __host__ __device__ explicit Shared(SharedMemory& memory)
+        : ExchangeShared(memory, kBlocks),
+          counters(memory.array<int>(kWarps * kBins)),
+          warp_totals(memory.array<int>(kBins / 32)) {}
+  };
 
-/// The part of `size` items that a warp counts and moves, in their order.
-struct Segment {
-  int64_t begin, end;
-  __device__ explicit Segment(int64_t size) {
-    const int64_t length = ceil_division(size, kThreads) * 32;
-    begin = min(warp() * length, size);
-    end = min(begin + length, size);
-  }
-};
+  __device__ explicit Sort(const Shared& shared) : shared_(shared), exchange_(shared) {}
 
-/// A warp's counter of a bin. Different bins of a warp lie in different banks, and so do eight
-/// bins of every eighth warp.
-__device__ inline int& counter(const Shared& shared, int bin, int of_warp) {
-  return shared.counters[of_warp * kSortBins + (bin ^ of_warp / 8 * 8)];
-}
-
-/// Replaces each counter by the number of items before its warp's first item in its bin. A thread has eight
-/// warps' counters of a bin.
-__device__ inline void sum_counters(const Shared& shared) {
-  constexpr int kEach = kCounters / kThreads;
-  static_assert(kEach == 8 && kWarps == 32, "counters of four neighbouring threads lie in different banks");
-  const int first = static_cast<int>(threadIdx.x) * kEach, bin = first / kWarps;
-  int total = 0;
-  for (int i = 0; i < kEach; ++i) total += counter(shared, bin, first % kWarps + i);
-  int before = radix_selection::prefix_sum(total, shared.warp_totals) - total;
-  for (int i = 0; i < kEach; ++i) {
-    int& own = counter(shared, bin, first % kWarps + i);
-    const int size = own;
-    own = before;
-    before += size;
-  }
-  __syncthreads();
-}
-
-/// The lanes among `active` that have this lane's bin.
-__device__ inline unsigned peers_of(int bin, unsigned active) {
-  unsigned peers = active;
-  for (int bit = 0; bit < kSortBits; ++bit) {
-    const bool set = (bin >> bit & 1) != 0;
-    const unsigned same = __ballot_sync(kAllLanes, set);
-    peers &= set ? same : ~same;
-  }
-  return peers;
-}
-
-/// One pass over `size` items, by their bits 32 + 8 pass and above. All threads call
-/// it; it ends with a barrier.
-__device__ inline void sort_pass(const uint64_t* from, uint64_t* to, int64_t size, int pass,
-                                 const Shared& shared) {
-  radix_selection::clear(shared.counters);
-  __syncthreads();
-  const Segment segment(size);
-  for (int64_t i = segment.begin + lane(); i < segment.end; i += 32) {
-    atomicAdd(&counter(shared, sort_bin(from[i], pass), warp()), 1);
-  }
-  __syncthreads();
-  sum_counters(shared);
-  for (int64_t first = segment.begin; first < segment.end; first += 32) {
-    const int64_t i = first + lane();
-    const bool active = i < segment.end;
-    const uint64_t item = active ? from[i] : 0;
-    const int bin = sort_bin(item, pass);
-    const unsigned peers = peers_of(bin, __ballot_sync(kAllLanes, active));
-    int* next = &counter(shared, bin, warp());
-    const int before = *next;
-    __syncwarp();
-    if (active) {
-      to[before + __popc(peers & lanes_below())] = item;
-      if ((peers & lanes_below()) == 0) *next = before + __popc(peers);
+  /// Sorts items by their upper 32 bits, of which the lowest 8 `passes` may be set. All threads of the team
+  /// call it, once; it begins and ends with the team's barrier.
+  ///
+  /// items, others  [size], of which one holds the result
+  /// returns        that one
+  __device__ uint64_t* sort(uint64_t* items, uint64_t* others, int64_t size, int passes) {
+    Team<kBlocks>::sync();
+    for (int pass = 0; pass < passes; ++pass) {
+      move(items, others, size, 32 + pass * kDigitBits);
+      uint64_t* const sorted = others;
+      others = items;
+      items = sorted;
     }
-    __syncwarp();
+    return items;
   }
-  __syncthreads();
-}
+
+ private:
+  static __device__ int bin_of(uint64_t item, int shift) {
+    return static_cast<int>(item >> shift & (kBins - 1));
+  }
+
+  // The lanes among `active` that have this lane's bin.
+  static __device__ unsigned peers_of(int bin, unsigned active) {
+    unsigned peers = active;
+    for (int bit = 0; bit < kDigitBits; ++bit) {
+      const bool set = (bin >> bit & 1) != 0;
+      const unsigned same = __ballot_sync(kAllLanes, set);
+      peers &= set ? same : ~same;
+    }
+    return peers;
+  }
+
+  // One pass, by the 8 bits from `shift` on.
+  __device__ void move(const uint64_t* from, uint64_t* to, int64_t size, int shift) {
+    for (int i = static_cast<int>(threadIdx.x); i < kWarps * kBins; i += kThreads) shared_.counters[i] = 0;
+    __syncthreads();
+    const int64_t length = ceil_division(size, kBlocks * kThreads) * 32;  // of a warp
+    const int64_t begin = min((Team<kBlocks>::rank() * kWarps + warp()) * length, size);
+    const int64_t end = min(begin + length, size);
+    int* const counters = shared_.counters + warp() * kBins;
+    for (int64_t i = begin + lane(); i < end; i += 32) atomicAdd(counters + bin_of(from[i], shift), 1);
+    __syncthreads();
+    count_items_before();
+    for (int64_t first = begin; first < end; first += 32) {
+      const int64_t i = first + lane();
+      const bool active = i < end;
+      const uint64_t item = active ? from[i] : 0;
+      const int bin = bin_of(item, shift);
+      const unsigned peers = peers_of(bin, __ballot_sync(kAllLanes, active));
+      const int before = counters[bin];
+      __syncwarp();
+      if (active) {
+        to[before + __popc(peers & radix_selection::lanes_below())] = item;
+        if ((peers & radix_selection::lanes_below()) == 0) counters[bin] = before + __popc(peers);
+      }
+      __syncwarp();
+    }
+    Team<kBlocks>::sync();
+  }
+
+  // Replaces each counter by the number of items before its warp's first item in its bin: those of smaller
+  // bins, and in this bin those of earlier blocks and warps. A thread has a bin.
+  __device__ void count_items_before() {
+    const bool has_bin = threadIdx.x < kBins;
+    int* const of_bin = shared_.counters + threadIdx.x;
+    int here = 0;
+    for (int w = 0; has_bin && w < kWarps; ++w) here += of_bin[w * kBins];
+    const radix_selection::BinSize size = exchange_.size_of(here);
+    int before = has_bin ? radix_selection::prefix_sum_of_warp(size.all, shared_.warp_totals) - size.all : 0;
+    __syncthreads();
+    if (has_bin) before += radix_selection::sum_before(shared_.warp_totals) + size.before;
+    for (int w = 0; has_bin && w < kWarps; ++w) {
+      const int of_warp = of_bin[w * kBins];
+      of_bin[w * kBins] = before;
+      before += of_warp;
+    }
+    __syncthreads();
+  }
+
+  const Shared& shared_;
+  radix_selection::Exchange<kBlocks> exchange_;
+};
 
 }  // namespace radix_sort
 }  // namespace KVBOUND_CUDA_BUILD

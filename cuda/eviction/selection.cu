@@ -1,6 +1,7 @@
 #include "selection.hpp"
 
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/team.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 #include "cluster_selection.hpp"
@@ -12,26 +13,15 @@ inline namespace KVBOUND_CUDA_BUILD {
 namespace {
 
 using namespace radix_selection;
-using radix_sort::kSortBits;
-using radix_sort::sort_pass;
+using radix_sort::Sort;
 
 struct SelectArguments {
   const float* scores;
   int64_t cols, row_stride;
   const int64_t* k;
   SelectionResult result;
-  uint32_t* keys;   // [rows, cols]; null: they are in shared memory
-  uint64_t* items;  // [rows, 2, cols]: what rank_top_kernel sorts
+  uint32_t* keys;  // [rows, cols]; null: they are in shared memory
 };
-
-// Writes a row's keys and returns the smallest rank that is selected.
-__device__ uint64_t select_row(const SelectArguments& p, int64_t row, uint32_t* keys, const Shared& shared) {
-  const float* scores = p.scores + row * p.row_stride;
-  write_keys(
-      p.cols, [&](int64_t j) { return ordered_key(scores[j]); }, keys, p.result.status);
-  __syncthreads();
-  return least_rank_of_keys(keys, p.cols, p.k[row], shared);
-}
 
 // The k largest scores of one row, ascending.
 //
@@ -47,45 +37,54 @@ __global__ void __launch_bounds__(kThreads, 1) select_top_kernel(SelectArguments
   const Shared shared(memory, p.keys ? 0 : p.cols);
   const int64_t row = blockIdx.x;
   uint32_t* keys = p.keys ? p.keys + row * p.cols : shared.keys;
-  const uint64_t least = select_row(p, row, keys, shared);
+  const float* scores = p.scores + row * p.row_stride;
+  write_keys(
+      p.cols, [&](int64_t j) { return ordered_key(scores[j]); }, keys, p.result.status);
+  __syncthreads();
+  const uint64_t least = least_rank_of_keys(keys, p.cols, p.k[row], shared);
   write_ascending(
       p.cols, [&](int64_t j) { return rank_of(keys[j], j) >= least; }, p.result, row, shared.warp_totals);
 }
+
+struct RankArguments {
+  const float* scores;
+  int64_t cols, row_stride;
+  const int64_t* k;
+  SelectionResult result;
+  uint64_t* items;  // [rows, 2, cols]
+};
 
 // An entry as it is sorted: the key's complement in front, so that ascending items are descending scores.
 __device__ uint64_t item_of(uint32_t key, int64_t index) {
   return static_cast<uint64_t>(~key) << 32 | static_cast<uint64_t>(index);
 }
 
-// The k largest scores of one row, best first: select_top_kernel's selection, then four stable
-// passes over its k entries.
+// Ranks what select_top has selected, best first: four stable passes over a row's k entries, by one block or
+// a cluster of eight.
 //
-// grid, block, shared: as select_top_kernel
-// registers  62 (sm_90a), 58 (sm_80)
-// bytes      select_top_kernel's; in the workspace 8 k to write the items, 24 k a pass and 8 k to read the
-//            result; 16 k to read and write the indices once more
+// grid       kBlocks rows, in clusters of kBlocks
+// block      1024
+// shared     32,800 bytes; of kBlocks 8 49,200
+// registers  64 (sm_90a); 64 (sm_80, where kBlocks 8 has no code)
+// bytes      read: 12 k a row; in the workspace 8 k to write the items, 24 k a pass and 8 k to read the
+//            result; written: 8 k
 // no FLOP
-__global__ void __launch_bounds__(kThreads, 1) rank_top_kernel(SelectArguments p) {
+template <int kBlocks>
+__global__ void __launch_bounds__(kThreads, 1) rank_kernel(RankArguments p) {
   SharedMemory memory;
-  const Shared shared(memory, p.keys ? 0 : p.cols);
-  const int64_t row = blockIdx.x;
-  uint32_t* keys = p.keys ? p.keys + row * p.cols : shared.keys;
-  const uint64_t least = select_row(p, row, keys, shared);
-  const int64_t k = p.k[row];
-  int64_t* indices = p.result.indices + row * p.result.stride;
-  write_ascending(
-      p.cols, [&](int64_t j) { return rank_of(keys[j], j) >= least; }, p.result, row, shared.warp_totals);
+  const typename Sort<kBlocks>::Shared shared(memory);
+  Sort<kBlocks> sort(shared);
+  using Blocks = Team<kBlocks>;
+  const int64_t row = Blocks::row(), k = p.k[row];
+  const float* const scores = p.scores + row * p.row_stride;
+  int64_t* const indices = p.result.indices + row * p.result.stride;
   uint64_t* items = p.items + row * 2 * p.cols;
-  uint64_t* others = items + p.cols;
-  for (int64_t i = threadIdx.x; i < k; i += kThreads) {
+  for (int64_t i = Blocks::thread(); i < k; i += Blocks::threads()) {
     const int64_t index = indices[i] - p.result.first;
-    items[i] = item_of(keys[index], index);
+    items[i] = item_of(ordered_key(scores[index]), index);
   }
-  __syncthreads();
-  for (int pass = 0; pass < 32 / kSortBits; ++pass) {
-    sort_pass(pass % 2 ? others : items, pass % 2 ? items : others, k, pass, shared);
-  }
-  for (int64_t i = threadIdx.x; i < k; i += kThreads) {
+  items = sort.sort(items, items + p.cols, k, 32 / kDigitBits);
+  for (int64_t i = Blocks::thread(); i < k; i += Blocks::threads()) {
     indices[i] = p.result.first + static_cast<int64_t>(items[i] & 0xffffffffu);
   }
 }
@@ -107,19 +106,6 @@ void require_selectable(int64_t rows, int64_t cols, int64_t row_stride, const Wo
   require_workspace(workspace, select_top_workspace(rows, cols));
 }
 
-template <void (*kernel)(SelectArguments)>
-void launch_selection(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, const int64_t* k,
-                      const SelectionResult& result, const Workspace& workspace, Stream stream) {
-  require_selectable(rows, cols, row_stride, workspace);
-  if (rows == 0) return;
-  const Workspaces memory(workspace, rows, cols);
-  const bool in_shared = keys_fit(cols);
-  const SelectArguments arguments{scores,      cols, row_stride, k, result, in_shared ? nullptr : memory.keys,
-                                  memory.items};
-  launch<kernel>({extent(rows), extent(kThreads), shared_bytes<Shared>(in_shared ? cols : 0), stream},
-                 arguments);
-}
-
 }  // namespace
 
 int64_t select_top_workspace(int64_t rows, int64_t cols) {
@@ -134,12 +120,23 @@ void select_top(const float* scores, int64_t rows, int64_t cols, int64_t row_str
                                         stream);
     return;
   }
-  launch_selection<select_top_kernel>(scores, rows, cols, row_stride, k, result, workspace, stream);
+  if (rows == 0) return;
+  const bool in_shared = keys_fit(cols);
+  launch<select_top_kernel>(
+      {extent(rows), extent(kThreads), shared_bytes<Shared>(in_shared ? cols : 0), stream},
+      SelectArguments{scores, cols, row_stride, k, result,
+                      in_shared ? nullptr : Workspaces(workspace, rows, cols).keys});
 }
 
 void rank_top(const float* scores, int64_t rows, int64_t cols, int64_t row_stride, const int64_t* k,
               const SelectionResult& result, Workspace workspace, Stream stream) {
-  launch_selection<rank_top_kernel>(scores, rows, cols, row_stride, k, result, workspace, stream);
+  select_top(scores, rows, cols, row_stride, k, result, workspace, stream);
+  if (rows == 0) return;
+  const RankArguments arguments{scores, cols, row_stride, k, result, Workspaces(workspace, rows, cols).items};
+  launch_by_length(cols, kShortRow, [&]<int kBlocks> {
+    launch<rank_kernel<kBlocks>>(
+        teams<kBlocks>(rows, kThreads, shared_bytes<typename Sort<kBlocks>::Shared>(), stream), arguments);
+  });
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

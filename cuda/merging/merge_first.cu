@@ -3,6 +3,7 @@
 #include <kvbound/cuda/eviction/selection.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
+#include <kvbound/cuda/primitives/team.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 namespace kvbound::cuda {
@@ -11,7 +12,6 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kEach = 128;
-constexpr int kWarps = 4;
 constexpr int kMostRounds = 29;
 static_assert(int64_t{1} << (kMostRounds - 1) > kMostScores);
 
@@ -19,50 +19,78 @@ struct RootArguments {
   MergingCandidates candidates;
   NearestKeys parents;
   double threshold;
+  const int64_t* k;
   int64_t* roots;
-  int64_t* others;  // [kv_heads, count]: of every second round
-  int64_t* all;     // [kv_heads, count]: the candidates themselves, as a list
-  int64_t* count;   // [kv_heads]: its length
-  float* cosines;   // [kv_heads, count]: above any threshold
+  int64_t* others;    // [kv_heads, count]: of every second round
+  int64_t* all;       // [kv_heads, count]: the candidates themselves, as a list
+  int64_t* count;     // [kv_heads]: its length
+  float* cosines;     // [kv_heads, count]: above any threshold
+  int64_t* selected;  // [kv_heads]: how many roots are kept
 };
 
-// The roots of one KV head's candidates: every round halves the chains, by following
-// each candidate's link twice.
+struct RootShared {
+  int* by_warp;   // [kThreads / 32]
+  int* of_block;  // [2], which other blocks read
+
+  __host__ __device__ explicit RootShared(SharedMemory& memory)
+      : by_warp(memory.array<int>(kThreads / 32)), of_block(memory.array<int>(2)) {}
+};
+
+// The roots of one KV head's candidates, and how many of them are kept, by one block or a cluster of eight:
+// every round halves the chains, by following each candidate's link twice.
 //
-// grid       kv_heads
-// block      1024; no shared memory
-// registers  32 (sm_90a and sm_80)
+// grid       kBlocks kv_heads, in clusters of kBlocks
+// block      1024
+// shared     136 bytes
+// registers  40, of kBlocks 8 48 (sm_90a); 40 (sm_80, where kBlocks 8 has no code)
 // bytes      read: 12 for each candidate, 16 in each of up to log2(count) rounds, from the caches; written:
 //            20, and 8 in each round; no FLOP
+template <int kBlocks>
 __global__ void __launch_bounds__(kThreads, 1) roots_kernel(RootArguments p) {
-  const int64_t g = blockIdx.x, size = p.candidates.count;
+  using Blocks = Team<kBlocks>;
+  SharedMemory memory;
+  const RootShared shared(memory);
+  int turn = 0;
+  // The sum of a number of each thread of the team, which all have then written what they had to.
+  const auto sum_of_all = [&](int own) {
+    int sum[] = {block_sum<kThreads / 32>(own, shared.by_warp)};
+    Blocks::sum(sum, shared.of_block, turn);
+    return sum[0];
+  };
+  const int64_t g = Blocks::row(), size = p.candidates.count;
   int64_t* from = p.roots + g * size;
   int64_t* to = p.others + g * size;
-  for (int64_t i = threadIdx.x; i < size; i += kThreads) {
+  int own = 0;
+  for (int64_t i = Blocks::thread(); i < size; i += Blocks::threads()) {
     const int64_t parent = p.parents.index[g * p.parents.stride + i];
     const bool merges =
         parent >= 0 && static_cast<double>(p.parents.cosine[g * p.parents.stride + i]) > p.threshold;
     from[i] = merges ? parent : i;
+    own += from[i] == i;
     p.all[g * size + i] = i;
     p.cosines[g * size + i] = 1;
   }
-  if (threadIdx.x == 0) p.count[g] = size;
+  const int roots = sum_of_all(own);
+  if (Blocks::thread() == 0) {
+    p.count[g] = size;
+    p.selected[g] = min(p.k[g], int64_t{roots});
+  }
   bool moved = true;
   // 2^kMostRounds links are more than there are, unless parents form a cycle, which no
   // parents of higher scores do.
   for (int round = 0; round < kMostRounds && moved; ++round) {
-    __syncthreads();
-    bool own = false;
-    for (int64_t i = threadIdx.x; i < size; i += kThreads) {
+    own = 0;
+    for (int64_t i = Blocks::thread(); i < size; i += Blocks::threads()) {
       to[i] = from[from[i]];
-      own = own || to[i] != from[i];
+      own += to[i] != from[i];
     }
-    moved = __syncthreads_or(own ? 1 : 0) != 0;
+    moved = sum_of_all(own) != 0;
     int64_t* const newer = to;
     to = from;
     from = newer;
   }
   // Both buffers hold the roots now, for the last round moved nothing.
+  Blocks::sync();  // no block returns while others read its shared memory
 }
 
 struct SumArguments {
@@ -71,47 +99,31 @@ struct SumArguments {
   float* sums;
 };
 
-// The sum of one root's scores: a warp has one candidate, and nothing to do unless it is a root.
+// The sums of roots' scores: a warp has 32 candidates, and sums the members of one root after the other.
 //
-// grid       (ceil(count / 4), kv_heads)
+// grid       (ceil(count / 128), kv_heads)
 // block      128; no shared memory
-// registers  34 (sm_90a and sm_80)
+// registers  32 (sm_90a), 42 (sm_80)
 // bytes      read: 16 and 12 for each candidate; written: 4
 // FLOP       1 for each candidate
-__global__ void __launch_bounds__(kWarps * 32) root_sums_kernel(SumArguments p) {
-  const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kWarps + warp();
-  if (i >= p.candidates.count) return;
+__global__ void __launch_bounds__(kEach) root_sums_kernel(SumArguments p) {
+  const int64_t g = blockIdx.y, i = static_cast<int64_t>(blockIdx.x) * kEach + threadIdx.x;
+  const bool exists = i < p.candidates.count;
   const int64_t* const offsets = p.clusters.offsets + g * (p.clusters.capacity + 1) + i;
-  float sum = 0;
-  for (int64_t place = offsets[0] + lane(); place < offsets[1]; place += 32) {
-    const int64_t member = p.clusters.members[g * p.clusters.stride + place];
-    sum += p.candidates.scores.data[g * p.candidates.scores.row_stride + member];
+  const int64_t begin = exists ? offsets[0] : 0, end = exists ? offsets[1] : 0;
+  float own = kNothing;
+  for (unsigned roots = __ballot_sync(kAllLanes, begin < end); roots; roots &= roots - 1) {
+    const int root = __ffs(static_cast<int>(roots)) - 1;
+    const int64_t last = __shfl_sync(kAllLanes, end, root);
+    float sum = 0;
+    for (int64_t place = __shfl_sync(kAllLanes, begin, root) + lane(); place < last; place += 32) {
+      const int64_t member = p.clusters.members[g * p.clusters.stride + place];
+      sum += p.candidates.scores.data[g * p.candidates.scores.row_stride + member];
+    }
+    sum = warp_sum(sum);
+    if (lane() == root) own = sum;
   }
-  sum = warp_sum(sum);
-  if (lane() == 0) p.sums[g * p.candidates.count + i] = offsets[0] < offsets[1] ? sum : kNothing;
-}
-
-struct CountArguments {
-  const int64_t* roots;
-  int64_t candidates;
-  const int64_t* k;
-  int64_t* selected;
-};
-
-// How many roots one KV head keeps.
-//
-// grid       kv_heads
-// block      1024; no shared memory
-// registers  24 (sm_90a and sm_80)
-// bytes      read: 8 for each candidate; written: 8 for each KV head; no FLOP
-__global__ void __launch_bounds__(kThreads, 1) count_roots_kernel(CountArguments p) {
-  const int64_t g = blockIdx.x;
-  int64_t count = 0;
-  for (int64_t first = 0; first < p.candidates; first += kThreads) {
-    const int64_t i = first + threadIdx.x;
-    count += __syncthreads_count(i < p.candidates && p.roots[g * p.candidates + i] == i ? 1 : 0);
-  }
-  if (threadIdx.x == 0) p.selected[g] = min(p.k[g], count);
+  if (exists) p.sums[g * p.candidates.count + i] = own;
 }
 
 struct KeptArguments {
@@ -176,13 +188,14 @@ __global__ void __launch_bounds__(kEach) root_targets_kernel(TargetArguments p) 
   p.cosines[g * p.leaving.stride + i] = 1;
 }
 
-// What the operations have in their workspace: arrays of one number for each KV head and token, or one more.
+// What the operations have in their workspace: arrays of one number for each KV head and token, and up to two
+// more for each KV head.
 struct Layout {
   int64_t numbers;  // bytes of such an array
   int64_t others, all, members, offsets, cosines, counts, selected, sort, bytes;
 
   Layout(int64_t kv_heads, int64_t tokens)
-      : numbers(round_up(kv_heads * (tokens + 1) * static_cast<int64_t>(sizeof(int64_t)), 256)),
+      : numbers(round_up(kv_heads * (tokens + 2) * static_cast<int64_t>(sizeof(int64_t)), 256)),
         others(0),
         all(numbers),
         members(2 * numbers),
@@ -218,23 +231,25 @@ void merge_first(const MergingCandidates& candidates, const NearestKeys& parents
   const int64_t count = candidates.count;
   auto* const cosines = reinterpret_cast<float*>(memory + layout.cosines);
   const Workspace rest{memory + layout.sort, layout.bytes - layout.sort};
-  int64_t* const counts = at(layout.counts);
-  launch<roots_kernel>({extent(kv_heads), extent(kThreads), 0, stream},
-                       RootArguments{candidates, parents, threshold_of(target), roots.roots,
-                                     at(layout.others), at(layout.all), counts, cosines});
+  int64_t *const counts = at(layout.counts), *const kept_roots = counts + kv_heads;
+  const RootArguments arguments{candidates,  parents,           threshold_of(target), k,
+                                roots.roots, at(layout.others), at(layout.all),       counts,
+                                cosines,     kept_roots};
+  launch_by_length(count, kShortRow, [&]<int kBlocks> {
+    launch<roots_kernel<kBlocks>>(teams<kBlocks>(kv_heads, kThreads, shared_bytes<RootShared>(), stream),
+                                  arguments);
+  });
   const Clusters by_root{at(layout.members), count, at(layout.offsets), count};
   form_clusters({at(layout.all), counts, count}, {roots.roots, cosines, count}, {std::nullopt}, kv_heads,
                 count, by_root, rest, stream);
   if (count > 0) {
-    launch<root_sums_kernel>({extent(ceil_division(count, kWarps), kv_heads), extent(kWarps * 32), 0, stream},
+    launch<root_sums_kernel>({extent(ceil_division(count, kEach), kv_heads), extent(kEach), 0, stream},
                              SumArguments{candidates, by_root, roots.sums});
   }
-  launch<count_roots_kernel>({extent(kv_heads), extent(kThreads), 0, stream},
-                             CountArguments{roots.roots, count, k, counts});
-  select_top(roots.sums, kv_heads, count, count, counts,
+  select_top(roots.sums, kv_heads, count, count, kept_roots,
              {at(layout.selected), count, status, candidates.first}, rest, stream);
   launch<kept_kernel>({extent(ceil_division(kept.stride, kEach), kv_heads), extent(kEach), 0, stream},
-                      KeptArguments{candidates, at(layout.selected), counts, kept});
+                      KeptArguments{candidates, at(layout.selected), kept_roots, kept});
 }
 
 void root_clusters(const MergingCandidates& candidates, const int64_t* roots, const PositionLists& kept,

@@ -4,6 +4,7 @@
 #include <kvbound/cuda/eviction/radix_sort.hpp>
 #include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/team.hpp>
 #include <kvbound/cuda/support/shape_check.hpp>
 
 namespace kvbound::cuda {
@@ -12,6 +13,7 @@ namespace {
 
 using radix_selection::kThreads;
 using radix_selection::Shared;
+using radix_sort::Sort;
 
 struct LeftOutArguments {
   PositionLists kept;
@@ -79,38 +81,34 @@ __device__ int64_t items_before(const uint64_t* items, int64_t size, int64_t tar
   return first;
 }
 
-// The clusters of one KV head: a stable sort of the leaving entries by target, then a search
-// for every target's first.
+// The clusters of one KV head: a stable sort of the leaving entries by target, then a search for every
+// target's first, by one block or a cluster of eight.
 //
-// grid       kv_heads
+// grid       kBlocks kv_heads, in clusters of kBlocks
 // block      1024
-// shared     32,912 bytes
-// registers  56 (sm_90a), 54 (sm_80)
+// shared     32,800 bytes; of kBlocks 8 49,200
+// registers  63, of kBlocks 8 64 (sm_90a); 63 (sm_80, where kBlocks 8 has no code)
 // bytes      read: 20 for each leaving entry; in the workspace 24 a pass and entry, and 8 log2(leaving) for
 //            each kept entry; written: 8 for each merging and each kept entry
 // no FLOP
+template <int kBlocks>
 __global__ void __launch_bounds__(kThreads, 1) form_clusters_kernel(ClusterArguments p) {
   begin_dependent_launch();
   SharedMemory memory;
-  const Shared shared(memory, 0);
-  const int64_t g = blockIdx.x, size = p.leaving.count[g];
+  const typename Sort<kBlocks>::Shared shared(memory);
+  Sort<kBlocks> sort(shared);
+  using Blocks = Team<kBlocks>;
+  const int64_t g = Blocks::row(), size = p.leaving.count[g];
   uint64_t* items = p.items + g * 2 * p.tokens;
-  uint64_t* others = items + p.tokens;
-  for (int64_t i = threadIdx.x; i < size; i += kThreads) items[i] = item_of(p, g, i);
-  __syncthreads();
-  for (int pass = 0; pass < p.passes; ++pass) {
-    radix_sort::sort_pass(items, others, size, pass, shared);
-    uint64_t* const sorted = others;
-    others = items;
-    items = sorted;
-  }
-  for (int64_t i = threadIdx.x; i < size; i += kThreads) {
+  for (int64_t i = Blocks::thread(); i < size; i += Blocks::threads()) items[i] = item_of(p, g, i);
+  items = sort.sort(items, items + p.tokens, size, p.passes);
+  for (int64_t i = Blocks::thread(); i < size; i += Blocks::threads()) {
     if (static_cast<int64_t>(items[i] >> 32) == p.clusters.capacity) continue;
     p.clusters.members[g * p.clusters.stride + i] =
         p.leaving.positions[g * p.leaving.stride + static_cast<int64_t>(items[i] & 0xffffffffu)];
   }
   int64_t* offsets = p.clusters.offsets + g * (p.clusters.capacity + 1);
-  for (int64_t target = threadIdx.x; target <= p.clusters.capacity; target += kThreads) {
+  for (int64_t target = Blocks::thread(); target <= p.clusters.capacity; target += Blocks::threads()) {
     offsets[target] = items_before(items, size, target);
   }
 }
@@ -118,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 1) form_clusters_kernel(ClusterArgum
 // Passes of 8 bits that a sort by targets 0 .. capacity takes.
 int passes_of(int64_t capacity) {
   int passes = 1;
-  while (capacity >> (passes * radix_sort::kSortBits) > 0) ++passes;
+  while (capacity >> (passes * radix_sort::kDigitBits) > 0) ++passes;
   return passes;
 }
 
@@ -154,8 +152,11 @@ void form_clusters(const PositionLists& leaving, const NearestKeys& nearest, con
                                    tokens,
                                    passes_of(clusters.capacity),
                                    static_cast<uint64_t*>(workspace.data)};
-  launch_dependent<form_clusters_kernel>(
-      {extent(kv_heads), extent(kThreads), shared_bytes<Shared>(0), stream}, arguments);
+  launch_by_length(tokens, kShortRow, [&]<int kBlocks> {
+    launch_dependent<form_clusters_kernel<kBlocks>>(
+        teams<kBlocks>(kv_heads, kThreads, shared_bytes<typename Sort<kBlocks>::Shared>(), stream),
+        arguments);
+  });
 }
 
 }  // namespace KVBOUND_CUDA_BUILD

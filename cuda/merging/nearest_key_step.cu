@@ -2,10 +2,10 @@
 #include <bit>
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
-#include <kvbound/cuda/primitives/cluster_minimum.hpp>
 #include <kvbound/cuda/primitives/dependent_launch.hpp>
 #include <kvbound/cuda/primitives/reduction.hpp>
 #include <kvbound/cuda/primitives/row_lanes.hpp>
+#include <kvbound/cuda/primitives/team.hpp>
 #include <kvbound/reference/core/session.hpp>
 
 #include "merge_targets.hpp"
@@ -20,9 +20,6 @@ using nearest_key_search::require_valid;
 
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-// The blocks of a cluster that share a KV head, on compute capability 9.0, if it may have more entries than
-// one block takes at once.
-constexpr int kClusterBlocks = 8;
 
 struct Shared {
   uint64_t* least;  // [kWarps + 1]
@@ -158,8 +155,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kWarpRows = RowLanes<T, kDims>::kWarpRows;
   SharedMemory memory;
   const Shared shared(memory);
-  const int64_t g = blockIdx.x / kBlocks;
-  const int block = static_cast<int>(blockIdx.x % kBlocks);
+  const int64_t g = Team<kBlocks>::row();
+  const int block = Team<kBlocks>::rank();
   const Entries<T, kDims> entries(cache, slots, g);
   Nearest nearest;
 #pragma unroll 1
@@ -167,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 1)
        first += kBlocks * kWarps * kWarpRows) {
     compare(entries, first, nearest);
   }
-  const uint64_t least = cluster_minimum<kBlocks>(nearest.order, shared.least);
+  const uint64_t least = Team<kBlocks>::minimum(nearest.order, shared.least);
   const bool none = least == Nearest().order;
   if (none ? block > 0 || threadIdx.x > 0 : nearest.order != least) return;
   join(joining, g, entries, nearest);
@@ -187,16 +184,11 @@ void join_nearest(const KeyRows<T>& cache, const CacheSlots& slots, const Neares
   require_equal("capacity of the clusters", clusters.capacity, "entries that leave", 1);
   if (slots.kv_heads == 0) return;
   const Joining joining{nearest, threshold_of(target), kept, clusters, merged_into};
-  const auto blocks = [&](int of_head) {
-    return LaunchShape{extent(slots.kv_heads * of_head), extent(kThreads), shared_bytes<Shared>(), stream};
-  };
   by_dims(cache.keys.cols, [&]<int kDims>(std::integral_constant<int, kDims>) {
-    if (slots.capacity > kWarps * RowLanes<T, kDims>::kWarpRows && device().has_clusters) {
-      launch_dependent<nearest_key_kernel<kClusterBlocks, kDims, T>>(
-          blocks(kClusterBlocks).in_clusters(extent(kClusterBlocks)), cache, slots, joining);
-    } else {
-      launch_dependent<nearest_key_kernel<1, kDims, T>>(blocks(1), cache, slots, joining);
-    }
+    launch_by_length(slots.capacity, kWarps * RowLanes<T, kDims>::kWarpRows, [&]<int kBlocks> {
+      launch_dependent<nearest_key_kernel<kBlocks, kDims, T>>(
+          teams<kBlocks>(slots.kv_heads, kThreads, shared_bytes<Shared>(), stream), cache, slots, joining);
+    });
   });
 }
 template void join_nearest(const KeyRows<float>&, const CacheSlots&, const NearestKeys&, const SimilarTarget&,

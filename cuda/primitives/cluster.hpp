@@ -68,8 +68,9 @@ __device__ __forceinline__ void cluster_arrive() {
   }
 }
 
-/// The same of a thread that has written nothing that other blocks read: without the fence that its stores
-/// would wait at. barrier.cluster.arrive.relaxed
+/// The same of a thread that has written nothing that other blocks read, or nothing since a barrier of the
+/// block behind which another thread arrives with a fence: without the fence that its stores would wait at.
+/// barrier.cluster.arrive.relaxed
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   if constexpr (kHasClusters) {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <kvbound/cuda/eviction/radix_selection.hpp>
-#include <kvbound/cuda/primitives/cluster_minimum.hpp>
 #include <kvbound/cuda/primitives/kernel.hpp>
+#include <kvbound/cuda/primitives/team.hpp>
 
 #include "entry_rows.hpp"
 #include "head_eviction.hpp"
@@ -23,11 +23,9 @@ struct EvictArguments {
   bool appends;  ///< next
 };
 
-/// Threads of a block; and the blocks of a cluster that share a KV head, on compute capability 9.0, if it may
-/// have more entries than one block has threads.
+/// Threads of a block.
 inline constexpr int kThreads = 1024;
 inline constexpr int kWarps = kThreads / 32;
-inline constexpr int kClusterBlocks = 8;
 
 /// The entries of the KV head that a block, or a cluster of kBlocks blocks, chooses from.
 template <int kBlocks>
@@ -39,7 +37,7 @@ struct HeadEntries {
 
   __device__ explicit HeadEntries(const EvictArguments& arguments)
       : p(arguments),
-        g(blockIdx.x / kBlocks),
+        g(Team<kBlocks>::row()),
         entries(static_cast<int>(p.slots.entries[g])),
         budget(static_cast<int>(p.rules.budgets[g])) {
     const int64_t recent = p.rules.fills_recent ? budget - p.rules.sinks : p.rules.recent;
@@ -51,27 +49,6 @@ struct HeadEntries {
   __device__ bool is_always_kept(int64_t at) const { return at < p.rules.sinks || at >= first_recent; }
 };
 
-/// Calls launch_blocks.operator()<kBlocks>(shape) for blocks of kThreads, of which kBlocks, a
-/// cluster, have a KV head.
-template <class LaunchBlocks>
-void launch_heads(const CacheSlots& slots, Stream stream, const LaunchBlocks& launch_blocks) {
-  const auto shape = [&](int of_head) {
-    return LaunchShape(extent(slots.kv_heads * of_head), extent(kThreads), 0, stream);
-  };
-  if (slots.capacity > kThreads && device().has_clusters) {
-    launch_blocks.template operator()<kClusterBlocks>(
-        shape(kClusterBlocks).in_clusters(extent(kClusterBlocks)));
-  } else {
-    launch_blocks.template operator()<1>(shape(1));
-  }
-}
-
-/// The block's rank among the kBlocks of its KV head.
-template <int kBlocks>
-__device__ int block_of_head() {
-  return kBlocks > 1 ? static_cast<int>(blockIdx.x) % kBlocks : 0;
-}
-
 /// What decides whether an entry is evicted; of one that may not go, neither position nor score counts.
 struct Candidate {
   bool may_go;
@@ -79,32 +56,16 @@ struct Candidate {
   float score;
 };
 
-/// The sums of numbers of each block of the cluster, by pairs. All threads of the cluster call it.
-///
-/// of_block  [2, kCount], shared memory, which other blocks read
-/// turn      which of the two rows is next; it goes on through all calls
-template <int kBlocks, int kCount, class Number>
-__device__ void sum_of_blocks(Number (&own)[kCount], Number* of_block, int& turn) {
-  if constexpr (kBlocks > 1) {
-    Number* const mine = of_block + turn * kCount;
-    turn ^= 1;
-    for (int i = 0; threadIdx.x == 0 && i < kCount; ++i) mine[i] = own[i];
-    cluster_sync_after_first_warp();
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) own[i] = warp_sum<kBlocks>(map_shared(mine, lane() % kBlocks)[i]);
-  }
-}
-
 /// Evicts, if the head is over its budget, the entry of smallest score among the candidates(slot) that may
 /// go; ties: the larger position. The warp that has it appends the next step's entry in its place; if none
 /// goes, the head's first warp appends it. All threads call it, once; every slot is asked for by one thread.
 ///
-/// least_of  [kWarps + 1], as cluster_minimum takes it
+/// least_of  [kWarps + 1], as Team::minimum takes it
 template <int kBlocks, class Candidates>
 __device__ void evict_least(const HeadEntries<kBlocks>& head, uint64_t* least_of,
                             const Candidates& candidates) {
   constexpr uint64_t kNone = ~uint64_t{0};
-  const int block = block_of_head<kBlocks>();
+  const int block = Team<kBlocks>::rank();
   const EvictArguments& p = head.p;
   uint64_t least = kNone;
   int slot_of_least = -1;
@@ -120,7 +81,7 @@ __device__ void evict_least(const HeadEntries<kBlocks>& head, uint64_t* least_of
     least = order;
     slot_of_least = static_cast<int>(slot);
   }
-  const uint64_t chosen = cluster_minimum<kBlocks>(least, least_of);
+  const uint64_t chosen = Team<kBlocks>::minimum(least, least_of);
   const bool evicts = head.entries > head.budget && chosen != kNone;
   const bool decides = evicts ? least == chosen : block == 0 && threadIdx.x == 0;
   if (decides) {

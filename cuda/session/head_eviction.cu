@@ -175,9 +175,10 @@ void evict(const EvictionRules& rules, const CacheSlots& slots, const std::optio
   const UpdateArguments of_update = update ? arguments_of(*update, slots, query_heads) : UpdateArguments{};
   const EvictArguments arguments{rules,           slots, newest, evicted, status, next.value_or(NewEntries{}),
                                  next.has_value()};
-  launch_heads(slots, stream, [&]<int kBlocks>(LaunchShape shape) {
-    shape.shared_bytes = shared_bytes<EvictShared>();
-    launch_dependent<evict_kernel<kBlocks>>(shape, arguments, of_update, update.has_value());
+  launch_by_length(slots.capacity, kThreads, [&]<int kBlocks> {
+    launch_dependent<evict_kernel<kBlocks>>(
+        teams<kBlocks>(slots.kv_heads, kThreads, shared_bytes<EvictShared>(), stream), arguments, of_update,
+        update.has_value());
   });
 }
 

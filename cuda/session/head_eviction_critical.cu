@@ -74,7 +74,7 @@ struct Stages {
   // Calls work(slot) for the slots of the thread, by whole warps, some of which may be behind the last entry.
   template <class Work>
   __device__ void each_slot(const Work& work) const {
-    for (int first = block_of_head<kBlocks>() * kThreads + warp() * 32; first < head.entries;
+    for (int first = Team<kBlocks>::rank() * kThreads + warp() * 32; first < head.entries;
          first += kBlocks * kThreads) {
       work(first + lane());
     }
@@ -103,7 +103,7 @@ struct Stages {
     int count = 0;
     each_slot([&](int slot) { count += slot < head.entries && rank(slot) != kNoRank; });
     int counts[] = {block_sum<kWarps>(count, shared.search.warp_totals)};
-    sum_of_blocks<kBlocks>(counts, shared.candidates, turn);
+    Team<kBlocks>::sum(counts, shared.candidates, turn);
     return counts[0];
   }
 
@@ -116,7 +116,7 @@ struct Stages {
       float masses[kHeads] = {};
       add_weights(head.g * p.group_size + first, heads, least, masses);
       sum_over_block(masses);
-      sum_of_blocks<kBlocks>(masses, shared.masses, turn);
+      Team<kBlocks>::sum(masses, shared.masses, turn);
 #pragma unroll
       for (int i = 0; i < kHeads; ++i) {
         if (i < heads && !(masses[i] > 0.5f)) return false;
@@ -252,16 +252,17 @@ void evict_critical(const EvictionRules& rules, const CacheSlots& slots, const f
       stages,
       query_heads / slots.kv_heads,
       static_cast<float>(stages.epsilon)};
-  const auto launch_kernel = [&]<int kBlocks, bool kKeepsRanks>(LaunchShape shape) {
-    shape.shared_bytes = shared_bytes<Shared<kBlocks, kKeepsRanks>>(slots.capacity);
-    launch_dependent<evict_critical_kernel<kBlocks, kKeepsRanks>>(shape, arguments);
-  };
-  launch_heads(slots, stream, [&]<int kBlocks>(const LaunchShape& shape) {
+  launch_by_length(slots.capacity, kThreads, [&]<int kBlocks> {
+    const auto launch_kernel = [&]<bool kKeepsRanks> {
+      const int64_t shared = shared_bytes<Shared<kBlocks, kKeepsRanks>>(slots.capacity);
+      launch_dependent<evict_critical_kernel<kBlocks, kKeepsRanks>>(
+          teams<kBlocks>(slots.kv_heads, kThreads, shared, stream), arguments);
+    };
     constexpr bool kMayKeepRanks = kBlocks > 1;
     if (slots.capacity <= kMostRanks) {
-      launch_kernel.template operator()<kBlocks, kMayKeepRanks>(shape);
+      launch_kernel.template operator()<kMayKeepRanks>();
     } else {
-      launch_kernel.template operator()<kBlocks, false>(shape);
+      launch_kernel.template operator()<false>();
     }
   });
 }

@@ -28,7 +28,7 @@ NOT_EMULATED = {"profile", "memcheck", "constants"}
 CHANGED = ("AttentionParity", "PackParity", "GroupReductionParity")
 # Suites that launch no kernel, or that launch those of other suites.
 WITHOUT_A_SMALL_CASE = {
-    "AttentionArithmetic", "NearestKeyArithmetic", "SessionArithmeticParity", "KeepKvOverflowParity", "MergeFirstOperations",
+    "AttentionArithmetic", "NearestKeyArithmetic", "SessionArithmeticParity", "KeepKvOverflowParity",
     "MemoryPoolTest", "RecordingTest", "SessionParity", "SessionGivenParity", "SessionErrors", "SessionRequests", "WindowArithmetic",
     "ParityComparator", "ParityStorage", "ParityBits", "ParityMemory", "All/PagedSessionsOf", "All/SessionRequestsOf",
     "All/SessionsTogetherOf",

@@ -252,6 +252,38 @@ TYPED_TEST(MergeFirstParity, GivesTheSameUnderEverySchedule) {
 
 class MergeFirstOperations : public DeviceTest {};
 
+// Every chain of so many candidates ends at its first one, a link at a time.
+TEST_F(MergeFirstOperations, BlocksOfAClusterFollowChainsTogetherUnderEverySchedule) {
+  constexpr int64_t kCount = 5000, kChain = 1000, kKept = 3;
+  Positions parents(kCount), expected(kCount);
+  for (int64_t i = 0; i < kCount; ++i) {
+    parents[i] = i % kChain == 0 ? -1 : i - 1;
+    expected[i] = i - i % kChain;
+  }
+  const auto run = [&] {
+    cuda::Buffer<int64_t> links = cuda::upload(parents), k = cuda::upload(Positions{kKept});
+    const std::vector<float> ones(kCount, 1);
+    const cuda::Buffer<float> scores = cuda::upload(ones);
+    cuda::Buffer<float> cosines = cuda::upload(ones);
+    cuda::Buffer<int64_t> roots(kCount), kept(kCount), count(1);
+    cuda::Buffer<int> status = cuda::upload(std::vector<int>{0});
+    Output sums(kCount);
+    WorkingMemory memory(cuda::merge_first_workspace(1, kCount));
+    cuda::merge_first({0, kCount, kCount, {scores.data(), 1, kCount}}, {links.data(), cosines.data(), kCount},
+                      {}, k.data(), {roots.data(), sums.data()}, {kept.data(), count.data(), kCount}, 1,
+                      status.data(), memory.view(), nullptr);
+    EXPECT_EQ(cuda::download(count), Positions{kKept});
+    Positions first = cuda::download(kept);
+    first.resize(kKept);
+    EXPECT_EQ(first, (Positions{0, kChain, 2 * kChain})) << "of equal sums the first";
+    EXPECT_EQ(sums.numbers()[4 * kChain], static_cast<float>(kChain));
+    return cuda::download(roots);
+  };
+  in_every_schedule(run);
+  EXPECT_EQ(run(), expected);
+  without_clusters([&] { EXPECT_EQ(run(), expected); });
+}
+
 TEST_F(MergeFirstOperations, RefuseShapesThatDoNotFit) {
   WorkingMemory memory(cuda::merge_first_workspace(2, 10));
   const auto merge = [&](const cuda::MergingCandidates& candidates, int64_t stride, cuda::Workspace working) {

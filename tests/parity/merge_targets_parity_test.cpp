@@ -136,6 +136,14 @@ TEST_F(MergeTargetsParity, GivesTheSameUnderEverySchedule) {
   in_every_schedule([&] { return run(c).clusters.front(); });
 }
 
+// More than 4,096 tokens, of which the blocks of a cluster sort a part each.
+TEST_F(MergeTargetsParity, AClusterGivesTheSameUnderEverySchedule) {
+  const Case c{.tokens = 4500, .kept = {400}, .threshold = {}, .sink = true};
+  in_every_schedule([&] { return run(c).clusters.front(); });
+  expect_parity(c);
+  without_clusters([&] { expect_parity(c); });
+}
+
 TEST_F(MergeTargetsParity, JoinsAnEvictedEntryToItsNearestOne) {
   constexpr int64_t kHeads = 70, kCapacity = 5, kColumns = 8;
   constexpr std::array<double, 5> kThreeQuarters{3, 2, 1, 1, 1}, kFourFifths{4, 3};  // of lengths 4 and 5
