@@ -7,6 +7,7 @@ test_packages=(libgtest-dev libgmock-dev python3 python3-numpy python3-jsonschem
 kernel_packages=(python3-venv)  # of the tests labelled kernels, in addition
 python_packages=(python3-venv python3-dev)  # of the tests labelled python
 ci_packages=(ccache)  # of .ci/run, in addition
+coq_packages=(coq libcoq-mathcomp-algebra libcoq-mathcomp-algebra-tactics)  # of the tests labelled coq
 browser_packages=(chromium chromium-driver fonts-dejavu-core)  # of the tests labelled browser
 race_packages=(clang libclang-rt-dev libomp-dev)  # of the tests labelled races
 slurm_packages=(slurmctld slurmd slurm-client munge)  # of the tests labelled slurm

@@ -4,8 +4,9 @@
 #   tests/run.sh             the tests that every change must pass; code for a GPU
 #                            only if this machine has one
 #   tests/run.sh --all       all tests: also the long ones, the mutants, those of --counted,
-#                            --kernels and --races, those on a cluster of Slurm, those in a
-#                            browser and those of the package for Python, which are installed for them
+#                            --kernels and --races, those on a cluster of Slurm, those in a browser,
+#                            proofs in Coq and those of the package for Python, all of which are
+#                            installed for them
 #   tests/run.sh --counted   those of kernels that count what they do: predictions of times on a GPU
 #   tests/run.sh --kernels   those of the kernels as nvcc compiles them, where there is nvcc
 #   tests/run.sh --races     commands under ThreadSanitizer, compiled by clang
@@ -53,6 +54,7 @@ run_races() { preset=tsan build_and_test tsan race_tests -- -L races; }
 
 packages=("${build_packages[@]}" "${test_packages[@]}")
 [[ "$*" != --all && "$*" != *slurm* ]] || packages+=("${slurm_packages[@]}")
+[[ "$*" != --all && "$*" != *coq* ]] || packages+=("${coq_packages[@]}")
 [[ "$*" != --all && "$*" != *browser* ]] || packages+=("${browser_packages[@]}")
 [[ "$*" != --all && "$*" != *python* ]] || packages+=("${python_packages[@]}")
 [[ "$*" != --all && "$*" != --races ]] || packages+=("${race_packages[@]}")
@@ -61,7 +63,7 @@ install_missing "${packages[@]}"
 fetch_d3
 
 case "$*" in
-  "") run_tests -LE 'long|mutants|slurm|browser|python' ;;
+  "") run_tests -LE 'long|mutants|slurm|browser|python|coq' ;;
   --all) run_tests && run_counted && run_kernels && run_races ;;
   --counted) run_counted ;;
   --kernels) run_kernels ;;

@@ -37,19 +37,21 @@ QueryEffect::QueryEffect(const MergingCase& merging, size_t head, const Merges& 
     : merging_(merging),
       head_(merging.heads[head]),
       index_(head),
+      query_(head_.queries[query]),
       merges_(merges),
       before_(seen(head_, query, merging.cache)),
       after_(seen(head_, query, exact::with_merged(merging.cache, merges.clusters, merges.entries))) {
   for (size_t g = 0; g < merges.clusters.size(); ++g) {
     for (const int64_t member : merges.clusters[g]) {
       const int64_t j = member;
-      const Real logit = oracle::dot(head_.queries[query], merging.cache.keys[j]);
+      const Real logit = oracle::dot(query_, merging.cache.keys[j]);
       members_epsilon_ = std::max<Real>(members_epsilon_, relative_error(head_.predicted[j], logit));
     }
-    const Reals &q = head_.queries[query], &key = merges.entries[g].key;
-    merged_terms_ = std::max<Real>(merged_terms_, absolute_terms(q, key) + absolute_terms(q, q));
+    const Reals& key = merges.entries[g].key;
+    merged_terms_ =
+        std::max<Real>(merged_terms_, absolute_terms(query_, key) + absolute_terms(query_, query_));
     merged_epsilon_ =
-        std::max<Real>(merged_epsilon_, relative_error(merges.predicted[g], oracle::dot(q, key)));
+        std::max<Real>(merged_epsilon_, relative_error(merges.predicted[g], oracle::dot(query_, key)));
   }
 }
 
@@ -61,6 +63,22 @@ Real QueryEffect::merged_share() const {
 
 Reals QueryEffect::change(Space space) const {
   return head_.in(space, exact::difference(after_.output, before_.output));
+}
+
+Reals QueryEffect::reweighted() const {
+  Reals result = before_.attention;
+  for (size_t g = 0; g < merges_.clusters.size(); ++g) {
+    const Real merged = oracle::dot(query_, merges_.entries[g].key) - merges_.predicted[g];
+    for (const int64_t member : merges_.clusters[g]) {
+      const int64_t j = member;
+      result[j] *= exp(merged + head_.predicted[j] - oracle::dot(query_, merging_.cache.keys[j]));
+    }
+  }
+  return exact::scaled(1 / oracle::sum(result), result);
+}
+
+Real QueryEffect::moved_attention() const {
+  return exact::norm(exact::difference(reweighted(), before_.attention), exact::Norm::l1) / 2;
 }
 
 Real QueryEffect::spread(Space space, exact::Norm norm) const {

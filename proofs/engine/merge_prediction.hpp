@@ -38,8 +38,15 @@ class QueryEffect {
   }
   /// The sum of share(g).
   exact::Real merged_share() const;
+  /// A
+  const exact::Reals& attention() const { return before_.attention; }
   /// o' - o
   exact::Reals change(Space space) const;
+  /// A_j u_j / sum_i A_i u_i for the original entries, u_j = (s_r/s^_r)(s^_j/s_j) for a member j of the
+  /// cluster that r replaces, 1 for others.
+  exact::Reals reweighted() const;
+  /// Half of sum_j |reweighted_j - A_j|: the total variation.
+  exact::Real moved_attention() const;
   /// max ||v_i - v_j|| over all i and members j
   exact::Real spread(Space space, exact::Norm norm) const;
   /// Upper bounds of the absolute terms that are rounded to 50
@@ -51,6 +58,7 @@ class QueryEffect {
   const MergingCase& merging_;
   const MergingHead& head_;
   size_t index_;
+  const exact::Reals& query_;
   const Merges& merges_;
   exact::Query before_, after_;
   exact::Real members_epsilon_, merged_epsilon_, merged_terms_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <numeric>
 
 namespace kvbound::oracle {
@@ -231,7 +232,46 @@ bool any_rotated(Vectors& rows, Vectors& combinations) {
   return any;
 }
 
+// Two scores with distance x, of which the higher one has this share of the votes.
+template <class Number>
+struct TwoScores {
+  TwoScores(const Number& share, const Number& x) {
+    using std::exp, std::log;
+    const Number raised = share * exp(x), whole = 1 - share + raised, upper = raised / whole;
+    const Number log_whole = log(whole);
+    per_range = upper - log_whole / x;
+    slope = x * (x * upper * (1 - upper) - upper) + log_whole;
+    bend = x * upper * (1 - upper) * (1 - x * (2 * upper - 1));
+  }
+
+  Number per_range;  // KL / x
+  Number slope;      // x^2 times its derivative: positive up to the maximum, then negative
+  Number bend;       // the derivative of `slope`
+};
+
+// The distance for which KL / x is largest, as far as double precision decides.
+double best_distance(double share) {
+  double below = 1, above = 2;
+  while (TwoScores(share, above).slope > 0) {
+    below = above;
+    above *= 2;
+  }
+  constexpr int kHalvings = 50;
+  for (int i = 0; i < kHalvings; ++i) {
+    const double middle = (below + above) / 2;
+    (TwoScores(share, middle).slope > 0 ? below : above) = middle;
+  }
+  return below;
+}
+
 }  // namespace
+
+Real divergence_per_range(const Real& smallest_share) {
+  const Real near = best_distance(static_cast<double>(smallest_share));
+  const TwoScores found(smallest_share, near);
+  // One step of Newton's method gives 50 digits, as the maximum is flat.
+  return TwoScores(smallest_share, Real(near - found.slope / found.bend)).per_range;
+}
 
 Reals logits(const Reals& query, const Vectors& keys) {
   Reals result;

@@ -67,6 +67,15 @@ using oracle::similarity_weights;
 using ClusterMean = oracle::ClusterMeanOf<Real>;
 using Entries = oracle::EntriesOf<Real>;
 
+/// The largest KL / (max ln s - min ln s) of all scores of a cluster, by its smallest share of votes.
+///
+///     h(rho) = max_{x > 0} sigma - ln(W) / x,   W = 1 - rho + rho e^x, sigma = rho e^x / W
+///
+/// smallest_share  rho = min p / P, 0 < rho <= 1/2
+/// returns         h, 0 < h < 1; h(1/2) = 0.1699...
+/// proof           proofs/keep_kv.md#kkv-kl
+Real divergence_per_range(const Real& smallest_share);
+
 /// q . k_j
 Reals logits(const Reals& query, const Vectors& keys);
 /// The query's attention over entries with votes: softmax(z + ln p).

@@ -12,11 +12,12 @@ const std::vector<Theorem>& catalogue() {
         for (const Theorem& theorem : part) result.emplace_back(theorem).page = page;
       }
     };
-    add("critical_kv.md",
-        {perturbation_theorems(), critical_kv_theorems(), window_theorems(), theta_sweep_theorems()});
+    add("critical_kv.md", {perturbation_theorems(), critical_kv_theorems(), window_theorems(),
+                           theta_sweep_theorems(), theta_all_theorems()});
     add("obcache.md", {obcache_theorems(), removal_theorems(), zeroing_theorems(), score_sum_theorems()});
-    add("keep_kv.md", {keep_kv_theorems(), lossless_theorems(), joint_merge_theorems(),
-                       moving_average_theorems(), prediction_bound_theorems(), merge_sequence_theorems()});
+    add("keep_kv.md",
+        {keep_kv_theorems(), lossless_theorems(), joint_merge_theorems(), moving_average_theorems(),
+         prediction_bound_theorems(), merge_sequence_theorems(), cam_theorems()});
     return result;
   }();
   return all;

@@ -15,6 +15,7 @@ std::vector<Theorem> perturbation_theorems();
 std::vector<Theorem> critical_kv_theorems();
 std::vector<Theorem> window_theorems();
 std::vector<Theorem> theta_sweep_theorems();
+std::vector<Theorem> theta_all_theorems();
 std::vector<Theorem> obcache_theorems();
 std::vector<Theorem> removal_theorems();
 std::vector<Theorem> zeroing_theorems();
@@ -25,5 +26,6 @@ std::vector<Theorem> joint_merge_theorems();
 std::vector<Theorem> moving_average_theorems();
 std::vector<Theorem> prediction_bound_theorems();
 std::vector<Theorem> merge_sequence_theorems();
+std::vector<Theorem> cam_theorems();
 
 }  // namespace kvbound::proofs

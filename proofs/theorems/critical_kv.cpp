@@ -207,6 +207,16 @@ Outcome relaxed_whatever_sigma(const Instance& instance) {
   return outcome;
 }
 
+Outcome minimal_by_attention_whatever_sigma(const Instance& instance) {
+  Outcome outcome;
+  const Stages stages(instance);
+  const Extremes extremes = stages.extremes([&](Indices kept) { return stages.attention_only_bound(kept); });
+  outcome.at_most("top-k by A minimises theta^_relax",
+                  stages.attention_only_bound(stages.chosen_by(stages.attention)), extremes.smallest,
+                  extremes.largest);
+  return outcome;
+}
+
 }  // namespace
 
 std::vector<Theorem> critical_kv_theorems() {
@@ -248,7 +258,9 @@ std::vector<Theorem> critical_kv_theorems() {
        .sizes = one_query,
        .property = {"ckv-e.1", "theta^ <= theta^_relax iff sigma >= 1/2, and its extremes", attention_only},
        .weakened = {{"ckv-e.1:small-stage-one", "theta^ <= theta^_relax whatever sigma is",
-                     relaxed_whatever_sigma}}},
+                     relaxed_whatever_sigma},
+                    {"ckv-e.1:minimum", "top-k by A minimises theta^_relax whatever sigma is",
+                     minimal_by_attention_whatever_sigma}}},
   };
 }
 

@@ -143,9 +143,9 @@ Real range(const Reals& numbers) {
   return *std::ranges::max_element(numbers) - *std::ranges::min_element(numbers);
 }
 
-// ln(P / min p)
-Real largest_divergence(const exact::Entries& members) {
-  return log(oracle::sum(members.votes) / *std::ranges::min_element(members.votes));
+// min p / P
+Real smallest_share(const exact::Entries& members) {
+  return *std::ranges::min_element(members.votes) / oracle::sum(members.votes);
 }
 
 Outcome divergence_is_the_excess(const Instance& instance) {
@@ -155,12 +155,15 @@ Outcome divergence_is_the_excess(const Instance& instance) {
     const Reals scores = merging.predicted(h, cluster);
     const ClusterMean mean = merging.mean(h, cluster);
     const Real terms = score_terms(scores), spread = range(scores);
-    const Real by_votes = largest_divergence(merging.cache.at(cluster)), by_range = spread * spread / 8;
+    const Real share = smallest_share(merging.cache.at(cluster));
+    const Real by_votes = -log(share), by_range = spread * spread / 8,
+               by_both = exact::divergence_per_range(share) * spread;
     outcome.equal("m - z* = KL(w/W || p/P)", mean.mean_score - mean.target, mean.divergence, terms);
     outcome.at_most("0 <= KL", 0, mean.divergence, terms);
     outcome.at_most("KL <= ln(P / min p)", mean.divergence, by_votes, terms);
     outcome.at_most("KL <= (max ln s - min ln s)^2 / 8", mean.divergence, by_range, terms);
-    outcome.ratio(mean.divergence, std::min<Real>(by_votes, by_range), terms);
+    outcome.at_most("KL <= h(min p / P) (max ln s - min ln s)", mean.divergence, by_both, terms);
+    outcome.ratio(mean.divergence, std::min<Real>({by_votes, by_range, by_both}), terms);
   });
   hold_cluster_means(instance, merging, outcome);
   return outcome;
@@ -208,10 +211,12 @@ std::vector<Theorem> keep_kv_theorems() {
       {.id = "kkv-kl",
        .title = "the mean key's logit is KL too large",
        .statement =
-           "m - z* = KL(w/W || p/P) >= 0, and KL <= ln(P / min p), KL <= (max ln s - min ln s)^2 / 8",
+           "m - z* = KL(w/W || p/P) >= 0, and KL <= ln(P / min p), KL <= R^2 / 8 and KL <= h(min p / P) R, "
+           "R = max ln s - min ln s, h(rho) = max_x (sigma - ln(W) / x), W = 1 - rho + rho e^x, sigma = rho "
+           "e^x / W",
        .hypotheses = "none",
        .source = "ours",
-       .ratio = "KL / the smaller bound",
+       .ratio = "KL / the smallest bound",
        .sizes = kMergingSizes,
        .property = {"kkv-kl", "m - z* is the divergence, within its bounds", divergence_is_the_excess},
        .weakened = {{"kkv-kl:strict", "KL > 0", divergence_is_positive},

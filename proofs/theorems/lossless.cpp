@@ -154,16 +154,15 @@ void hold_correction(const MergingCase& merging, size_t head, const Cluster& clu
   const Reals key = exact::min_norm_merge(mean, query).key;
   const Real length = exact::norm(exact::difference(key, mean.key), exact::Norm::l2);
   const Real size = exact::norm(query, exact::Norm::l2), apart = diameter(members);
-  const Real by_votes = log(mean.votes / *std::ranges::min_element(members.votes));
+  const Real share = *std::ranges::min_element(members.votes) / mean.votes, by_votes = -log(share);
   const Real terms =
       score_terms(merging.predicted(head, cluster)) / size + exact::norm(mean.key, exact::Norm::l2);
-  const Real bound = std::min<Real>(by_votes / size, size * apart * apart / 8);
+  const Real by_both = exact::divergence_per_range(share) * apart;
   outcome.equal("|| k_r - k- || = KL / || q ||", length, mean.divergence / size, terms);
   outcome.at_most("|| k_r - k- || <= ln(P / min p) / || q ||", length, by_votes / size, terms);
   outcome.at_most("|| k_r - k- || <= || q || diam(K)^2 / 8", length, size * apart * apart / 8, terms);
-  outcome.at_most("|| k_r - k- || <= diam(K) sqrt(ln(P / min p) / 8)", length, apart * sqrt(by_votes / 8),
-                  terms + apart);
-  outcome.ratio(length, bound, terms);
+  outcome.at_most("|| k_r - k- || <= h(min p / P) diam(K)", length, by_both, terms + apart);
+  outcome.ratio(length, std::min<Real>({by_votes / size, size * apart * apart / 8, by_both}), terms);
   if (mean.mean_score == 0 || mean.divergence == 0) return;
   const Real by_zip = exact::norm(exact::difference(exact::zip_merge(mean).key, mean.key), exact::Norm::l2);
   // z*/m divides by a sum that may nearly cancel, and multiplies another one, k-.
@@ -199,6 +198,20 @@ Outcome min_norm_is_lossless(const Instance& instance) {
     hold_unchanged(QueryEffect(merging, h, merges, 0), 1, outcome);
   }
   hold_merges({MergedKey::min_norm, MergeGqa::mean, 0}, instance, merging, outcome);
+  return outcome;
+}
+
+// The factor of two entries of equal votes, whatever the votes are.
+Outcome near_as_with_equal_votes(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  const Real factor = exact::divergence_per_range(0.5);
+  for_each_cluster(merging, [&](size_t h, const Cluster& cluster) {
+    const Real size = exact::norm(merging.heads[h].queries.front(), exact::Norm::l2);
+    const Real apart = diameter(merging.cache.at(cluster));
+    outcome.at_most("|| k_r - k- || <= h(1/2) diam(K)", merging.mean(h, cluster).divergence / size,
+                    factor * apart, score_terms(merging.predicted(h, cluster)) / size + apart);
+  });
   return outcome;
 }
 
@@ -314,16 +327,18 @@ std::vector<Theorem> lossless_theorems() {
        .statement =
            "k_r = k- - KL q / (scale ||q||^2), v_r = v-, p_r = P leaves o as it was for q, whatever "
            "constant is added to ln s; || k_r - k- || = KL / (scale ||q||) <= ln(P / min p) / (scale "
-           "||q||), <= scale ||q|| diam(K)^2 / 8 and so <= diam(K) sqrt(ln(P / min p) / 8), and no key "
-           "nearer to k- will do",
+           "||q||), <= scale ||q|| diam(K)^2 / 8 and <= h(min p / P) diam(K) < diam(K), h of kkv-kl, and no "
+           "key nearer to k- will do",
        .hypotheses = "q != 0; scores of q up to one factor",
        .source = "ours",
-       .ratio = "|| k_r - k- || / the smaller bound",
+       .ratio = "|| k_r - k- || / the smallest bound",
        .sizes = kMergingSizes,
        .property = {"kkv-3-prime", "merging by minimum norm loses nothing", min_norm_is_lossless},
        .weakened = {{"kkv-3-prime:mean-key", "k- itself loses nothing", mean_key_is_lossless},
                     {"kkv-3-prime:later-query", "later queries lose nothing either",
-                     lossless_for_later_queries}}},
+                     lossless_for_later_queries},
+                    {"kkv-3-prime:equal-votes", "|| k_r - k- || <= h(1/2) diam(K) whatever the votes",
+                     near_as_with_equal_votes}}},
       {.id = "kkv-6",
        .title = "when later queries lose nothing",
        .statement = "o' = o if epsilon = 0; and, for every query and with any of the keys, if the "

@@ -1,5 +1,9 @@
 // The change of a query's output by eviction: CriticalKV's
 // Theorems 3.2 and 3.3, their stable form, and the layer's bound.
+#include <algorithm>
+#include <optional>
+
+#include <kvbound/proofs/oracle/output_change.hpp>
 #include <kvbound/reference/eviction/critical_kv.hpp>
 #include <kvbound/reference/perturbation.hpp>
 
@@ -100,6 +104,48 @@ void hold_reference(const Instance& instance, Outcome& outcome) {
                           perturbation <= bound + reference::perturbation_rounding(eviction, scale));
 }
 
+// theta - L without cancellation, from the contributions w_i V_i to o - o^. In L1: twice the smaller part, by
+// sign, of each component. In L-infinity: what is left of every norm by one component and sign, at the best.
+Real lost_in_l1(const std::vector<Reals>& contributions) {
+  Real lost = 0;
+  for (size_t j = 0; j < contributions.front().size(); ++j) {
+    Real positive = 0, negative = 0;
+    for (const Reals& contribution : contributions)
+      (contribution[j] > 0 ? positive : negative) += abs(contribution[j]);
+    lost += 2 * std::min<Real>(positive, negative);
+  }
+  return lost;
+}
+Real lost_in_l_infinity(const std::vector<Reals>& contributions) {
+  std::optional<Real> least;
+  for (size_t j = 0; j < contributions.front().size(); ++j) {
+    for (const int sign : {-1, 1}) {
+      Real lost = 0;
+      for (const Reals& contribution : contributions)
+        lost += exact::norm(contribution, Norm::l_infinity) - sign * contribution[j];
+      least = std::min<Real>(lost, least.value_or(lost));
+    }
+  }
+  return *least;
+}
+
+// w_i V_i, whose sum is o - o^
+std::vector<Reals> contributions(const Reals& attention, const std::vector<Reals>& projected, Indices kept) {
+  const Reals weights = oracle::eviction_weights_of_mean(attention, kept);
+  std::vector<Reals> result;
+  for (size_t i = 0; i < weights.size(); ++i) result.push_back(exact::scaled(weights[i], projected[i]));
+  return result;
+}
+
+// Claims that theta - L in this norm is `lost`, and so 0 exactly where that is.
+void hold_lost(const Reals& attention, const std::vector<Reals>& projected, Indices kept, Norm norm,
+               const Real& lost, Outcome& outcome) {
+  const Real bound = oracle::perturbation_bound(attention, exact::norms(projected, norm), kept);
+  const Reals change = exact::stable_output_change(attention, projected, kept);
+  outcome.equal(std::string("theta - L in ") + exact::name(norm), bound - exact::norm(change, norm), lost,
+                bound);
+}
+
 Outcome bound_dominates(const Instance& instance) {
   Outcome outcome;
   const Exact exact(instance);
@@ -117,6 +163,9 @@ Outcome bound_dominates(const Instance& instance) {
     outcome.at_most(claim + ", stable", exact::norm(stable, norm), bound, bound);
     outcome.ratio(exact::norm(stable, norm), bound);
   }
+  const std::vector<Reals> moves = contributions(attention, projected, instance.kept);
+  hold_lost(attention, projected, instance.kept, Norm::l1, lost_in_l1(moves), outcome);
+  hold_lost(attention, projected, instance.kept, Norm::l_infinity, lost_in_l_infinity(moves), outcome);
   hold_reference(instance, outcome);
   return outcome;
 }
@@ -129,6 +178,17 @@ Outcome mixed_norms(const Instance& instance) {
   const Real bound = oracle::perturbation_bound(
       exact.attention[kOnlyRow], exact::norms(exact.projected[kOnlyRow], Norm::l_infinity), instance.kept);
   outcome.at_most("L in L1 <= theta in L-infinity", exact::norm(change, Norm::l1), bound, bound);
+  return outcome;
+}
+
+// The condition for equality in L1.
+Outcome equality_by_signs(const Instance& instance) {
+  Outcome outcome;
+  const Exact exact(instance);
+  const Reals& attention = exact.attention[kOnlyRow];
+  const auto& projected = exact.projected[kOnlyRow];
+  if (lost_in_l1(contributions(attention, projected, instance.kept)) == 0)
+    hold_lost(attention, projected, instance.kept, Norm::l_infinity, 0, outcome);
   return outcome;
 }
 
@@ -331,14 +391,20 @@ std::vector<Theorem> perturbation_theorems() {
                      "the same if evicted logits are set to 0 instead of being taken out", zeroed_logits}}},
       {.id = "ckv-3.3",
        .title = "the bound on the output perturbation",
-       .statement = "L = || o - o^ || <= theta = C - (2 - 1/Sigma) S, C = sum A ||V||, S the kept part of C",
+       .statement =
+           "L = || o - o^ || <= theta = C - (2 - 1/Sigma) S, C = sum A ||V||, S the kept part of C; theta - "
+           "L = 2 sum_j min(P_j, N_j) in L1, P_j and N_j the sums of the positive and negative parts of w_i "
+           "V_ij, and min_{j,s} sum_i (|| w_i V_i || - s w_i V_ij) in L-infinity, s = +-1",
        .hypotheses =
            "an entry is kept; any selection; any norm, the same on both sides (L1, L2, L-infinity run)",
        .source = source + ", Theorem 3.3",
        .ratio = "L / theta",
        .sizes = {.long_tokens = kLongTokens},
-       .property = {"ckv-3.3", "L <= theta in L1, L2 and L-infinity", bound_dominates},
-       .weakened = {{"ckv-3.3:mixed-norms", "L in L1 <= theta in L-infinity", mixed_norms}}},
+       .property = {"ckv-3.3", "L <= theta in L1, L2 and L-infinity, and by how much", bound_dominates},
+       .weakened = {{"ckv-3.3:mixed-norms", "L in L1 <= theta in L-infinity", mixed_norms},
+                    {"ckv-3.3:equality-by-signs",
+                     "L = theta in L-infinity if no component of the w_i V_i has two signs, as in L1",
+                     equality_by_signs}}},
       {.id = "ckv-stable",
        .title = "the bounds without cancellation",
        .statement =

@@ -101,6 +101,17 @@ Outcome one_cluster_without_merged(const Instance& instance) {
   return outcome;
 }
 
+Outcome strictly_within(const Instance& instance) {
+  Outcome outcome;
+  for_each_single_merge(MergingCase(instance), [&](const QueryEffect& effect) {
+    if (effect.epsilon() >= 1) return;
+    const Real factor = printed_factor(effect.epsilon());
+    outcome.below("Theta < 2 e (1 + e) gamma / (1 - e)^2", exact::norm(effect.change(Space::head), Norm::l2),
+                  factor * effect.spread(Space::head, Norm::l2), (1 + factor) * effect.terms(Space::head));
+  });
+  return outcome;
+}
+
 // ---- KKV-5'
 
 Outcome many_clusters(const Instance& instance) {
@@ -130,22 +141,28 @@ Outcome many_clusters_without_merged(const Instance& instance) {
   return outcome;
 }
 
-// The last cluster does not merge: its kept entry is unchanged and its other members are dropped.
-Outcome with_some_dropped(const Instance& instance) {
-  Outcome outcome;
-  const MergingCase merging(instance);
+// Calls look(effect) where the last cluster does not merge: its kept entry is unchanged and its other members
+// are dropped.
+template <class Look>
+void for_each_dropping(const MergingCase& merging, const Look& look) {
   for (size_t h = 0; h < merging.heads.size() && !merging.clusters.empty(); ++h) {
     Merges merges(merging, h, merging.clusters, exact::min_norm_merge);
     const exact::Entries staying = merging.cache.at({&merges.clusters.back().front(), 1});
     merges.entries.back() = {staying.keys[0], staying.values[0], staying.votes[0]};
     const int64_t target = merges.clusters.back().front();
     merges.predicted.back() = merging.heads[h].predicted[target];
-    const QueryEffect effect(merging, h, merges, 0);
+    look(QueryEffect(merging, h, merges, 0));
+  }
+}
+
+Outcome with_some_dropped(const Instance& instance) {
+  Outcome outcome;
+  for_each_dropping(MergingCase(instance), [&](const QueryEffect& effect) {
     if (effect.epsilon() < 1) {
       hold_bound("Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2 though some are dropped", effect,
                  effect.merged_share() * printed_factor(effect.epsilon()), outcome);
     }
-  }
+  });
   return outcome;
 }
 
@@ -187,6 +204,58 @@ Outcome half_of_epsilon(const Instance& instance) {
   return outcome;
 }
 
+// ---- KKV-5 without epsilon
+
+// Claims equation (*) of the written proofs, and the bound that follows from it.
+void hold_moved_attention(const MergingCase& merging, const QueryEffect& effect, Outcome& outcome) {
+  const Reals moved = exact::difference(effect.reweighted(), effect.attention());
+  equal_vectors(outcome, "o' - o = sum_j (A_j u_j / Z - A_j) v_j", effect.change(Space::head),
+                oracle::weighted_sum(moved, merging.cache.values), effect.terms(Space::head));
+  hold_bound("Theta <= gamma T", effect, effect.moved_attention(), outcome);
+}
+
+// Claims that the bounds by epsilon are not smaller; `sharpest` is that of kkv-5-sharp.
+void hold_below_bounds_by_epsilon(const QueryEffect& effect, const Real& sharpest, Outcome& outcome) {
+  const Real moved = effect.moved_attention();
+  const Real by_share = effect.merged_share() * printed_factor(effect.epsilon());
+  outcome.at_most("T <= the factor of kkv-5-sharp", moved, sharpest, effect.logit_terms());
+  outcome.at_most("T <= the factor of kkv-5-prime", moved, by_share, (1 + by_share) * effect.logit_terms());
+}
+
+Outcome by_moved_attention(const Instance& instance) {
+  Outcome outcome;
+  const MergingCase merging(instance);
+  for_each_single_merge(merging, [&](const QueryEffect& effect) {
+    hold_moved_attention(merging, effect, outcome);
+    const Real epsilon = effect.epsilon();
+    if (epsilon < 1) hold_below_bounds_by_epsilon(effect, half_angle(epsilon), outcome);
+  });
+  for_all_at_once(merging, [&](const QueryEffect& effect) {
+    hold_moved_attention(merging, effect, outcome);
+    const Real epsilon = effect.epsilon();
+    if (epsilon < 1) hold_below_bounds_by_epsilon(effect, epsilon, outcome);
+  });
+  hold_attention(instance, merging, outcome);
+  hold_merges({MergedKey::zip, MergeGqa::mean, 0}, instance, merging, outcome);
+  return outcome;
+}
+
+Outcome half_of_moved_attention(const Instance& instance) {
+  Outcome outcome;
+  for_each_single_merge(MergingCase(instance), [&](const QueryEffect& effect) {
+    hold_bound("Theta <= gamma T / 2", effect, effect.moved_attention() / 2, outcome);
+  });
+  return outcome;
+}
+
+Outcome moved_attention_with_some_dropped(const Instance& instance) {
+  Outcome outcome;
+  for_each_dropping(MergingCase(instance), [&](const QueryEffect& effect) {
+    hold_bound("Theta <= gamma T though some are dropped", effect, effect.moved_attention(), outcome);
+  });
+  return outcome;
+}
+
 }  // namespace
 
 std::vector<Theorem> prediction_bound_theorems() {
@@ -203,7 +272,8 @@ std::vector<Theorem> prediction_bound_theorems() {
        .sizes = kMergingSizes,
        .property = {"kkv-5", "Theta is within the bound", one_cluster},
        .weakened = {{"kkv-5:members-alone", "the same with e over the members alone",
-                     one_cluster_without_merged}}},
+                     one_cluster_without_merged},
+                    {"kkv-5:strict", "Theta < the bound, strictly", strictly_within}}},
       {.id = "kkv-5-prime",
        .title = "the bound for many clusters, with what they weigh",
        .statement = "Theta <= A'_r 2 e (1 + e) gamma / (1 - e)^2, A'_r the attention that all merged "
@@ -226,6 +296,22 @@ std::vector<Theorem> prediction_bound_theorems() {
        .property = {"kkv-5-sharp", "Theta is within the bounds", sharpest},
        .weakened = {{"kkv-5-sharp:many-groups", "that of one cluster for many", half_for_many},
                     {"kkv-5-sharp:half", "Theta <= e gamma / 2 for one cluster", half_of_epsilon}}},
+      {.id = "kkv-5-free",
+       .title = "the bound by the attention that moves, for every epsilon",
+       .statement =
+           "Theta <= gamma T, T = sum_j |A_j u_j / Z - A_j| / 2, u_j = (s_r / s^_r) (s^_j / s_j) for "
+           "a member j of the cluster that r replaces, 1 for others, Z = sum_j A_j u_j; for e < 1 T "
+           "is at most the factors of kkv-5-sharp, kkv-5-prime and kkv-5",
+       .hypotheses = "one query head, disjoint clusters merged at one time, v_r their own means, no entry "
+                     "dropped; any key",
+       .source = "ours",
+       .ratio = "Theta / bound",
+       .sizes = kMergingSizes,
+       .property = {"kkv-5-free", "Theta is within the bound, and that within those by epsilon",
+                    by_moved_attention},
+       .weakened = {{"kkv-5-free:half", "Theta <= gamma T / 2", half_of_moved_attention},
+                    {"kkv-5-free:dropped", "the same if some leave without merging",
+                     moved_attention_with_some_dropped}}},
   };
 }
 

@@ -82,6 +82,19 @@ TEST(Merging, ChangesALaterQuerysOutput) {
   EXPECT_TRUE(is(effect.spread(Space::head, exact::Norm::l2), 9)) << "from a member to any entry";
 }
 
+// The same case: u = e^-1/4 / (1, e^-1/2), and 1 for the entry that did not merge.
+TEST(Merging, ReweightsTheOriginalEntries) {
+  const MergingCase merging(three_tokens(matrix({{0, 0, 0}, {0, -0.5, 0}}), {0, 2}, {1, 1, 1}));
+  const Merges merges(merging, 0, {{0, 1}}, convex_merge);
+  const QueryEffect effect(merging, 0, merges, 1);
+  const Real half = exp(Real(-0.5)), quarter = exp(Real(-0.25)), whole = 1 + 2 * quarter;
+  const exact::Reals reweighted = effect.reweighted();
+  EXPECT_TRUE(is(reweighted[0], quarter / whole));
+  EXPECT_TRUE(is(reweighted[1], quarter / whole));
+  EXPECT_TRUE(is(reweighted[2], 1 / whole));
+  EXPECT_TRUE(is(effect.moved_attention(), 1 / (2 + half) - quarter / whole)) << "entry 0 alone loses";
+}
+
 // The members are predicted exactly, but the later query sees the mean key:
 // m = 6 / (1 + e^-6), z* = ln((1 + e^6) / 2).
 TEST(Merging, CountsTheMergedEntrysErrorToo) {

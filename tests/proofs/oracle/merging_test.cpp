@@ -1,4 +1,6 @@
 // Merges by hand: a cluster of two members, with weights 1/2 and 1/2 unless said otherwise.
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include <kvbound/proofs/oracle/merging.hpp>
@@ -49,6 +51,21 @@ TEST(ExactClusterMean, KeepsTheDigitsOfATinyDivergence) {
   }
   const Real x("1e-16");
   EXPECT_LT(abs(ClusterMean(kMembers, {0, x}).divergence / ((3 + x) * x * x / 32) - 1), Real("1e-28"));
+}
+
+// No distance of two scores gives more, and one of those tried nearly as much.
+TEST(DivergencePerRange, IsTheLargestOfTwoScores) {
+  for (const int others : {1, 3, 999999}) {
+    const Real largest = divergence_per_range(Real(1) / (1 + others));
+    Real found = 0;
+    for (Real distance = 0.125; distance <= 32; distance += 0.125) {
+      const ClusterMean mean({{{0}, {0}}, {{0}, {0}}, {others, 1}}, {0, distance});
+      EXPECT_LE(mean.divergence / distance, largest) << distance;
+      found = std::max<Real>(found, mean.divergence / distance);
+    }
+    EXPECT_GT(found, largest - 0.001) << others;
+  }
+  EXPECT_LT(abs(divergence_per_range(0.5) - Real("0.16991712074595355")), Real("1e-15"));
 }
 
 // The bound covers scores that move to the ends of their bounds.

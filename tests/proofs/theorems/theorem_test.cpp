@@ -89,6 +89,7 @@ TEST_P(TheoremProperty, IsTight) {
       {"ckv-e.1", 1},           // reached if stage two is empty
       {"ckv-window", 0.99},     // reached by opposed values if stage one is all that is kept
       {"ckv-theta-sweep", 1},   // reached where a rival is chosen
+      {"theta-all", 0.999},     // reached by opposed values
       {"obc-key", 0.99},        // limit A -> 0 or 1 for h = 1/2; the bound has 11/8, not 1.3667
       {"obc-joint", 0.9},       // the remainders of key and value have the same direction
       {"obc-set", 1},           // reached by one entry
@@ -100,6 +101,7 @@ TEST_P(TheoremProperty, IsTight) {
       {"kkv-5", 0.23},          // 1/4 in the limit, as kkv-5-sharp shows
       {"kkv-5-prime", 0.95},    // limit: no attention on merged entries, epsilon -> 0
       {"kkv-5-sharp", 0.99},    // reached by a cluster with one common error
+      {"kkv-5-free", 0.999},    // reached by values of 1 where attention grows, 0 where it shrinks
       {"kkv-5-joint", 0.999},   // reached by epsilon = 0
       {"kkv-sequence", 0.999},  // reached by one merge
   };
@@ -306,13 +308,15 @@ TEST(Catalogue, HasThePropertiesOfTheWrittenProofsAndNoOthers) {
   const auto sections = matches(text, R"re(<a id="([^"]+)"></a>)re");
   EXPECT_EQ(sections.size(), as_set(sections).size()) << "two sections with one id";
   EXPECT_EQ(as_set(sections), as_set(ids(theorems())));
-  EXPECT_EQ(as_set(matches(text, R"re(\n## ((?:ckv|obc|kkv)-[^\s:]+): )re")), as_set(sections)) << "headings";
-  EXPECT_EQ(as_set(matches(text, R"re(\n\| \[((?:ckv|obc|kkv)-[^\]]+)\]\(#)re")), as_set(sections))
+  EXPECT_EQ(as_set(matches(text, R"re(\n## ((?:ckv|obc|kkv|theta)-[^\s:]+): )re")), as_set(sections))
+      << "headings";
+  EXPECT_EQ(as_set(matches(text, R"re(\n\| \[((?:ckv|obc|kkv|theta)-[^\]]+)\]\(#)re")), as_set(sections))
       << "the overview";
   const auto counterexamples = matches(text, R"re(\n\*\*Counterexample `([^`]+)`\.\*\*)re");
   EXPECT_EQ(counterexamples.size(), as_set(counterexamples).size()) << "two counterexamples with one id";
   EXPECT_EQ(as_set(counterexamples), as_set(ids(weakened_claims())));
-  EXPECT_EQ(as_set(matches(text, R"re(`((?:ckv|obc|kkv)-[^`\s:]+:[^`\s]+)`)re")), as_set(counterexamples))
+  EXPECT_EQ(as_set(matches(text, R"re(`((?:ckv|obc|kkv|theta)-[^`\s:]+:[^`\s]+)`)re")),
+            as_set(counterexamples))
       << "mentions";
 }
 
