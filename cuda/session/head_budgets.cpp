@@ -20,6 +20,7 @@ struct HeadBudgets {
 
   std::vector<int64_t> operator()(const Uniform&) const { return {budgets.begin(), budgets.end()}; }
   std::vector<int64_t> operator()(const Pyramid&) const { return {budgets.begin(), budgets.end()}; }
+  std::vector<int64_t> operator()(const HeadKv&) const { return {budgets.begin(), budgets.end()}; }
   std::vector<int64_t> operator()(const AdaKv& options) const {
     if (!kvbound::rules_of(policy.score).change) return shared(options, ranking);
     Policy by_attention = policy;

@@ -8,15 +8,19 @@
 namespace kvbound {
 
 struct AllocationRules {
-  bool across_heads = false;   ///< a layer's KV heads keep different numbers of entries, by their scores
+  bool across_heads = false;   ///< a layer's KV heads keep different numbers of entries
   bool across_layers = false;  ///< layers have different budgets
+  bool by_scores = false;      ///< as the scores of the layer's entries are
 };
 
 namespace detail {
 
 inline AllocationRules allocation_rules(const Uniform&) { return {}; }
-inline AllocationRules allocation_rules(const AdaKv&) { return {.across_heads = true}; }
+inline AllocationRules allocation_rules(const AdaKv&) { return {.across_heads = true, .by_scores = true}; }
 inline AllocationRules allocation_rules(const Pyramid&) { return {.across_layers = true}; }
+inline AllocationRules allocation_rules(const HeadKv&) {
+  return {.across_heads = true, .across_layers = true};
+}
 
 }  // namespace detail
 

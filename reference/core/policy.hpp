@@ -152,7 +152,23 @@ struct Pyramid {
   Decay shape = Decay::linear;  ///< cosine is KeepKV's variant
   friend bool operator==(const Pyramid&, const Pyramid&) = default;
 };
-using Allocation = std::variant<Uniform, AdaKv, Pyramid>;
+
+struct HeadScores;
+
+/// HeadKV (arXiv:2410.19258): the KV heads of all layers share the budget by importances that were
+/// measured elsewhere.
+struct HeadKv {
+  std::string scores;   ///< file of every query head's importance
+  Decimal beta{12, 1};  ///< 1/beta of the budget for candidates is shared by importance, at least 1
+  double temperature =
+      1;  ///< importances are raised to this power, finite and >= 0, before they are added up
+  std::shared_ptr<const HeadScores> read = {};  ///< what the file says; null: not read yet
+
+  friend bool operator==(const HeadKv& a, const HeadKv& b) {
+    return a.scores == b.scores && a.beta == b.beta && a.temperature == b.temperature;
+  }
+};
+using Allocation = std::variant<Uniform, AdaKv, Pyramid, HeadKv>;
 
 /// Evicted entries are dropped.
 struct NoMerge {

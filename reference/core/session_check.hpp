@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -130,6 +131,15 @@ inline void require_valid(const Cam& merge) {
 inline void require_valid(const Uniform&) {}
 inline void require_valid(const AdaKv& allocation) { require_share("safeguard", allocation.safeguard); }
 inline void require_valid(const Pyramid& allocation) { require_option("beta", allocation.beta, 1); }
+inline void require_valid(const HeadKv& allocation) {
+  if (!allocation.read)
+    throw InvalidPolicy("headkv's file of scores is read by replay, evaluate, sweep, predict and diff alone");
+  if (floor_of_product(allocation.beta, 1) < 1)
+    throw InvalidPolicy("beta=" + to_string(allocation.beta) + " but it must be at least 1");
+  const double power = allocation.temperature;
+  require_number("temperature", power, power >= 0 && power <= std::numeric_limits<double>::max(),
+                 "a finite number >= 0");
+}
 
 inline void require_composable(const NoMerge&, const Policy&) {}
 inline void require_composable(const ConvexMerge&, const Policy&) {}
@@ -174,22 +184,22 @@ inline void require_composable(const Policy& policy) {
   if (selection.is_greedy && (host.evicts || host.scores_given)) {
     throw InvalidPolicy("greedy has a meaning with the host snapkv alone");
   }
-  if (rules_of(policy.allocation).across_heads) {
+  if (rules_of(policy.allocation).by_scores) {
     detail::require_ranks(policy.host, "adakv shares out by scores, but ", "");
   }
   if (rules_of(policy.allocation).across_layers && host.given && host.given->keeps()) {
     throw InvalidPolicy(
-        "pyramid shares out a budget, but given's file has kept sets: it takes no allocation");
+        "pyramid and headkv share out a budget, but given's file has kept sets: it takes no allocation");
   }
   std::visit([&](const auto& merge) { detail::require_composable(merge, policy); }, policy.merge);
 }
 
 /// Throws InvalidPolicy unless the policy can compress a prompt of n tokens to this budget per KV head: the
-/// components can be combined, 1 <= budget <= n, the budget is at least the number of always-kept entries,
-/// and the window is at most the number of recorded queries.
-inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_tokens,
-                          int64_t window_queries) {
-  if (budget < 1 || budget > prompt_tokens) {
+/// components can be combined, least <= budget <= n, the budget is at least the number of always-kept
+/// entries, and the window is at most the number of recorded queries.
+inline void require_valid(const Policy& policy, int64_t budget, int64_t prompt_tokens, int64_t window_queries,
+                          int64_t least = 1) {
+  if (budget < least || budget > prompt_tokens) {
     throw InvalidPolicy("budget of " + std::to_string(budget) + " entries is outside 1.." +
                         std::to_string(prompt_tokens) + ", the prompt's tokens");
   }
@@ -252,9 +262,9 @@ inline void require_valid(const LayerView& layer, const Policy& policy, std::spa
   require_consistent(layer);
   require_equal("budgets", std::ssize(budgets), "kv_heads", layer.shape.kv_heads);
   detail::require_given(rules_of(policy.host, layer.prompt_tokens(), 0), layer, budgets);
-  for (const int64_t budget : budgets) {
-    require_valid(policy, budget, layer.prompt_tokens(), layer.window_queries());
-  }
+  // An allocation may leave a KV head without any entry.
+  for (const int64_t budget : budgets)
+    require_valid(policy, budget, layer.prompt_tokens(), layer.window_queries(), 0);
 }
 
 /// Throws ShapeMismatch unless a step's arrays have the layer's shape.

@@ -1,14 +1,15 @@
 #include "allocation.hpp"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 #include <numbers>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include <kvbound/reference/core/shape_check.hpp>
 
+#include "largest_remainders.hpp"
 #include "selection.hpp"
 
 namespace kvbound::reference {
@@ -36,19 +37,6 @@ struct Shares {
     add(offset + static_cast<int64_t>(quotient), rest);
   }
 };
-
-// The whole parts, with the rest of the total given one by one to the largest fractional
-// parts; ties: smaller index.
-std::vector<int64_t> filled_up(const Shares& shares, int64_t total) {
-  std::vector<size_t> order(shares.whole.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, std::ranges::greater(), [&](size_t i) { return shares.fraction[i]; });
-  std::vector<int64_t> result = shares.whole;
-  const int64_t rest = total - std::accumulate(result.begin(), result.end(), int64_t{0});
-  assert(0 <= rest && rest <= std::ssize(order));
-  for (int64_t i = 0; i < rest; ++i) ++result[order[i]];
-  return result;
-}
 
 void require_candidates(MatrixView scores, std::span<const int64_t> candidates) {
   require_equal("budgets of candidates", std::ssize(candidates), "rows of scores", scores.rows);
@@ -154,7 +142,7 @@ std::vector<int64_t> adakv_shares(const AdaKv& options, std::span<const int64_t>
     // f + s (k - f), whose products are smaller than those of (1 - s) f + s k, which might overflow.
     shares.add(static_cast<Wide>(options.safeguard.digits) * (candidates[h] - found[h]), unit, found[h]);
   }
-  return filled_up(shares, total);
+  return largest_remainders(std::move(shares.whole), shares.fraction, total);
 }
 
 std::vector<int64_t> pyramid_budgets(const Pyramid& options, int64_t layers, int64_t budget, int64_t least,
@@ -162,9 +150,9 @@ std::vector<int64_t> pyramid_budgets(const Pyramid& options, int64_t layers, int
   require_pyramid(options, layers, budget, least, tokens);
   if (layers == 1) return {budget};
   const Ratio above = height(options, budget, least, tokens);
-  const Shares shares =
+  Shares shares =
       options.shape == Decay::linear ? linear(above, layers, budget) : cosine(above, layers, budget);
-  return filled_up(shares, layers * budget);
+  return largest_remainders(std::move(shares.whole), shares.fraction, layers * budget);
 }
 
 }  // namespace kvbound::reference

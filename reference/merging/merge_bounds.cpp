@@ -40,6 +40,13 @@ double later_bound(double prediction_error, double value_distance, double share)
   return 2 * prediction_error * (1 + prediction_error) * value_distance / (left * left) * share;
 }
 
+double sharp_later_bound(double prediction_error, double value_distance, int64_t clusters) {
+  if (!(prediction_error < 1)) return std::numeric_limits<double>::infinity();
+  const double first_order = prediction_error * value_distance;
+  return clusters > 1 ? first_order
+                      : first_order / (1 + std::sqrt((1 - prediction_error) * (1 + prediction_error)));
+}
+
 double largest_distance(MatrixView values, MatrixView others) {
   require_equal("columns of values", values.cols, "columns of others", others.cols);
   for (const MatrixView& rows : {values, others}) {

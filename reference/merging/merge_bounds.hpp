@@ -39,6 +39,14 @@ double prediction_error(VectorView log_predicted, VectorView log_actual);
 /// proof             proofs/keep_kv.md#kkv-5, #kkv-5-prime
 double later_bound(double prediction_error, double value_distance, double share = 1);
 
+/// The sharpest such bound by epsilon and gamma alone.
+///
+///     epsilon gamma / (1 + sqrt(1 - epsilon^2))  for one cluster,   epsilon gamma  for more
+///
+/// returns  infinity where epsilon is not below 1
+/// proof    proofs/keep_kv.md#kkv-5-sharp
+double sharp_later_bound(double prediction_error, double value_distance, int64_t clusters);
+
 /// The largest distance between two sets of values.
 ///
 ///     max_{i, j} ||values[i,:] - others[j,:]||_2

@@ -19,6 +19,7 @@ struct HeadBudgets {
 
   std::vector<int64_t> operator()(const Uniform&) const { return {budgets.begin(), budgets.end()}; }
   std::vector<int64_t> operator()(const Pyramid&) const { return {budgets.begin(), budgets.end()}; }
+  std::vector<int64_t> operator()(const HeadKv&) const { return {budgets.begin(), budgets.end()}; }
   std::vector<int64_t> operator()(const AdaKv& options) const {
     Policy by_attention = policy;
     by_attention.score = AttentionScore{};

@@ -13,8 +13,8 @@ namespace kvbound::reference {
 
 /// Each KV head's budget by the policy's allocation.
 ///
-///     uniform, pyramid  `budgets` unchanged: pyramid's budgets differ between layers only
-///     adakv             by attention, also if the policy ranks by another score (allocation.hpp)
+///     uniform, pyramid, headkv  `budgets` unchanged: they are known before any entry is ranked
+///     adakv                     by attention, also if the policy ranks by another score (allocation.hpp)
 ///
 /// policy   its host ranks entries
 /// ranking  of the layer, by that policy

@@ -151,7 +151,7 @@ void require_same_run(const DumpFile& a, const DumpFile& b) {
                      fmt::format("is {}, but that of {} is {}", other, one_line(a.path()), own));
   };
   refuse("policy", canonical(a.info().policy), canonical(b.info().policy));
-  if (a.info().layer_entries != b.info().layer_entries)
+  if (a.info().budgets != b.info().budgets)
     refuse("budget", to_string(a.info().budget), to_string(b.info().budget));
 }
 

@@ -96,13 +96,14 @@ std::string hash_of(const std::vector<std::string>& paths, bool quiet) {
   return traces::sha256_of(views, [&](int64_t done, int64_t whole) { progress.update(done, whole); });
 }
 
-// The hash of the files of every task of a run whose host is `given`; null of other runs.
-Json given_hash(const Policy& policy, const std::vector<GivenFacts>& facts) {
-  const std::string* const file = given_file(policy.host);
-  if (!file) return {};
+// The hash of the files that a policy names, of every task; null of policies that name none.
+Json named_hash(const Policy& policy, const std::vector<GivenFacts>& facts) {
   std::string hashes;
-  for (const GivenFacts& task : facts) hashes += task.at(*file).sha256;
-  return traces::sha256_of(hashes);
+  if (const std::string* const file = given_file(policy.host)) {
+    for (const GivenFacts& task : facts) hashes += task.at(*file).sha256;
+  }
+  if (const HeadScores* const scores = head_scores(policy)) hashes += scores->sha256;
+  return hashes.empty() ? Json() : Json(traces::sha256_of(hashes));
 }
 
 // What results depend on.
@@ -116,7 +117,7 @@ Json evaluation_of(const EvaluateReport& report, const std::vector<GivenFacts>& 
   const std::string& backend = options.runs.front().backend;
   Json evaluation = fields_of(computation({&backend, 1}));
   for (const Run& run : options.runs) {
-    if (const Json hash = given_hash(run.policy.policy, facts); !hash.is_null())
+    if (const Json hash = named_hash(run.policy.policy, facts); !hash.is_null())
       evaluation["given"].push_back(hash);
   }
   evaluation.update({{"model", report.model_sha256},
@@ -190,7 +191,7 @@ int evaluate_command(const Arguments& arguments) {
   if (report.step_limit) shorten(tasks, *report.step_limit);
   OutputPaths taken;
   for (const std::string& input : checkpoint.paths()) taken.add_input(input);
-  for (const auto& [path, source] : report.result.options.given.files) taken.add_input(path);
+  for (const std::string& path : named_files(report.result.options.runs)) taken.add_input(path);
   taken.add_input(places[1]);
   Outputs outputs(line, taken, "evaluate");
   const auto resume = line.text("resume");

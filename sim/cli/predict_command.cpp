@@ -13,6 +13,8 @@
 #include <kvbound/sim/replay/replay.hpp>
 #include <kvbound/sim/report/environment.hpp>
 #include <kvbound/sim/report/predict_report.hpp>
+#include <kvbound/sim/study/retrieval_scores.hpp>
+#include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/output_file.hpp>
 #include <kvbound/traces/trace.hpp>
@@ -44,27 +46,41 @@ Re-entering: of the prompt entries that the policy evicts at the prompt's end, t
 prompt's entries by the attention of a decode step's query over the full cache (ties: smaller position): at any step and, on
 average, at one step; mean over layers and query heads, 0 if nothing was evicted. Evictions while decoding are not simulated.
 
+Variance: of an entry's attention scores, over all queries so far, the step's included, that have seen it, over the last W of
+them, and the ratio of the two; means over the entries that more than W queries have seen, over steps, layers and query heads.
+If scores are independent of each other, the ratio is about 1 - 1/W; if successive ones are alike, as KeepKV observes, smaller.
+
 Attention: the total attention of a step's query on the given share of all entries, its own included, that receives most;
 mean, median and least over layers, query heads and steps. Shares are rounded down.
 
-Exit code 5 if the trace has no decode step to predict.
+With --head-scores, TRACEs of needle tasks, whose decode steps are the answer, give instead the file of a model's heads
+that policies with headkv share a budget by (HeadKV, arXiv:2410.19258): every query head's sum, over the answer's tokens, of
+the attention on the needle's positions that are among the top K of all (default: as many as the needle has), mean over the
+traces.
+
+Exit code 5 if the trace has no decode step to predict, or if no head has a position of the needle among its top.
 )";
 
 const std::vector<Example> kPredictExamples{
     {"kvbound predict traces/samples/pocket-mha.safetensors"},
     {"kvbound predict traces/samples/smollm2-135m.safetensors --ema 0.98 --window 8 --steps 16 --layers 11-20 --json predict.json"},
     {"kvbound predict traces/samples/smollm2-135m.safetensors --steps 8 --policy h2o+critical --budget 10% --top 5%"},
+    {"kvbound predict traces/samples/pocket-gqa.safetensors --head-scores scores.json --needle 900-915"},
 };
 
 CommandLine predict_command_line() {
-  CommandLine line("predict TRACE [options]: how well past scores predict the next query's", kPredictDetails,
-                   kPredictExamples);
+  CommandLine line("predict TRACE... [options]: how well past scores predict the next query's",
+                   kPredictDetails, kPredictExamples);
   line.add("ema", "A", "weight of the past in moving averages, 0 <= A < 1 (default: 0.9)");
-  line.add("window", "W", "number of queries that window-mean averages (default: 32)");
+  line.add("window", "W",
+           "number of queries that window-mean averages and a variance's window has (default: 32)");
   line.add("policy", "P",
            "the policy that evicts at the prompt's end; see kvbound policies (default: snapkv)");
   line.add("budget", "B", "entries per KV head that the policy keeps, such as 256 or 20% (default: 20%)");
   line.add("top", "K", "size of the prompt's top set, such as 100 or 5% (default: 20%)");
+  line.add("head-scores", "FILE", "write the importances of heads for headkv, and nothing else");
+  line.add("needle", "P-Q[,P-Q]",
+           "with --head-scores: the first and last position of each trace's needle, or of all traces'");
   line.add("shares", "K[,K]", "numbers of entries whose attention is summed (default: 1%,2%,5%,10%,20%,50%)");
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps (default: all)");
@@ -107,7 +123,7 @@ PredictOptions predict_options(const CommandLine& line, const traces::TraceInfo&
   PredictOptions options;
   if (const auto ema = line.text("ema")) options.ema = parse_ema(*ema);
   options.window = line.integer("window", 1, INT64_MAX, options.window);
-  if (const auto policy = line.text("policy")) options.policy = parse_policy(*policy);
+  if (const auto policy = line.text("policy")) options.policy = with_head_scores(parse_policy(*policy));
   if (const auto budget = line.text("budget")) options.budget = parse_budget(*budget);
   if (const auto top = line.text("top")) options.top = parse_share("top", *top);
   if (const auto shares = line.text("shares")) options.shares = parse_shares(*shares);
@@ -120,9 +136,56 @@ PredictOptions predict_options(const CommandLine& line, const traces::TraceInfo&
     throw UsageError(fmt::format("--steps: {} has no decode steps", without_middle(info.path)));
   }
   options.steps = line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens;
-  require_valid({{{canonical(options.policy), options.policy}, options.budget, std::string(kReference)}},
-                info);
   return options;
+}
+
+std::vector<Needle> parse_needles(const CommandLine& line, size_t traces) {
+  std::vector<Needle> needles;
+  for (const std::string& text : split_list("needle", line.required("needle"))) {
+    const auto range = traces::parse_layer_range(text, INT32_MAX);
+    if (!range)
+      throw UsageError(
+          fmt::format("--needle: {} is no range of positions such as 900-915", traces::quoted(text)));
+    needles.push_back({range->first, range->second});
+  }
+  if (needles.size() == 1) needles.resize(traces, needles.front());
+  if (needles.size() != traces)
+    throw UsageError(fmt::format("--needle: {} ranges for {} traces", needles.size(), traces));
+  return needles;
+}
+
+// Writes the importances of a model's heads.
+int write_head_scores(const CommandLine& line, const std::vector<traces::Trace>& traces) {
+  const std::string path = line.required("head-scores");
+  OutputPaths taken;
+  std::vector<NeedleTrace> examples;
+  const std::vector<Needle> needles = parse_needles(line, traces.size());
+  for (size_t i = 0; i < traces.size(); ++i) {
+    for (const std::string& input : traces[i].paths()) taken.add_input(input);
+    examples.push_back({&traces[i], needles[i]});
+  }
+  taken.add("head-scores", path);
+  std::optional<Budget> top;
+  if (const auto text = line.text("top")) top = parse_share("top", *text);
+  traces::OutputFile file(path);
+  Matrix scores;
+  {
+    Progress progress("scoring heads", !line.has("quiet"));
+    scores = mean_retrieval_scores(examples, top,
+                                   [&](int64_t done, int64_t whole) { progress.update(done, whole); });
+  }
+  const auto reading = std::ranges::count_if(scores.numbers(), [](double score) { return score > 0; });
+  if (reading == 0) {
+    std::cerr << "kvbound: no head has a position of the needle among its top: nothing is written\n";
+    return kInconclusive;
+  }
+  file.write(head_scores_text(traces.front().info().model, scores));
+  file.prepare();
+  std::cout << fmt::format("{}: {} of {} query heads have the needle among their top\n", one_line(path),
+                           reading, scores.numbers().size());
+  flush_standard_output();
+  file.commit();
+  return kPass;
 }
 
 }  // namespace
@@ -132,7 +195,13 @@ int predict_command(const Arguments& arguments) {
   if (!line.parse(arguments)) return kPass;
   apply_threads(line);
   const bool quiet = line.has("quiet");
-  const traces::Trace trace(line.positionals("TRACE", 1, 1).front(), header_options(line));
+  const bool scores_heads = line.has("head-scores");
+  if (!scores_heads && line.has("needle")) throw UsageError("--needle: is for --head-scores");
+  std::vector<traces::Trace> traces;
+  for (const std::string& path : line.positionals("TRACE", 1, scores_heads ? SIZE_MAX : 1))
+    traces.emplace_back(path, header_options(line));
+  if (scores_heads) return write_head_scores(line, traces);
+  const traces::Trace& trace = traces.front();
   const PredictOptions options = predict_options(line, trace.info());
   const std::vector<int64_t> layers = chosen_layers(line, trace.info());
   const std::vector<std::string> columns = chosen_columns(line, predict_columns());

@@ -58,7 +58,7 @@ struct Request {
   std::vector<std::string> columns;
   TextStyle style;
   int64_t recall_of = 40;
-  bool merge_bounds = false;
+  bool merge_bounds = false, centred_bound = false;
   bool device_times = false;
   int64_t page_size = 0;
   bool quiet = false;
@@ -92,6 +92,7 @@ Request parse_request(const CommandLine& line) {
   request.style = text_style(line);
   request.recall_of = line.integer("recall", 1, INT64_MAX, request.recall_of);
   request.merge_bounds = line.has("merge-bounds");
+  request.centred_bound = line.has("centred-bound");
   request.device_times = line.has("times");
   request.page_size = parse_page_size(line, request.runs);
   request.dump = line.text("dump");
@@ -107,6 +108,7 @@ Scope scope_of(const CommandLine& line, const Request& request, const traces::Tr
           line.has("steps") ? line.integer("steps", 1, info.decode_tokens, 0) : info.decode_tokens,
           std::min(request.recall_of, info.prompt_tokens),
           request.merge_bounds,
+          request.centred_bound,
           request.device_times,
           request.page_size};
 }
@@ -125,7 +127,7 @@ struct TraceReplay {
       sha256 = hash_of(trace, request);
       given = GivenFiles(sources, given_subject(trace.info(), sha256, scope.layers));
     }
-    require_valid(request.runs, trace.info(), given.facts(), request.page_size);
+    require_valid(request.runs, trace.info(), scope, given.facts());
   }
 
   traces::Trace trace;
@@ -178,6 +180,9 @@ CommandLine replay_command_line() {
   line.add_flag(
       "merge-bounds",
       "for policies that merge: also measure merges' effect on later queries, and KeepKV's bounds on it (costly)");
+  line.add_flag(
+      "centred-bound",
+      "also measure the bound with each value's distance from the full output, which is smaller (costly)");
   line.add_flag("times", "measure the time of every operation of a device, each of which is then waited for");
   line.add(
       "page-size", "ROWS",
@@ -208,7 +213,7 @@ int replay_command(const Arguments& arguments) {
     for (const std::string& input : trace.paths()) taken.add_input(input);
   }
   const GivenSources sources = given_sources(request.runs);
-  for (const auto& [path, source] : sources.files) taken.add_input(path);
+  for (const std::string& path : named_files(request.runs)) taken.add_input(path);
   std::vector<TraceReplay> traces;
   for (traces::Trace& trace : opened) traces.emplace_back(std::move(trace), line, request, sources);
   Outputs outputs(line, taken, "replay");

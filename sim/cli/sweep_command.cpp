@@ -35,7 +35,7 @@ const char* const kSweepDetails = R"(A sweep is a replay that many processes sha
      "policies": ["snapkv:window=16", "random:window=16"],
      "budgets": ["5%", "20%"], "base": "snapkv:window=16"}
 
-and may have backends, layers, steps, recall, merge_bounds (as kvbound replay's options), seeds (of policies that
+and may have backends, layers, steps, recall, merge_bounds, centred_bound (as kvbound replay's options), seeds (of policies that
 draw random numbers), layers_per_item (1) and policies_per_item (all: a layer is read once for all policies).
 
 Its items, some layers of a trace through some policies at all budgets, are computed one by one, the largest

@@ -73,9 +73,9 @@ class ClosedLoop {
         open_loop_(options.runs.size()) {
     if (!options.given.empty()) given_ = GivenFiles(options.given, given_subject(config_, task));
     for (const Run& run : options.runs) {
-      layer_entries_.push_back(
-          run_budgets(run.policy.policy, run.budget, given_.facts(), config_.layers, task.compress_at)
-              .layer_entries);
+      budgets_.push_back(
+          run_budgets(run.policy.policy, run.budget, given_.facts(), budget_scope(config_, task, options))
+              .heads);
     }
   }
 
@@ -116,7 +116,8 @@ class ClosedLoop {
     std::vector<LayerRecord> records;
     {
       const std::unique_ptr<Session> session = open_session(options_.runs.front().backend, options_.dtype);
-      lockstep.set_outputs(0, decode(*session, layer, kFullCache, task_.compress_at, full_steps).steps);
+      const std::vector<int64_t> all(config_.kv_heads, task_.compress_at);
+      lockstep.set_outputs(0, decode(*session, layer, kFullCache, all, full_steps).steps);
       for (size_t r = 0; r < options_.runs.size(); ++r)
         records.push_back(run_policy(r, l, *session, shared, full_steps, lockstep));
     }
@@ -134,11 +135,10 @@ class ClosedLoop {
   }
 
   // Compresses the layer's prompt and takes decode steps.
-  LayerRecord decode(Session& session, const traces::Layer& layer, const Policy& policy, int64_t entries,
-                     const DecodeSteps& steps) const {
-    const std::vector<int64_t> budgets = head_budgets(policy, entries, config_.kv_heads);
+  LayerRecord decode(Session& session, const traces::Layer& layer, const Policy& policy,
+                     const std::vector<int64_t>& budgets, const DecodeSteps& steps) const {
     LayerRecord record;
-    record.prompt = session.compress(layer.prompt(), policy, budgets);
+    record.prompt = session.compress(layer.prompt(), policy, layer_budgets(policy, budgets));
     record.steps = session.steps(steps.views());
     return record;
   }
@@ -150,13 +150,14 @@ class ClosedLoop {
                          const std::shared_ptr<const traces::Layer>& shared, const DecodeSteps& full_steps,
                          Lockstep& lockstep) {
     const traces::Layer& layer = *shared;
-    const int64_t entries = layer_entries_[r][l], sequence = static_cast<int64_t>(r) + 1;
-    const Policy policy = given_.bound(options_.runs[r].policy.policy, shared, entries);
-    LayerRecord own = decode(session, layer, policy, entries, lockstep.inputs(sequence));
+    const std::vector<int64_t>& budgets = budgets_[r][l];
+    const int64_t sequence = static_cast<int64_t>(r) + 1;
+    const Policy policy = given_.bound(options_.runs[r].policy.policy, shared, budgets.front());
+    LayerRecord own = decode(session, layer, policy, budgets, lockstep.inputs(sequence));
     lockstep.set_outputs(sequence, own.steps);
     count_entries(own, policy, result_.runs[r]);
     if (advance_) advance_(result_.steps);
-    return depends_on_steps(policy) ? decode(session, layer, policy, entries, full_steps) : std::move(own);
+    return depends_on_steps(policy) ? decode(session, layer, policy, budgets, full_steps) : std::move(own);
   }
 
   // Adds a layer's entries to the means over layers and KV heads.
@@ -225,20 +226,26 @@ class ClosedLoop {
   const EvaluateOptions& options_;
   const std::function<void(int64_t)>& advance_;
   GivenFiles given_;
-  std::vector<std::vector<int64_t>> layer_entries_;  // [runs, layers]
-  std::vector<OpenLoopMeans> open_loop_;             // [runs]
+  std::vector<HeadBudgets> budgets_;      // [runs]
+  std::vector<OpenLoopMeans> open_loop_;  // [runs]
   TaskResult result_;
 };
 
 }  // namespace
 
-traces::GivenSubject given_subject(const traces::ModelConfig& model, const Task& task) {
+BudgetScope budget_scope(const traces::ModelConfig& model, const Task& task, const EvaluateOptions& options) {
   std::vector<int64_t> layers(model.layers);
   std::iota(layers.begin(), layers.end(), 0);
-  return {"task_id",    task.id,
-          "the task's", {model.query_heads, model.kv_heads, model.head_dim, model.model_dim},
-          model.layers, task.compress_at,
-          layers};
+  return {{model.query_heads, model.kv_heads, model.head_dim, model.model_dim},
+          model.layers,
+          layers,
+          task.compress_at,
+          options.window_of(task.compress_at)};
+}
+
+traces::GivenSubject given_subject(const traces::ModelConfig& model, const Task& task) {
+  const BudgetScope scope = budget_scope(model, task, {});
+  return {"task_id", task.id, "the task's", scope.shape, scope.layers, scope.prompt_tokens, scope.replayed};
 }
 
 int64_t work_of(const Task& task, const EvaluateOptions& options, int64_t layers) {

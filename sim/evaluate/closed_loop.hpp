@@ -26,6 +26,8 @@ struct EvaluateOptions {
   int64_t window_of(int64_t tokens) const { return tokens < window ? tokens : window; }
 };
 
+BudgetScope budget_scope(const traces::ModelConfig& model, const Task& task, const EvaluateOptions& options);
+
 /// What a file for a task must be of, for runs whose host is `given`.
 traces::GivenSubject given_subject(const traces::ModelConfig& model, const Task& task);
 

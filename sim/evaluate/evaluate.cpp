@@ -52,10 +52,7 @@ std::vector<GivenFacts> require_valid(const EvaluateOptions& options, const std:
     for (size_t i = 0; i < tasks.size(); ++i) {
       const Task& task = tasks[i];
       try {
-        const RunBudgets budgets =
-            run_budgets(run.policy.policy, run.budget, facts[i], model.layers, task.compress_at);
-        kvbound::require_valid(with_facts(run.policy.policy, facts[i]), budgets.entries, task.compress_at,
-                               options.window_of(task.compress_at));
+        run_budgets(run.policy.policy, run.budget, facts[i], budget_scope(model, task, options));
         require_known_to_backend(run, facts[i]);
       } catch (const InvalidPolicy& error) {
         throw InvalidPolicy(fmt::format("{}: policy {} at budget {}: {}", named(task),

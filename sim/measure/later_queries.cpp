@@ -55,6 +55,7 @@ OpenMerges::Cluster OpenMerges::open_cluster(const MergeCluster& cluster, const 
     const reference::ClusterRounding rounding(opened.members, log_scores, recorded,
                                               reference::Evaluation::as_cluster_mean,
                                               reference::reference_rounding());
+    opened.weights.append_row(rounding.mean().weights);
     opened.log_merged.push_back(reference::log_mean_score(opened.members.votes, log_scores));
     opened.log_merged_error.push_back(rounding.log_weight_error());
     opened.value_apart.push_back(distance(rounding.mean().value, after.values.row(merged.row)));
@@ -86,16 +87,17 @@ std::vector<StepHead> OpenMerges::measure(MatrixView queries, const CacheEntries
     const double error = prediction_error(merge, effect, i);
     later.prediction_error(t, h) = error;
     if (!merge.kind.votes) continue;
-    const double shared = reference::later_bound(error, merge.distance, share);
+    const double apart = weighted_sum(merge, weights, &Cluster::value_apart, i);
     later.value_distance(t, h) = merge.distance;
-    later.joint_bound(t, h) = shared + weighted_sum(merge, weights, &Cluster::value_apart, i);
+    later.joint_bound(t, h) = smallest_bound(error, merge, share) + apart;
+    later.variation_bound(t, h) = merge.distance * variation(merge, effect, i) + apart;
     if (group_size_ == 1) {
       later.bound(t, h) = reference::later_bound(error, merge.distance);
-      later.shared_bound(t, h) = shared;
+      later.shared_bound(t, h) = reference::later_bound(error, merge.distance, share);
     }
-    // Rounding is only accounted for, at some cost, where the bound seems to be violated.
-    if (!(perturbation <= later.joint_bound(t, h)) &&
-        !(perturbation <= bound_with_rounding(merge, clusters, weights, error, present, queries.row(i), i))) {
+    // Rounding is only accounted for, at some cost, where a bound seems to be violated.
+    if (!(perturbation <= std::min(later.joint_bound(t, h), later.variation_bound(t, h))) &&
+        !(perturbation <= bound_with_rounding(merge, clusters, effect, error, present, queries.row(i), i))) {
       violations.push_back({t, h});
     }
   }
@@ -127,6 +129,30 @@ double OpenMerges::prediction_error(const Merge& merge, const MergeEffect& effec
   return reference::prediction_error(predicted, actual);
 }
 
+// The smaller of KKV-5' and KKV-5-sharp.
+double OpenMerges::smallest_bound(double prediction_error, const Merge& merge, double share) {
+  return std::min(reference::later_bound(prediction_error, merge.distance, share),
+                  reference::sharp_later_bound(prediction_error, merge.distance, std::ssize(merge.clusters)));
+}
+
+// The total variation of one query head's attention over the cache before. All entries that did not merge
+// change by one factor, and together by as much as the members do.
+double OpenMerges::variation(const Merge& merge, const MergeEffect& effect, int64_t head) {
+  double change = 0, share = 0;
+  int64_t member = 0;
+  for (size_t r = 0; r < merge.clusters.size(); ++r) {
+    const Cluster& cluster = merge.clusters[r];
+    const double merged = effect.merged_weights(head, static_cast<int64_t>(r));
+    share += merged;
+    for (size_t j = 0; j < cluster.members.votes.size(); ++j, ++member) {
+      const double before =
+          cluster.members.votes[j] * std::exp(effect.member_logits(head, member) - effect.log_sum_exp[head]);
+      change += std::abs(merged * cluster.weights.row(head)[j] - before);
+    }
+  }
+  return (change + std::abs(effect.members_weight[head] - share)) / 2;
+}
+
 // sum_r A'_r x_r for one query head, where `figures` selects x: ||v_r - v-_h|| or its error bound.
 double OpenMerges::weighted_sum(const Merge& merge, VectorView weights,
                                 const std::vector<double> Cluster::*figures, int64_t head) {
@@ -137,22 +163,25 @@ double OpenMerges::weighted_sum(const Merge& merge, VectorView weights,
   return sum;
 }
 
-// KKV-5-joint plus all that rounding may add to the bound and to the perturbation; infinite if
-// rounding may lift epsilon to 1.
+// The smaller of KKV-5-joint and the bound by total variation, plus all that rounding may add to them and to
+// the perturbation.
 double OpenMerges::bound_with_rounding(const Merge& merge, std::span<const MergedCluster> clusters,
-                                       VectorView weights, double prediction_error,
+                                       const MergeEffect& effect, double prediction_error,
                                        const CacheEntries& present, VectorView query, int64_t head) const {
   const EffectRounding::Query rounding = EffectRounding(query, scale_, present, clusters).of_query();
   double merged = 0;
   for (const Cluster& cluster : merge.clusters) merged = std::max(merged, cluster.log_merged_error[head]);
   const double scores = rounding.weights + (1 + rounding.weights) * std::expm1(merged);
   const double error = prediction_error + (1 + prediction_error) * scores + kOwnRounding * prediction_error;
+  const VectorView weights = effect.merged_weights.row(head);
   const double share = reference::sum(weights);
   const double apart = weighted_sum(merge, weights, &Cluster::value_apart, head) +
                        weighted_sum(merge, weights, &Cluster::value_apart_error, head);
-  const double bound =
-      (reference::later_bound(error, merge.distance, share) + apart) * (1 + rounding.weights) +
-      rounding.change;
+  // Every weight of the total variation is off by at most this share of itself.
+  const double varied = variation(merge, effect, head) + scores * (share + effect.members_weight[head]);
+  const double bound = (std::min(smallest_bound(error, merge, share), merge.distance * varied) + apart) *
+                           (1 + rounding.weights) +
+                       rounding.change;
   return bound * (1 + kOwnRounding);
 }
 

@@ -35,11 +35,15 @@ struct LaterQueries {
   /// where there is no bound.
   Matrix bound;         ///< KKV-5; only for one query head per KV head
   Matrix shared_bound;  ///< KKV-5' = KKV-5 times `share`; only for one query head per KV head
-  /// KKV-5-joint, for any number of query heads and clusters: KKV-5' + sum_r A'_r ||v_r - v-_h||, where v-_h
-  /// is the mean by the head's own scores.
+  /// KKV-5-joint, for any number of query heads and clusters: the smaller of KKV-5' and KKV-5-sharp, plus
+  /// sum_r A'_r ||v_r - v-_h||, where v-_h is the mean by the head's own scores.
   Matrix joint_bound;
+  /// KKV-5-free: gamma TV + sum_r A'_r ||v_r - v-_h||, for any epsilon: TV is the total variation of the
+  /// attention over the cache before, if every merged entry's goes to its members in the proportion of their
+  /// predicted weights.
+  Matrix variation_bound;
   std::vector<StepHead>
-      violations;  ///< ascending: where joint_bound is exceeded by more than rounding explains
+      violations;  ///< ascending: where one of the last two is exceeded by more than rounding explains
 };
 
 /// Properties of a policy's merges that decide which bounds hold.
@@ -50,7 +54,8 @@ struct MergeKind {
 
 /// The merges of one KV head that still have merged entries in its cache.
 ///
-/// proof  proofs/keep_kv.md#kkv-5, #kkv-5-prime; of several clusters and query heads #kkv-5-joint
+/// proof  proofs/keep_kv.md#kkv-5, #kkv-5-prime, #kkv-5-sharp, #kkv-5-free; of several clusters and query
+///        heads #kkv-5-joint
 class OpenMerges {
  public:
   /// values      [n + T, head_dim], of this KV head
@@ -87,6 +92,7 @@ class OpenMerges {
     reference::ClusterMembers members;      // as before the merge; log_scores may be empty
     std::vector<double> log_merged;         // [heads]: ln s^_r
     std::vector<double> log_merged_error;   // [heads]: bounds on the rounding of log_merged
+    Matrix weights;                         // [heads, members]: w/W by the head's own scores
     std::vector<double> value_apart;        // [heads]: ||v_r - v-_h||
     std::vector<double> value_apart_error;  // [heads]: bounds on the rounding of value_apart
   };
@@ -101,11 +107,13 @@ class OpenMerges {
   static Cluster open_cluster(const MergeCluster& cluster, const reference::CacheEntries& before,
                               const reference::CacheEntries& after);
   static double prediction_error(const Merge& merge, const reference::MergeEffect& effect, int64_t head);
+  static double smallest_bound(double prediction_error, const Merge& merge, double share);
+  static double variation(const Merge& merge, const reference::MergeEffect& effect, int64_t head);
   static double weighted_sum(const Merge& merge, VectorView weights,
                              const std::vector<double> Cluster::*figures, int64_t head);
   void accumulate_values(Merge& merge, int64_t seen) const;
   double bound_with_rounding(const Merge& merge, std::span<const reference::MergedCluster> clusters,
-                             VectorView weights, double prediction_error,
+                             const reference::MergeEffect& effect, double prediction_error,
                              const reference::CacheEntries& present, VectorView query, int64_t head) const;
 
   MatrixView values_;

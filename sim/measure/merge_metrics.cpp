@@ -171,7 +171,7 @@ MergeMetrics measure_merges(const traces::Layer& layer, const LayerRecord& recor
   metrics.counts = counts_of(record);
   if (later && !rules_of(policy.merge).spread) {
     const Matrix matrix = undefined(std::ssize(record.steps), layer.shape.query_heads);
-    metrics.later = LaterQueries{matrix, matrix, matrix, matrix, matrix, matrix, matrix, matrix, {}};
+    metrics.later = LaterQueries{matrix, matrix, matrix, matrix, matrix, matrix, matrix, matrix, matrix, {}};
   }
   std::vector<HeadMerges> heads;
   for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {

@@ -6,7 +6,9 @@
 #include <numeric>
 
 #include <kvbound/reference/attention.hpp>
+#include <kvbound/reference/bounds/perturbation_errors.hpp>
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/merge_rules.hpp>
 #include <kvbound/reference/core/operation_times.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
@@ -19,6 +21,7 @@
 #include <kvbound/reference/numerics/token_blocks.hpp>
 #include <kvbound/reference/perturbation.hpp>
 
+#include "merged_bound.hpp"
 #include "stopwatch.hpp"
 
 namespace kvbound::sim {
@@ -75,14 +78,17 @@ std::vector<std::vector<int64_t>> most_missed(const traces::Layer& layer, int64_
 
 class Measurement {
  public:
-  Measurement(const traces::Layer& layer, const std::vector<LayerRecord>& records, MatrixView prompt_norms)
+  Measurement(const traces::Layer& layer, const std::vector<LayerRecord>& records, MatrixView prompt_norms,
+              bool centred)
       : layer_(layer),
         records_(records),
         shape_(layer.shape),
+        centred_(centred),
         steps_(std::ssize(records.front().steps)),
         blocks_(reference::token_blocks(steps_, kRowBlock)),
         projected_value_norms_(all_value_norms(layer, prompt_norms)),
         rounding_scales_(static_cast<size_t>(shape_.query_heads)),
+        row_norms_(reference::projection_row_norms(layer.output_projection, shape_.head_dim)),
         full_output_(blocks_ * kRowBlock, shape_.query_heads * shape_.head_dim) {
     reference::parallel_for(shape_.query_heads, [&](int64_t h) {
       rounding_scales_[h] =
@@ -99,7 +105,9 @@ class Measurement {
         metrics.kept.push_back(std::ssize(kept));
       }
       for (Matrix* matrix : {&metrics.perturbation, &metrics.relative, &metrics.kept_mass}) *matrix = zeros;
-      if (!merges(record)) metrics.bound = metrics.rounding = zeros;
+      if (!merges(record) || record.merge) metrics.bound = metrics.rounding = zeros;
+      if (centred_ && metrics.bound && !(record.merge && rules_of(*record.merge).spread))
+        metrics.centred_bound = metrics.centred_rounding = zeros;
       if (!record.prompt.stage_one.empty()) metrics.stage_one_mass = Matrix(steps_, shape_.query_heads);
       metrics_.push_back(std::move(metrics));
       changes_.emplace_back(full_output_.rows(), full_output_.cols());
@@ -168,12 +176,11 @@ class Measurement {
     reference::multiply(weights, layer_.values.slice(g), output);
     attention_times_[h * blocks_ + block] = Clock::now() - start;
     const std::vector<double> norms = projected_l1(output, h);
+    const Matrix distances = centred_ ? distances_from(output, h) : Matrix();
     for (size_t r = 0; r < records_.size(); ++r) {
-      if (merges(records_[r])) {
-        measure_merging_run(r, h, steps, weights);
-      } else {
-        measure_run(r, h, steps, logits, weights);
-      }
+      const Matrix signed_weights = merges(records_[r]) ? measure_merging_run(r, h, steps, weights)
+                                                        : measure_run(r, h, steps, logits, weights);
+      if (metrics_[r].centred_bound) measure_centred(r, h, steps, weights, signed_weights, distances);
       const std::vector<double> perturbations = projected_l1(head_block(changes_[r], h, steps.first), h);
       for (int64_t i = 0; i < steps.count; ++i) {
         const int64_t index = i;
@@ -184,9 +191,9 @@ class Measurement {
   }
 
   // The bound, kept mass and change of the attention output of a run that only evicts, for
-  // consecutive steps of one head.
-  void measure_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& logits,
-                   const Matrix& weights) {
+  // consecutive steps of one head. Returns the signed weights, [kRowBlock, n + T].
+  Matrix measure_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& logits,
+                     const Matrix& weights) {
     const LayerRecord& record = records_[r];
     LayerMetrics& metrics = metrics_[r];
     const int64_t g = shape_.kv_head_of(h);
@@ -207,23 +214,90 @@ class Measurement {
       measure_stage_one(r, t, h, attention, positions);
     }
     reference::multiply(signed_weights, layer_.values.slice(g), head_block(changes_[r], h, steps.first));
+    return signed_weights;
   }
 
-  // The same for a run that merges, from its recorded outputs.
-  void measure_merging_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& weights) {
+  // The same for a run that merges, its change from recorded outputs.
+  Matrix measure_merging_run(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& weights) {
     const LayerRecord& record = records_[r];
+    LayerMetrics& metrics = metrics_[r];
     reference::CachePositions positions(record.prompt, shape_.kv_head_of(h), layer_.prompt_tokens);
+    std::optional<MergedBound> bound;
+    if (metrics.bound) bound.emplace(layer_, record, h, rounding_scales_[h], row_norms_.row(h));
     const MutableMatrixView full = head_block(full_output_, h, steps.first);
     const MutableMatrixView changes = head_block(changes_[r], h, steps.first);
+    Matrix signed_weights(weights.rows(), weights.cols());
     for (int64_t i = 0; i < steps.count; ++i) {
-      const int64_t t = steps.first + i;
-      const VectorView attention = weights.row(i).first(layer_.prompt_tokens + t + 1);
+      const int64_t t = steps.first + i, visible = layer_.prompt_tokens + t + 1;
+      const VectorView attention = weights.row(i).first(visible);
       const std::vector<int64_t>& kept = positions.at(record.steps, t);
-      metrics_[r].kept_mass(t, h) = reference::attention_mass(attention, kept);
+      metrics.kept_mass(t, h) = reference::attention_mass(attention, kept);
       measure_stage_one(r, t, h, attention, positions);
+      if (bound) measure_merged_bound(r, t, h, bound->at(t, attention), signed_weights.row(i));
       const VectorView output = record.steps[t].output.row(h);
       for (int64_t c = 0; c < full.cols; ++c) changes(i, c) = full(i, c) - output[c];
     }
+    return signed_weights;
+  }
+
+  void measure_merged_bound(size_t r, int64_t t, int64_t h, const MergedChange& change,
+                            std::span<double> signed_weights) {
+    LayerMetrics& metrics = metrics_[r];
+    const std::vector<double>& weights = change.weights.weights;
+    std::ranges::copy(weights, signed_weights.begin());
+    const VectorView norms = projected_value_norms_.row(h).first(weights.size());
+    (*metrics.bound)(t, h) = reference::perturbation_bound(change.weights, norms) + change.rest;
+    (*metrics.rounding)(t, h) = change.rounding;
+    if (metrics.centred_bound) (*metrics.centred_bound)(t, h) = change.rest;
+  }
+
+  // || V_j - o_i W^O ||_1 of every value and every row o_i of a block of outputs, [kRowBlock, n + T].
+  Matrix distances_from(MatrixView outputs, int64_t h) const {
+    constexpr int64_t kValues = 64;
+    const MatrixView values = layer_.values.slice(shape_.kv_head_of(h)), projection = head_projection(h);
+    Matrix centres(outputs.rows, projection.cols), distances(outputs.rows, values.rows);
+    reference::multiply(outputs, projection, centres.view());
+    for (int64_t first = 0; first < values.rows; first += kValues) {
+      const MatrixView some = values.middle_rows(first, std::min(kValues, values.rows - first));
+      Matrix projected(some.rows, projection.cols);
+      reference::multiply(some, projection, projected.view());
+      for (int64_t i = 0; i < outputs.rows; ++i) {
+        for (int64_t j = 0; j < some.rows; ++j)
+          distances(i, first + j) = l1_distance(projected.row(j), centres.row(i));
+      }
+    }
+    return distances;
+  }
+
+  // Adds sum_j |w_j| ||V_j - o W^O|| to the centred bound of consecutive steps of one head. A distance is off
+  // by at most gamma of ||V_j|| and ||o W^O|| in absolute terms; w has sum 0 up to the rounding of its sum.
+  void measure_centred(size_t r, int64_t h, const reference::TokenBlock& steps, const Matrix& weights,
+                       const Matrix& signed_weights, const Matrix& distances) {
+    LayerMetrics& metrics = metrics_[r];
+    const std::vector<double>& sizes = rounding_scales_[h].absolute_projections;
+    const double gamma = reference::sum_rounding(weights.cols() + 2 * shape_.head_dim + shape_.model_dim + 8,
+                                                 reference::double_precision());
+    for (int64_t i = 0; i < steps.count; ++i) {
+      const int64_t t = steps.first + i, visible = layer_.prompt_tokens + t + 1;
+      double bound = 0, off = 0, sum = 0, absolute = 0, output = 0;
+      for (int64_t j = 0; j < visible; ++j) output += weights(i, j) * sizes[j];
+      for (int64_t j = 0; j < visible; ++j) {
+        const double weight = signed_weights(i, j), size = std::abs(weight);
+        bound += size * distances(i, j);
+        off += size * (sizes[j] + output);
+        absolute += size;
+        sum += weight;
+      }
+      (*metrics.centred_bound)(t, h) += bound;
+      (*metrics.centred_rounding)(t, h) =
+          (*metrics.rounding)(t, h) + gamma * off + (std::abs(sum) + gamma * absolute) * output;
+    }
+  }
+
+  static double l1_distance(VectorView one, VectorView other) {
+    double sum = 0;
+    for (size_t i = 0; i < one.size(); ++i) sum += std::abs(one[i] - other[i]);
+    return sum;
   }
 
   void measure_stage_one(size_t r, int64_t t, int64_t h, VectorView attention,
@@ -293,10 +367,12 @@ class Measurement {
   const traces::Layer& layer_;
   const std::vector<LayerRecord>& records_;
   const LayerShape shape_;
+  const bool centred_;
   const int64_t steps_;
   const int64_t blocks_;                                   // of kRowBlock steps
   Matrix projected_value_norms_;                           // [query_heads, n + T]
   std::vector<reference::RoundingScale> rounding_scales_;  // [query_heads]
+  Matrix row_norms_;                                       // [query_heads, head_dim]: ||W^O_h[c,:]||_1
   Matrix full_output_;                                     // [blocks * kRowBlock, query_heads * head_dim]
   std::vector<Matrix> changes_;                            // [runs] of the same shape: aV - a^V^
   std::vector<LayerMetrics> metrics_;
@@ -307,7 +383,9 @@ class Measurement {
 }  // namespace
 
 bool LayerMetrics::violates(int64_t step, int64_t head) const {
-  return bound && !(perturbation(step, head) <= (*bound)(step, head) + (*rounding)(step, head));
+  const double change = perturbation(step, head);
+  return (bound && !(change <= (*bound)(step, head) + (*rounding)(step, head))) ||
+         (centred_bound && !(change <= (*centred_bound)(step, head) + (*centred_rounding)(step, head)));
 }
 
 double ratio(double numerator, double denominator) {
@@ -318,10 +396,11 @@ double ratio(double numerator, double denominator) {
 double larger(double one, double other) { return std::isnan(one) || one >= other ? one : other; }
 
 std::vector<LayerMetrics> measure(const traces::Layer& layer, const std::vector<LayerRecord>& records,
-                                  MatrixView prompt_norms, int64_t recall_of, OperationTimes* times) {
+                                  MatrixView prompt_norms, int64_t recall_of, OperationTimes* times,
+                                  bool centred) {
   if (records.empty()) return {};
   const auto start = Clock::now();
-  Measurement measurement(layer, records, prompt_norms);
+  Measurement measurement(layer, records, prompt_norms, centred);
   std::vector<LayerMetrics> metrics = measurement.run(recall_of);
   if (times) measurement.add_times(start, *times);
   return metrics;

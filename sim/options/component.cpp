@@ -298,6 +298,22 @@ Component describe(Pyramid& allocation) {
                              std::pair{std::string_view("cosine"), Decay::cosine}})}};
 }
 
+Component describe(HeadKv& allocation) {
+  return {"headkv",
+          "HeadKV: a KV head's share of the budget of all layers grows with an importance that a file has",
+          {path("scores", "of every query head's importance; format: traces/README.md", allocation.scores),
+           {"beta", "1/beta of the candidates' budget is shared by importance",
+            "a decimal >= 1 of at most 18 digits", [&allocation] { return to_string(allocation.beta); },
+            [&allocation](std::string_view text) {
+              const auto number = parse_decimal(text);
+              if (!number || floor_of_product(*number, 1) < 1) return false;
+              allocation.beta = *number;
+              return true;
+            }},
+           real("temperature", "importances are raised to this power before query heads are added up",
+                allocation.temperature, "a finite number >= 0", [](double number) { return number >= 0; })}};
+}
+
 Component describe(NoMerge&) { return {"", "evicted entries are dropped", {}}; }
 
 Component describe(KeepKv& merge) {

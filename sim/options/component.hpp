@@ -56,6 +56,7 @@ Component describe(Greedy& selection);
 Component describe(Uniform& allocation);
 Component describe(AdaKv& allocation);
 Component describe(Pyramid& allocation);
+Component describe(HeadKv& allocation);
 Component describe(NoMerge& merge);
 Component describe(KeepKv& merge);
 Component describe(ConvexMerge& merge);

@@ -12,9 +12,9 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/given_layer.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
+#include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/traces/messages.hpp>
 
-#include "layer_budgets.hpp"
 #include "policy.hpp"
 #include "quoted_parts.hpp"
 
@@ -151,22 +151,28 @@ std::vector<Run> with_names(std::vector<Run> runs, const GivenFacts& facts) {
   return runs;
 }
 
-RunBudgets run_budgets(const Policy& policy, const Budget& budget, const GivenFacts& facts, int64_t layers,
-                       int64_t prompt_tokens) {
+RunBudgets run_budgets(const Policy& policy, const Budget& budget, const GivenFacts& facts,
+                       const BudgetScope& scope) {
   const GivenFact* const fact = fact_of(policy, facts);
-  if (fact && !fact->layer_entries.empty()) {
-    if (!budget.given)
-      throw InvalidPolicy("given's file has kept sets: its budget is `given`, that of their sizes");
+  const bool kept_sets = fact && !fact->layer_entries.empty();
+  if (kept_sets && !budget.given)
+    throw InvalidPolicy("given's file has kept sets: its budget is `given`, that of their sizes");
+  RunBudgets budgets;
+  if (kept_sets) {
     const std::vector<int64_t>& entries = fact->layer_entries;
-    return {std::accumulate(entries.begin(), entries.end(), int64_t{0}) / std::ssize(entries), entries};
+    budgets.entries = std::accumulate(entries.begin(), entries.end(), int64_t{0}) / std::ssize(entries);
+    for (const int64_t layer : entries) budgets.heads.emplace_back(scope.shape.kv_heads, layer);
+  } else {
+    budgets.entries = budget.entries(scope.prompt_tokens);
   }
-  const int64_t entries = budget.entries(prompt_tokens);
-  return {entries, layer_budgets(with_facts(policy, facts), entries, layers, prompt_tokens)};
+  const Policy known = with_facts(policy, facts);
+  require_valid(known, budgets.entries, scope.prompt_tokens, scope.window_queries);
+  if (!kept_sets) budgets.heads = head_budgets(known, budgets.entries, scope);
+  return budgets;
 }
 
-std::vector<int64_t> head_budgets(const Policy& policy, int64_t entries, int64_t kv_heads) {
+std::vector<int64_t> layer_budgets(const Policy& policy, std::vector<int64_t> budgets) {
   const auto given = rules_of(policy.host, 0, 0).given;
-  std::vector<int64_t> budgets(kv_heads, entries);
   if (given && given->keeps())
     std::ranges::transform(given->kept, budgets.begin(), [](const auto& kept) { return std::ssize(kept); });
   return budgets;

@@ -12,6 +12,7 @@
 #include <kvbound/traces/trace.hpp>
 
 #include "given_method.hpp"
+#include "head_budgets.hpp"
 #include "runs.hpp"
 
 namespace kvbound::sim {
@@ -92,23 +93,22 @@ void require_known_to_backend(const Run& run, const GivenFacts& facts);
 /// reads as a policy.
 std::vector<Run> with_names(std::vector<Run> runs, const GivenFacts& facts);
 
-/// The entries per KV head that a run keeps.
+/// The entries that a run keeps.
 struct RunBudgets {
-  int64_t entries = 0;                 ///< on average over all layers, rounded down
-  std::vector<int64_t> layer_entries;  ///< [layers]: of each, on average over its KV heads
+  int64_t entries = 0;  ///< per KV head, on average over all of them, rounded down
+  HeadBudgets heads;    ///< of kept sets, every head has the mean of its layer
 };
 
-/// The budget of a run; of kept sets, their sizes.
+/// The budgets of a run; of kept sets, their sizes.
 ///
-/// layers, prompt_tokens  of the trace
-/// throws                 InvalidPolicy if a budget is not `given` but the file has kept sets, or the other
-///                        way round; as layer_budgets
-RunBudgets run_budgets(const Policy& policy, const Budget& budget, const GivenFacts& facts, int64_t layers,
-                       int64_t prompt_tokens);
+/// throws  InvalidPolicy if the policy cannot compress such prompts to the budget (require_valid); if a
+///         budget is not `given` but the file has kept sets, or the other way round; as head_budgets
+RunBudgets run_budgets(const Policy& policy, const Budget& budget, const GivenFacts& facts,
+                       const BudgetScope& scope);
 
-/// The budget of every KV head of a layer: `entries`, or the sizes of the kept sets that were given.
+/// The budgets of a layer's KV heads: as they are, or the sizes of the kept sets that were given.
 ///
 /// policy  with what its file has of the layer
-std::vector<int64_t> head_budgets(const Policy& policy, int64_t entries, int64_t kv_heads);
+std::vector<int64_t> layer_budgets(const Policy& policy, std::vector<int64_t> budgets);
 
 }  // namespace kvbound::sim

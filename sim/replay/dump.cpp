@@ -92,6 +92,8 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
       spool_(std::make_unique<Spool>(spool_folder)) {
   if (const std::string* const file = given_file(run.policy.policy.host))
     metadata_.emplace_back("given_sha256", facts.at(*file).sha256);
+  if (const HeadScores* const scores = head_scores(run.policy.policy))
+    metadata_.emplace_back("head_scores_sha256", scores->sha256);
 }
 
 Dump::~Dump() = default;
@@ -174,7 +176,7 @@ void Dump::add(int64_t layer, const LayerMetrics& metrics) {
   };
   add_matrix("perturbation", metrics.perturbation);
   add_matrix("kept_mass", metrics.kept_mass);
-  if (metrics.bound) add_matrix("bound", *metrics.bound);
+  if (!merges_) add_matrix("bound", *metrics.bound);
   append(layer, "layer_perturbation", {metrics.perturbation.rows()}, VectorView(metrics.layer_perturbation));
 }
 

@@ -14,8 +14,8 @@
 #include <kvbound/cuda/session/page_rules.hpp>
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/selection_rules.hpp>
-#include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/sim/diff/agreement.hpp>
+#include <kvbound/sim/diff/claims/input_rounding.hpp>
 #include <kvbound/sim/measure/stopwatch.hpp>
 #include <kvbound/traces/layers_ahead.hpp>
 #include <kvbound/traces/messages.hpp>
@@ -32,22 +32,25 @@ bool is_held_against_reference(const Run& run, const ReplayResult& result) {
          std::ranges::count(result.times, kReference, &BackendTimes::backend) > 0;
 }
 
-// Compares another backend's record of a layer with the reference, tensor by tensor.
-void judge(RunResult& run, const traces::Layer& layer, const Policy& policy, int64_t index,
-           const ReplayResult& result, const LayerRecord& record) {
+// What computed another backend's record of a layer.
+TestedImplementation implementation_of(const RunResult& run, const ReplayResult& result, const Policy& policy,
+                                       const traces::Layer& layer, const LayerRecord& record) {
   const Dtype storage = storage_of(run.run.backend, result.trace.storage);
-  const int64_t entries = run.layer_entries[index];
   int64_t most = 0;  // entries of a KV head
   for (const std::vector<int64_t>& kept : record.prompt.kept) most = std::max(most, std::ssize(kept));
   const SessionArithmetic arithmetic =
       arithmetic_of(run.run.backend, result.trace.storage, result.trace.shape, result.trace.prompt_tokens,
                     most + result.scope.steps);
-  const TestedImplementation implementation{policy,     entries, result.scope.steps,
-                                            arithmetic, storage, storage};
+  return {policy, run.entries, result.scope.steps, arithmetic, storage, storage, run.budgets[layer.index]};
+}
+
+// Compares another backend's record of a layer with the reference, tensor by tensor.
+void judge(RunResult& run, const traces::Layer& layer, const TestedImplementation& implementation,
+           const LayerRecord& record) {
   const LayerClaims claims = claims_of(record, accumulation_of(run.run.backend));
   if (!run.agreement) run.agreement.emplace();
   for (TensorAgreement& found : agreement(layer, implementation, claims)) {
-    run.agreement->push_back({index, std::move(found)});
+    run.agreement->push_back({layer.index, std::move(found)});
   }
 }
 
@@ -108,6 +111,12 @@ struct OpenLayer {
   std::vector<LayerRecord> records;  // [runs]
 };
 
+RunBudgets budgets_of(const Run& run, const traces::TraceInfo& trace, const Scope& scope,
+                      const GivenFacts& facts) {
+  return run_budgets(run.policy.policy, run.budget, facts,
+                     budget_scope(trace, scope.budgeted.empty() ? scope.layers : scope.budgeted));
+}
+
 TraceError too_large(const NonFinite& error, const OpenLayer& layer, const ReplayResult& result) {
   return {result.trace.path, -1, fmt::format("layers.{}", layer.layer->index),
           fmt::format("its numbers are too large to compute with: {}", error.what())};
@@ -160,14 +169,23 @@ class Replay {
     for (size_t i = 0; i < all.size(); ++i) layers[i].records[r].steps = std::move(all[i].records);
   }
 
+  // What the measurement needs to know of a run that merges.
+  void describe(const RunResult& run, const Policy& policy, const traces::Layer& layer,
+                LayerRecord& record) const {
+    if (record.prompt.merges.empty()) return;
+    record.merge = policy.merge;
+    if (run.run.backend == kReference) return;
+    record.attention = with_input_rounding(implementation_of(run, result_, policy, layer, record), layer)
+                           .arithmetic.attention;
+  }
+
   // The session of a layer whose prompt is compressed for a run.
   Session& compressed(size_t r, OpenLayer& layer) {
     RunResult& run = result_.runs[r];
-    const int64_t entries = run.layer_entries[layer.layer->index];
+    const std::vector<int64_t>& shared = run.budgets[layer.layer->index];
     Session& session = layer.sessions->of(run.run.backend);
-    layer.policies[r] = given_.bound(run.run.policy.policy, layer.layer, entries);
-    const std::vector<int64_t> budgets =
-        head_budgets(layer.policies[r], entries, layer.layer->shape.kv_heads);
+    layer.policies[r] = given_.bound(run.run.policy.policy, layer.layer, shared.front());
+    const std::vector<int64_t> budgets = layer_budgets(layer.policies[r], shared);
     const Clock::time_point start = Clock::now();
     try {
       layer.records[r].prompt = session.compress(layer.layer->prompt(), layer.policies[r], budgets);
@@ -190,14 +208,15 @@ class Replay {
       LayerRecord& recorded = open.records[r];
       if (observer_.recorded) observer_.recorded(r, index, recorded);
       if (is_held_against_reference(run.run, result_))
-        judge(run, layer, open.policies[r], index, result_, recorded);
+        judge(run, layer, implementation_of(run, result_, open.policies[r], layer, recorded), recorded);
+      describe(run, open.policies[r], layer, recorded);
       drop_scores(run.run, recorded.prompt, reference_norms);
     }
     open.sessions.reset();
     const auto own = std::ranges::find(result_.times, kReference, &BackendTimes::backend);
     OperationTimes* const times = own == result_.times.end() ? nullptr : &own->operations;
-    std::vector<LayerMetrics> metrics =
-        measure(layer, open.records, reference_norms, result_.scope.recall_of, times);
+    std::vector<LayerMetrics> metrics = measure(layer, open.records, reference_norms, result_.scope.recall_of,
+                                                times, result_.scope.centred_bound);
     for (size_t r = 0; r < open.records.size(); ++r) {
       if (!open.records[r].prompt.merges.empty()) {
         const Run& run = result_.runs[r].run;
@@ -221,17 +240,15 @@ class Replay {
 
 }  // namespace
 
-void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace, const GivenFacts& facts,
-                   int64_t page_size) {
+void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace, const Scope& scope,
+                   const GivenFacts& facts) {
   for (const Run& run : runs) {
     try {
       require_backend(run.backend);
-      const RunBudgets budgets =
-          run_budgets(run.policy.policy, run.budget, facts, trace.layers, trace.prompt_tokens);
-      kvbound::require_valid(with_facts(run.policy.policy, facts), budgets.entries, trace.prompt_tokens,
-                             trace.window_queries);
+      budgets_of(run, trace, scope, facts);
       require_known_to_backend(run, facts);
-      if (page_size > 0 && run.backend != kReference) cuda::require_pageable(run.policy.policy, page_size);
+      if (scope.page_size > 0 && run.backend != kReference)
+        cuda::require_pageable(run.policy.policy, scope.page_size);
     } catch (const InvalidPolicy& error) {
       throw InvalidPolicy(without_middle(trace.path) + ": policy " + traces::quoted(run.policy.label) +
                           " at budget " + to_string(run.budget) + ": " + error.what());
@@ -243,8 +260,8 @@ ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>
                           const GivenFacts& facts) {
   ReplayResult result{trace, scope, {}, {}};
   for (const Run& run : with_names(runs, facts)) {
-    RunBudgets budgets = run_budgets(run.policy.policy, run.budget, facts, trace.layers, trace.prompt_tokens);
-    result.runs.push_back({run, budgets.entries, std::move(budgets.layer_entries), {}, 0, 0, std::nullopt});
+    RunBudgets budgets = budgets_of(run, trace, scope, facts);
+    result.runs.push_back({run, budgets.entries, std::move(budgets.heads), {}, 0, 0, std::nullopt});
     if (std::ranges::count(result.times, run.backend, &BackendTimes::backend) == 0) {
       result.times.push_back({run.backend, {}});
     }
@@ -255,7 +272,7 @@ ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>
 ReplayResult replay(const traces::Trace& trace, const std::vector<Run>& runs, const Scope& scope,
                     const ReplayObserver& observer, const ReplayProgress& progress, const GivenFiles& given) {
   const GivenFacts& facts = given.facts();
-  require_valid(runs, trace.info(), facts, scope.page_size);
+  require_valid(runs, trace.info(), scope, facts);
   ReplayResult result = empty_result(trace.info(), runs, scope, facts);
   const auto pieces_per_layer = std::ssize(runs) + 1;  // one per run, and one for measuring
   int64_t done = 0;

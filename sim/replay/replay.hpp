@@ -21,19 +21,22 @@ struct Scope {
   std::vector<int64_t> layers;  ///< ascending
   int64_t steps = 0;            ///< number of decode steps, the first ones
   int64_t recall_of = 40;       ///< number of entries that recall is measured on, at most the prompt's
-  bool merge_bounds = false;  ///< whether to measure merges' effect on later queries, and its bounds: costly
-  bool device_times = false;  ///< whether to time every operation of a device, which is then waited for
+  bool merge_bounds = false;   ///< whether to measure merges' effect on later queries, and its bounds: costly
+  bool centred_bound = false;  ///< whether to measure LayerMetrics::centred_bound: costly
+  bool device_times = false;   ///< whether to time every operation of a device, which is then waited for
   /// Rows of a page of the compressed caches of devices; 0: a KV head's rows lie one behind the other
   int64_t page_size = 0;
+  /// Layers that share a budget, ascending, if this is a part of a larger replay; empty: `layers`
+  std::vector<int64_t> budgeted = {};
 };
 
 struct RunResult {
   Run run;
   int64_t entries = 0;  ///< the budget, in entries per KV head: the mean over all layers and heads
-  std::vector<int64_t> layer_entries;  ///< [layers of the trace]: each layer's mean over its heads
-  std::vector<LayerMetrics> layers;    ///< in the order of the scope's layers
-  double compress_seconds = 0;         ///< wall time of all layers' prompt compression
-  double step_seconds = 0;             ///< wall time of all layers' decode steps
+  HeadBudgets budgets;  ///< of all layers of the trace
+  std::vector<LayerMetrics> layers;  ///< in the order of the scope's layers
+  double compress_seconds = 0;       ///< wall time of all layers' prompt compression
+  double step_seconds = 0;           ///< wall time of all layers' decode steps
   /// The run's agreement with the reference, by layer; absent for the reference and where it did not run.
   std::optional<std::vector<JudgedTensor>> agreement;
 };
@@ -66,10 +69,9 @@ using ReplayProgress = std::function<void(int64_t, int64_t)>;
 
 /// Throws InvalidPolicy, naming trace, policy and budget, if a run is not valid for this trace; NoDevice.
 ///
-/// facts      of the files of runs whose host is `given`
-/// page_size  Scope's
-void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace, const GivenFacts& facts = {},
-                   int64_t page_size = 0);
+/// facts  of the files of runs whose host is `given`
+void require_valid(const std::vector<Run>& runs, const traces::TraceInfo& trace, const Scope& scope,
+                   const GivenFacts& facts = {});
 
 /// A result to which no layer has been added yet: the runs' budgets in entries, and their names.
 ReplayResult empty_result(const traces::TraceInfo& trace, const std::vector<Run>& runs, const Scope& scope,

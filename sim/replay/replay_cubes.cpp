@@ -127,10 +127,10 @@ Cube ReplayCubes::runs() const {
 }
 
 Cube ReplayCubes::layers() const {
-  Column entries = number_column(count_figure("layer_entries", "entries per KV head of the layer"));
+  Column entries = number_column(number_figure("layer_entries", "entries per KV head of the layer"));
   for (const RunResult& run : result_.runs) {
     for (const int64_t layer : result_.scope.layers)
-      entries.numbers().push_back(static_cast<double>(run.layer_entries[static_cast<size_t>(layer)]));
+      entries.numbers().push_back(mean_entries(run.budgets[static_cast<size_t>(layer)]));
   }
   return {"layers", {runs_, layers_}, {std::move(entries)}};
 }
@@ -276,6 +276,7 @@ Part replay_part(const ReplayReport& report, const std::optional<Policy>& base, 
   part.facts["replayed_steps"] = result.scope.steps;
   part.facts["recall_of"] = result.scope.recall_of;
   part.facts["merge_bounds"] = result.scope.merge_bounds;
+  part.facts["centred_bound"] = result.scope.centred_bound;
   part.facts["base"] = base ? Json(canonical(*base)) : Json();
   part.cubes = {cubes.runs(), cubes.times()};
   if (detail != ReplayDetail::table) {

@@ -38,6 +38,7 @@ void add_later(LaterSummary& summary, const LaterQueries& later, int64_t t, int6
   add(summary.perturbation, later.perturbation);
   add(summary.sag, later.sag);
   add(summary.value_distance, later.value_distance);
+  add(summary.variation_bound, later.variation_bound);
   if (std::isnan(later.prediction_error(t, h))) return;
   ++summary.predicted;
   if (!(later.prediction_error(t, h) < 1)) return;
@@ -75,6 +76,7 @@ Summary summarise(const RunResult& run, const Scope& scope) {
   Summary summary;
   for (size_t l = 0; l < run.layers.size(); ++l) {
     const LayerMetrics& metrics = run.layers[l];
+    summary.bounded = summary.bounded || metrics.bound;
     for (const double share : metrics.recall) summary.recall.add(share);
     if (metrics.merges) {
       if (!summary.merges) summary.merges.emplace();

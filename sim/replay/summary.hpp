@@ -50,22 +50,24 @@ struct LaterSummary {
   Median bound;             ///< KKV-5 where epsilon < 1; one query head per KV head
   Median shared_bound;      ///< KKV-5', likewise
   Median joint_bound;       ///< KKV-5-joint where epsilon < 1
-  int64_t violations = 0;   ///< Theta > KKV-5-joint by more than rounding explains
+  Median variation_bound;   ///< by total variation, whatever epsilon
+  int64_t violations = 0;   ///< Theta > one of the last two by more than rounding explains
   std::optional<Place> first_violation;
 };
 
 struct Summary {
   Mean perturbation;
   Mean relative;
-  Mean bound;      ///< theta; only for runs without merging
-  Mean tightness;  ///< L / theta, likewise
+  bool bounded = false;  ///< whether there is a theta
+  Mean bound;            ///< theta
+  Mean tightness;        ///< L / theta
   Mean kept_mass;
   Mean layer_perturbation;
   Mean layer_relative;
   Mean recall;                ///< over layers and KV heads
   Mean stage_one_mass;        ///< two-stage selections only
   int64_t stage_one_low = 0;  ///< of those, the number of (layer, head, step) with stage-one mass <= 1/2
-  int64_t violations = 0;     ///< L > theta by more than rounding explains
+  int64_t violations = 0;     ///< L > theta, or centred theta, by more than rounding explains
   std::optional<Place> first_violation;
   double max_tightness = 0;
   std::optional<Place> tightest;

@@ -31,9 +31,13 @@ DiffReport diff_report(const traces::Trace& trace, const std::string& sha256, co
 
 JudgedClaims judge_layer(const traces::Layer& layer, const DumpFile& dump, DiffReport& report) {
   const DumpInfo& info = dump.info();
-  const TestedImplementation implementation{
-      dump.policy_of(layer.index), info.layer_entries[layer.index], info.steps,
-      info.declared.arithmetic(),  info.declared.input_storage(),   info.declared.merged_storage()};
+  const TestedImplementation implementation{dump.policy_of(layer.index),
+                                            info.entries,
+                                            info.steps,
+                                            info.declared.arithmetic(),
+                                            info.declared.input_storage(),
+                                            info.declared.merged_storage(),
+                                            info.budgets[layer.index]};
   JudgedClaims result{dump.read_layer(layer.index), {}, info.steps, info.declared.accumulate};
   try {
     result.judged = judge_layer(layer, implementation, result.claims);

@@ -15,7 +15,8 @@ std::string text_report(const PredictReport& report, const Part& part, const Tex
   const PredictResult& result = report.result;
   const PredictOptions& options = result.options;
   const traces::TraceInfo& info = result.trace;
-  const Cube &predictors = *part.find("predictors"), &shares = *part.find("shares");
+  const Cube &predictors = *part.find("predictors"), &shares = *part.find("shares"),
+             &variances = *part.find("variances");
   std::string text = fmt::format(
       "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} of {} decode steps, {}\n",
       one_line(info.path), traces::printable(info.model, traces::kMostQuoted), result.layers.size(),
@@ -28,6 +29,11 @@ std::string text_report(const PredictReport& report, const Part& part, const Tex
       fmt::format("\nShare of the prompt entries that {} evicts at {} which are in the prompt's top {}\n\n{}",
                   canonical(options.policy), to_string(options.budget), to_string(options.top),
                   cube_table(*part.find("reentering"), style));
+  text += fmt::format(
+      "\nVariance of an entry's attention scores over all queries and over the last {}, over layers, query heads and steps\n\n{}",
+      options.window,
+      variances.says_something() ? cube_table(variances, style)
+                                 : "no entry is seen by more queries than the window has\n");
   text += "\nAttention on the entries that a step's query pays most, over layers, query heads and steps\n\n" +
           cube_table(shares, style);
   if (!style.plot) return text;

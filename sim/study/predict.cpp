@@ -17,11 +17,12 @@
 #include <kvbound/reference/numerics/exponential.hpp>
 #include <kvbound/reference/session/session.hpp>
 #include <kvbound/sim/measure/median.hpp>
-#include <kvbound/sim/options/layer_budgets.hpp>
+#include <kvbound/sim/options/head_budgets.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/replay.hpp>
 
 #include "query_logits.hpp"
+#include "score_variance.hpp"
 
 namespace kvbound::sim {
 namespace {
@@ -60,6 +61,7 @@ class HeadMeasurement {
       : layer_(layer),
         options_(options),
         histories_{ScoreHistory(options.ema, options.window), ScoreHistory(options.ema, options.window)},
+        variance_(options.window),
         stays_(std::move(stays)),
         seen_in_top_(stays_.size(), false) {
     const auto rows = std::ssize(predictors());
@@ -82,6 +84,7 @@ class HeadMeasurement {
       if (step >= 0) judge(kKinds[kind], step, VectorView(scores).first(scores.size() - 1));
       histories_[kind].observe(scores);
     }
+    vary(step, logits, log_sum);
     if (step < 0) return;
     look_for_reentering(step, logits);
     add_up_mass(step, logits);
@@ -103,6 +106,17 @@ class HeadMeasurement {
       result_.relative_errors(p, step) = relative_error(predicted, log_scores);
       result_.entry_errors(p, step) = entry_error(predicted, log_scores);
     }
+  }
+
+  void vary(int64_t step, VectorView logits, double log_sum) {
+    Numbers weights(logits.begin(), logits.end());
+    reference::exponentiate(weights, log_sum);
+    variance_.observe(std::move(weights));
+    if (step < 0) return;
+    const MeanVariances means = variance_.means();
+    result_.whole_variances.push_back(means.whole);
+    result_.window_variances.push_back(means.window);
+    result_.variance_ratios.push_back(means.ratio);
   }
 
   void look_for_reentering([[maybe_unused]] int64_t step, VectorView logits) {
@@ -135,6 +149,7 @@ class HeadMeasurement {
   const traces::Layer& layer_;
   const PredictOptions& options_;
   std::array<ScoreHistory, 2> histories_;
+  ScoreVariance variance_;
   std::vector<bool> stays_, seen_in_top_;
   HeadPrediction result_;
 };
@@ -184,9 +199,9 @@ const std::vector<Predictor>& predictors() {
 }
 
 std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const PredictOptions& options,
-                                             int64_t budget, const std::function<void()>& done) {
+                                             const std::vector<int64_t>& budgets,
+                                             const std::function<void()>& done) {
   require_valid(layer, options);
-  const std::vector<int64_t> budgets(layer.shape.kv_heads, budget);
   const auto kept = reference::make_session()->compress(layer.prompt(), options.policy, budgets).kept;
   std::vector<HeadPrediction> result(layer.shape.query_heads);
   std::mutex one_at_a_time;
@@ -207,10 +222,8 @@ std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const P
 PredictResult predict(const traces::Trace& trace, const std::vector<int64_t>& layers,
                       const PredictOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
   const traces::TraceInfo& info = trace.info();
-  require_valid({{{canonical(options.policy), options.policy}, options.budget, std::string(kReference)}},
-                info);
-  const std::vector<int64_t> budgets = layer_budgets(
-      options.policy, options.budget.entries(info.prompt_tokens), info.layers, info.prompt_tokens);
+  const Run run{{canonical(options.policy), options.policy}, options.budget, std::string(kReference)};
+  const HeadBudgets budgets = std::move(empty_result(info, {run}, {.layers = layers}).runs.front().budgets);
   PredictResult result{info, options, {}};
   int64_t pieces = 0;
   const auto done = [&] {
@@ -219,9 +232,8 @@ PredictResult predict(const traces::Trace& trace, const std::vector<int64_t>& la
   };
   for (const int64_t l : layers) {
     const traces::Layer layer = trace.read_layer(l);
-    const int64_t budget = budgets[l];
     try {
-      result.layers.push_back({l, budget, layer_prediction(layer, options, budget, done)});
+      result.layers.push_back({l, budgets[l], layer_prediction(layer, options, budgets[l], done)});
     } catch (const NonFinite& error) {
       throw TraceError(info.path, -1, fmt::format("layers.{}", l),
                        fmt::format("its numbers are too large to compute with: {}", error.what()));

@@ -1,5 +1,5 @@
-// How well past scores predict the next ones, and whether entries that were evicted at the
-// prompt's end matter later.
+// How well past scores predict the next ones, how much scores vary, and whether entries that were
+// evicted at the prompt's end matter later.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +30,10 @@ std::string_view name(ScoreKind scores);
 std::vector<Budget> usual_shares();
 
 struct PredictOptions {
-  double ema = 0.9;           ///< weight of the past, 0 <= ema < 1
-  int64_t window = 32;        ///< number of queries that window-mean averages, >= 1
-  int64_t steps = 0;          ///< number of decode steps, the first ones, 1..T
-  Policy policy;              ///< decides which entries are kept at the prompt's end
+  double ema = 0.9;     ///< weight of the past, 0 <= ema < 1
+  int64_t window = 32;  ///< number of queries that window-mean averages, and of a variance's window, >= 1
+  int64_t steps = 0;    ///< number of decode steps, the first ones, 1..T
+  Policy policy;        ///< decides which entries are kept at the prompt's end
   Budget budget{{20}, true};  ///< entries per KV head, of the prompt
   Budget top{{20}, true};     ///< number of prompt entries that form the top, 1..n
   /// Shares of the entries: the attention on the entries of largest attention is added up for each.
@@ -51,11 +51,15 @@ struct HeadPrediction {
   double reentered_ever = 0;      ///< the share of these that is in the top at some step; 0 if there are none
   std::vector<double> reentered;  ///< [steps]: the share of these that is in the top at this step
   Matrix mass;  ///< [shares, steps]: attention on the share of all n + t entries that receives most
+  /// The variance of an entry's attention scores, [steps]: over all recorded queries up to the step's own
+  /// that saw the entry, over the last `window` of them, and the second divided by the first; means over
+  /// the entries that more than `window` queries have seen, NaN if there are none (ScoreVariance).
+  std::vector<double> whole_variances, window_variances, variance_ratios;
 };
 
 struct LayerPrediction {
   int64_t layer = 0;
-  int64_t budget = 0;  ///< mean entries per KV head; an allocation may give heads different budgets
+  std::vector<int64_t> budgets;       ///< [kv_heads] in entries; adakv shares their sum out among them
   std::vector<HeadPrediction> heads;  ///< [query_heads]
 };
 
@@ -71,7 +75,7 @@ struct PredictResult {
 ///          exp(z_i); raw: s_j = exp(z_j)
 /// past     predictions use all recorded prompt queries and those of earlier steps
 /// top      the prompt entries of largest attention at a step (ties: smaller position), over the full cache
-/// budget   of the layer, entries per KV head
+/// budgets  of the layer's KV heads, in entries
 /// layer    must have at least options.steps decode steps
 /// done     is called after every query head, by one thread at a time; an exception that it throws is
 ///          rethrown after all heads
@@ -79,7 +83,8 @@ struct PredictResult {
 /// throws   ShapeMismatch for options out of range; InvalidPolicy; NonFinite
 /// source   KeepKV (arXiv:2504.09936), Figure 2
 std::vector<HeadPrediction> layer_prediction(const traces::Layer& layer, const PredictOptions& options,
-                                             int64_t budget, const std::function<void()>& done = {});
+                                             const std::vector<int64_t>& budgets,
+                                             const std::function<void()>& done = {});
 
 /// The same for some of a trace's layers, one in memory at a time.
 ///

@@ -87,6 +87,21 @@ const std::vector<HeadFigure>& reentering_figures() {
   return kFigures;
 }
 
+// Of the steps, and of the heads, at which enough queries have seen an entry.
+const std::vector<HeadFigure>& variance_figures() {
+  static const std::vector<HeadFigure> kFigures{
+      {number_figure("whole_variance", "of all queries",
+                     "variance of an entry's attention scores over all queries; mean over entries and steps"),
+       [](const HeadPrediction& head) { return finite_mean(head.whole_variances); }},
+      {number_figure("window_variance", "of the window",
+                     "the same over the last queries, as many as the window has"),
+       [](const HeadPrediction& head) { return finite_mean(head.window_variances); }},
+      {number_figure("variance_ratio", "ratio",
+                     "the second / the first variance of an entry; mean over entries and steps"),
+       [](const HeadPrediction& head) { return finite_mean(head.variance_ratios); }}};
+  return kFigures;
+}
+
 std::vector<int64_t> layers_of(const PredictResult& result) {
   std::vector<int64_t> layers;
   for (const LayerPrediction& layer : result.layers) layers.push_back(layer.layer);
@@ -110,6 +125,7 @@ class PredictCubes {
   Cube head_predictors() const { return of_heads("head_predictors", predictors_, predictor_figures()); }
   Cube head_shares() const { return of_heads("head_shares", shares_, share_figures()); }
   Cube reentering() const;
+  Cube variances() const;
   Cube layers() const;
   Cube heads() const;
 
@@ -192,10 +208,17 @@ Cube PredictCubes::reentering() const {
   return cube;
 }
 
+Cube PredictCubes::variances() const {
+  Cube cube{"variances", {}, {}};
+  for (const HeadFigure& figure : variance_figures())
+    cube.columns.push_back(number_column(figure.figure, {finite_mean(each_head(figure.of))}));
+  return cube;
+}
+
 Cube PredictCubes::layers() const {
-  Column entries = number_column(count_figure("layer_entries", "entries per KV head that the policy keeps"));
+  Column entries = number_column(number_figure("layer_entries", "entries per KV head that the policy keeps"));
   for (const LayerPrediction& layer : result_.layers)
-    entries.numbers().push_back(static_cast<double>(layer.budget));
+    entries.numbers().push_back(mean_entries(layer.budgets));
   return {"layers", {layers_}, {std::move(entries)}};
 }
 
@@ -205,8 +228,10 @@ Cube PredictCubes::heads() const {
             {number_column(
                 count_figure("evicted", "prompt entries of its KV head that are evicted"),
                 each_head([](const HeadPrediction& head) { return static_cast<double>(head.evicted); }))}};
-  for (const HeadFigure& figure : reentering_figures())
-    cube.columns.push_back(number_column(figure.figure, each_head(figure.of)));
+  for (const auto& figures : {reentering_figures(), variance_figures()}) {
+    for (const HeadFigure& figure : figures)
+      cube.columns.push_back(number_column(figure.figure, each_head(figure.of)));
+  }
   return cube;
 }
 
@@ -217,8 +242,8 @@ Part predict_part(const PredictReport& report) {
   const PredictOptions& options = result.options;
   const PredictCubes cubes(result);
   Part part{trace_facts(result.trace, report.sha256),
-            {cubes.predictors(), cubes.reentering(), cubes.shares(), cubes.layers(), cubes.heads(),
-             cubes.head_predictors(), cubes.head_shares()},
+            {cubes.predictors(), cubes.reentering(), cubes.variances(), cubes.shares(), cubes.layers(),
+             cubes.heads(), cubes.head_predictors(), cubes.head_shares()},
             {"heads", "head_predictors", "head_shares"}};
   part.facts["steps"] = options.steps;
   part.facts["ema"] = options.ema;

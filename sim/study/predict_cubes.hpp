@@ -19,6 +19,7 @@ struct PredictReport {
 ///
 ///     predictors      [predictor]               over layers, query heads and steps
 ///     reentering      []                        means over layers and query heads
+///     variances       []                        likewise
 ///     shares          [share]                   over layers, query heads and steps
 ///     layers          [layer]
 ///     heads           [layer, head]

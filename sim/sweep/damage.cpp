@@ -54,6 +54,10 @@ void Requirements::metrics(const std::string& field, const LayerMetrics& metrics
   of_heads(field + ".bound", metrics.bound);
   of_heads(field + ".rounding", metrics.rounding);
   require(!metrics.bound || metrics.rounding, field + ".rounding", "is missing beside a bound");
+  of_heads(field + ".centred_bound", metrics.centred_bound);
+  of_heads(field + ".centred_rounding", metrics.centred_rounding);
+  require(!metrics.centred_bound || metrics.centred_rounding, field + ".centred_rounding",
+          "is missing beside a bound");
   of_heads(field + ".kept_mass", metrics.kept_mass);
   of_heads(field + ".stage_one_mass", metrics.stage_one_mass);
   length(field + ".layer_perturbation", metrics.layer_perturbation, steps_);
@@ -68,7 +72,8 @@ void Requirements::metrics(const std::string& field, const LayerMetrics& metrics
                                       {"sag", &later.sag},
                                       {"bound", &later.bound},
                                       {"shared_bound", &later.shared_bound},
-                                      {"joint_bound", &later.joint_bound}})
+                                      {"joint_bound", &later.joint_bound},
+                                      {"variation_bound", &later.variation_bound}})
     of_heads(fmt::format("{}.merges.later.{}", field, name), *figures);
 }
 

@@ -60,6 +60,7 @@ struct Fields<LaterQueries> {
     visit("bound", later.bound);
     visit("shared_bound", later.shared_bound);
     visit("joint_bound", later.joint_bound);
+    visit("variation_bound", later.variation_bound);
     visit("violations", later.violations);
   }
 };
@@ -82,6 +83,8 @@ struct Fields<LayerMetrics> {
     visit("relative", metrics.relative);
     visit("bound", metrics.bound);
     visit("rounding", metrics.rounding);
+    visit("centred_bound", metrics.centred_bound);
+    visit("centred_rounding", metrics.centred_rounding);
     visit("kept_mass", metrics.kept_mass);
     visit("stage_one_mass", metrics.stage_one_mass);
     visit("layer_perturbation", metrics.layer_perturbation);

@@ -78,9 +78,18 @@ std::string key_of(const Run& run) {
   return canonical(run.policy.policy) + " " + to_string(run.budget) + " " + run.backend;
 }
 
+bool depends_on_trace(const Run& run) {
+  return given_file(run.policy.policy.host) || head_scores(run.policy.policy);
+}
+
 std::string key_of(const Run& run, const SweepTrace& trace) {
-  const std::string* const file = given_file(run.policy.policy.host);
-  return file ? key_of(run) + " " + trace.given.at(*file).sha256 : key_of(run);
+  std::string key = key_of(run);
+  if (const std::string* const file = given_file(run.policy.policy.host))
+    key += " " + trace.given.at(*file).sha256;
+  // The layers among which headkv's budget is shared are those of the trace's whole replay.
+  if (const HeadScores* const scores = head_scores(run.policy.policy))
+    key += " " + scores->sha256 + " " + traces::layer_list(trace.scope.layers);
+  return key;
 }
 
 std::string digest_of_runs(const std::vector<std::string>& keys) { return digest(keys, kRunDigits); }
@@ -88,14 +97,14 @@ std::string digest_of_runs(const std::vector<std::string>& keys) { return digest
 ItemKeys::ItemKeys(const Sweep& sweep)
     : sweep_(sweep), computation_(digest(fields_of(sweep.computation), kComputationDigits)) {
   for (const Run& run : sweep.runs) {
-    has_given_ = has_given_ || given_file(run.policy.policy.host);
+    depends_on_trace_ = depends_on_trace_ || depends_on_trace(run);
     if (std::ranges::find(backends_, run.backend) == backends_.end()) backends_.push_back(run.backend);
   }
 }
 
 ItemKey ItemKeys::of(const SweepItem& item) {
   const SweepTrace& trace = sweep_.traces[item.trace];
-  std::string& of_runs = of_runs_[{has_given_ ? item.trace : 0, *item.runs}];
+  std::string& of_runs = of_runs_[{depends_on_trace_ ? item.trace : 0, *item.runs}];
   if (of_runs.empty()) {
     std::vector<std::string> runs;
     for (const size_t r : *item.runs) runs.push_back(key_of(sweep_.runs[r], trace));
@@ -106,6 +115,7 @@ ItemKey ItemKeys::of(const SweepItem& item) {
                          {"steps", trace.scope.steps},
                          {"recall_of", trace.scope.recall_of},
                          {"merge_bounds", trace.scope.merge_bounds},
+                         {"centred_bound", trace.scope.centred_bound},
                          {"backends", backends_}};
   return {digest(content, kContentDigits), of_runs, computation_};
 }

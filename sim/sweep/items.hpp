@@ -42,7 +42,10 @@ struct ItemKey {
 
 /// A run as results name it: "snapkv:window=32:pool=7 20% reference".
 std::string key_of(const Run& run);
-/// The same of results of a trace: behind it the hash of the trace's file, of a run whose host is `given`.
+/// Whether what a run computes depends on more than the run and a trace's layers: on files, or on which other
+/// layers are replayed.
+bool depends_on_trace(const Run& run);
+/// The key of results of a trace: behind that of the run, what it depends on.
 std::string key_of(const Run& run, const SweepTrace& trace);
 
 /// ItemKey::runs of some runs' keys.
@@ -59,7 +62,7 @@ class ItemKeys {
   const Sweep& sweep_;
   std::string computation_;
   std::vector<std::string> backends_;
-  bool has_given_ = false;  // whether runs' keys depend on the trace
+  bool depends_on_trace_ = false;  // whether a run does
   // Digests of the runs of items, which are few different ones, and of the trace if they depend on it.
   std::map<std::pair<size_t, std::vector<size_t>>, std::string> of_runs_;
 };

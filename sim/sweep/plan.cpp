@@ -22,10 +22,10 @@ using traces::JsonField;
 
 constexpr int64_t kMostPlanBytes = int64_t{64} << 20;
 constexpr size_t kMostPlanItems = 10'000;  // of a list
-constexpr std::array<std::string_view, 14> kPlanMembers{
-    "format",          "version",          "traces", "policies", "budgets",      "base",
-    "backends",        "layers",           "steps",  "recall",   "merge_bounds", "seeds",
-    "layers_per_item", "policies_per_item"};
+constexpr std::array<std::string_view, 15> kPlanMembers{
+    "format",       "version",       "traces", "policies",        "budgets",
+    "base",         "backends",      "layers", "steps",           "recall",
+    "merge_bounds", "centred_bound", "seeds",  "layers_per_item", "policies_per_item"};
 
 // The items of a list that has some.
 std::vector<std::string> texts(const JsonField& list) {
@@ -42,6 +42,11 @@ std::optional<std::string> text(const JsonField& plan, const char* name) {
 std::optional<int64_t> at_least_one(const JsonField& plan, const char* name) {
   const auto field = plan.find(name);
   return field ? std::optional(field->integer(1)) : std::nullopt;
+}
+
+bool is_true(const JsonField& plan, const char* name) {
+  const auto field = plan.find(name);
+  return field && field->boolean();
 }
 
 // Policies that draw random numbers, once for every seed.
@@ -134,7 +139,7 @@ SweepPlan read_plan(const std::string& path) {
       policies.refuse(fmt::format("{} is listed twice, with its seed", traces::quoted(one.label)));
   }
   plan.budgets = budgets_of(root.member("budgets"));
-  const auto backends = root.find("backends"), merge_bounds = root.find("merge_bounds");
+  const auto backends = root.find("backends");
   plan.backends = backends ? texts(*backends) : std::vector{std::string(kReference)};
   if (backends) {
     for (const JsonField& item : backends->items()) {
@@ -146,7 +151,8 @@ SweepPlan read_plan(const std::string& path) {
   plan.layers = text(root, "layers");
   plan.steps = at_least_one(root, "steps");
   plan.recall_of = at_least_one(root, "recall").value_or(plan.recall_of);
-  plan.merge_bounds = merge_bounds && merge_bounds->boolean();
+  plan.merge_bounds = is_true(root, "merge_bounds");
+  plan.centred_bound = is_true(root, "centred_bound");
   plan.layers_per_item = at_least_one(root, "layers_per_item").value_or(plan.layers_per_item);
   plan.policies_per_item = at_least_one(root, "policies_per_item");
   return plan;

@@ -21,7 +21,7 @@ struct SweepPlan {
   std::optional<std::string> layers;
   std::optional<int64_t> steps;
   int64_t recall_of = 40;
-  bool merge_bounds = false;
+  bool merge_bounds = false, centred_bound = false;
   int64_t layers_per_item = 1;
   std::optional<int64_t> policies_per_item;
 };
@@ -43,6 +43,7 @@ inline constexpr int64_t kMostRuns = 100'000;
 ///     steps              optional, how many of the decode steps (default: all)
 ///     recall             optional, entries that recall is measured on (default: 40, at most the prompt's)
 ///     merge_bounds       optional, true: also measure merges' effect on later queries (default: false)
+///     centred_bound      optional, true: also measure the centred bound (default: false)
 ///     seeds              optional, integers: a policy that draws random numbers is run with each of them
 ///     layers_per_item    optional (default: 1)
 ///     policies_per_item  optional (default: all; a layer is then read once for all policies and budgets)

@@ -2,17 +2,14 @@
 
 #include <algorithm>
 
-#include <kvbound/reference/core/host_rules.hpp>
-
 namespace kvbound::sim {
 
 ResultIndex::ResultIndex(const SweepFolder& folder, const Sweep& sweep)
     : folder_(folder), sweep_(sweep), files_(folder.results()) {
-  for (const Run& run : sweep.runs)
-    run_keys_.push_back(given_file(run.policy.policy.host) ? std::string() : key_of(run));
+  for (const Run& run : sweep.runs) run_keys_.push_back(depends_on_trace(run) ? std::string() : key_of(run));
 }
 
-// run_keys_, or of a run whose host is `given` what depends on the trace, too.
+// run_keys_, or of a run that depends on the trace what that is, too.
 std::string ResultIndex::run_key(size_t run, size_t trace) const {
   return run_keys_[run].empty() ? key_of(sweep_.runs[run], sweep_.traces[trace]) : run_keys_[run];
 }

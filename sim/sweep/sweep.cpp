@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <utility>
+#include <variant>
 
 #include <fmt/format.h>
 
@@ -17,6 +18,7 @@
 #include <kvbound/sim/options/layer_choice.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/sim/replay/backend.hpp>
+#include <kvbound/traces/head_scores.hpp>
 #include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
 
@@ -58,6 +60,7 @@ struct Fields<Scope> {
     visit("steps", scope.steps);
     visit("recall_of", scope.recall_of);
     visit("merge_bounds", scope.merge_bounds);
+    visit("centred_bound", scope.centred_bound);
   }
 };
 
@@ -112,6 +115,28 @@ struct Fields<Run> {
   }
 };
 
+struct WrittenHeadScores {
+  std::string path, text;
+};
+
+template <>
+struct Fields<WrittenHeadScores> {
+  static void visit(auto& file, const auto& visit) {
+    visit("path", file.path);
+    visit("text", file.text);
+  }
+};
+
+template <>
+struct WrittenAs<std::shared_ptr<const HeadScores>> {
+  static WrittenHeadScores of(const std::shared_ptr<const HeadScores>& scores) {
+    return {scores->path, scores->text};
+  }
+  static std::shared_ptr<const HeadScores> from(const WrittenHeadScores& file) {
+    return traces::parse_head_scores(file.path, file.text);
+  }
+};
+
 template <>
 struct Fields<Sweep> {
   static void visit(auto& sweep, const auto& visit) {
@@ -123,6 +148,7 @@ struct Fields<Sweep> {
     visit("layers_per_item", sweep.layers_per_item);
     visit("policies_per_item", sweep.policies_per_item);
     visit("header_limit", sweep.options.header_limit);
+    visit("head_scores", sweep.head_scores);
     visit("traces", sweep.traces);
   }
 };
@@ -199,7 +225,7 @@ Scope scope_of(const SweepPlan& plan, const traces::TraceInfo& info) {
                                  traces::printable_path(info.path), info.decode_tokens));
   }
   return {*layers, plan.steps.value_or(info.decode_tokens), std::min(plan.recall_of, info.prompt_tokens),
-          plan.merge_bounds, false};
+          plan.merge_bounds, plan.centred_bound};
 }
 
 // Hashes that an earlier sweep knows, of files that have not changed since.
@@ -303,6 +329,19 @@ void require_given(const Sweep& sweep) {
   }
 }
 
+HeadKv* head_kv_of(Run& run) { return std::get_if<HeadKv>(&run.policy.policy.allocation); }
+
+// Gives the runs what the sweep has of their files of heads' importances. Throws Error if one is missing.
+void bind_head_scores(Sweep& sweep) {
+  for (Run& run : sweep.runs) {
+    HeadKv* const allocation = head_kv_of(run);
+    if (!allocation) continue;
+    const auto found = sweep.head_scores.find(allocation->scores);
+    if (found == sweep.head_scores.end()) throw Error("it has nothing of a file of headkv's");
+    allocation->read = found->second;
+  }
+}
+
 }  // namespace
 
 Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::Options& options,
@@ -314,13 +353,16 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::
               plan.layers_per_item,
               plan.policies_per_item.value_or(std::ssize(plan.policies)),
               options};
+  for (Run& run : sweep.runs) {
+    if (const HeadKv* const allocation = head_kv_of(run))
+      sweep.head_scores[allocation->scores] = allocation->read;
+  }
   const KnownHashes known(earlier);
   const GivenSources sources = given_sources(sweep.runs);
   int64_t whole = 0, done = 0;
   for (const std::string& path : paths_of(plan)) {
     const traces::Trace trace(path,
                               options);  // closed again: there may be more traces than files that may be open
-    if (sources.empty()) require_valid(sweep.runs, trace.info());
     SweepTrace& planned = sweep.traces.emplace_back();
     planned = {std::filesystem::absolute(path).lexically_normal().string(),
                "",
@@ -328,6 +370,7 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::
                trace.info(),
                scope_of(plan, trace.info()),
                {}};
+    if (sources.empty()) require_valid(sweep.runs, planned.info, planned.scope);
     if (!is_utf8(planned.file))
       throw TraceError(plan.path, -1, "traces",
                        traces::printable_path(planned.file) + " is not UTF-8, in which sweeps keep paths");
@@ -352,7 +395,7 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::
     if (sources.empty()) break;
     planned.given =
         GivenFiles(sources, given_subject(planned.info, planned.sha256, planned.scope.layers)).facts();
-    require_valid(sweep.runs, planned.info, planned.given);
+    require_valid(sweep.runs, planned.info, planned.scope, planned.given);
   }
   return sweep;
 }
@@ -383,6 +426,7 @@ Sweep parse_sweep(const std::string& path, const std::string& text) {
     Sweep sweep = parse_fields<Sweep>("it", text);
     require_sound(sweep);
     require_given(sweep);
+    bind_head_scores(sweep);
     return sweep;
   } catch (const Error& error) {
     throw TraceError(path, -1, "", std::string("is no sweep of kvbound: ") + error.what());

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,6 +35,8 @@ struct Sweep {
   int64_t layers_per_item = 1;
   int64_t policies_per_item = 1;
   traces::Trace::Options options;
+  /// The files of heads' importances, by the paths by which policies name them
+  std::map<std::string, std::shared_ptr<const HeadScores>> head_scores = {};
 };
 
 /// The traces that a plan's patterns match, in the order of the plan and, of one pattern, of their names.

@@ -144,6 +144,7 @@ ItemResult compute(OpenTraces& traces, const SweepItem& item) {
   const Clock::time_point start = Clock::now();
   const SweepTrace& planned = sweep.traces[item.trace];
   Scope scope = planned.scope;
+  scope.budgeted = planned.scope.layers;
   scope.layers = item.layers;
   std::vector<Run> runs;
   for (const size_t r : *item.runs) runs.push_back(sweep.runs[r]);

@@ -24,11 +24,11 @@ from support.tiny_model import TinyModel
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
 OPTIONS = {"policies": ("help",), "help": ("help",),
-           "replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "times", "page-size", "columns",
+           "replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "centred-bound", "times", "page-size", "columns",
                       "json", "csv", "dump", "plot", "markdown", "threads", "header-limit", "quiet", "help"),
            "recall": ("k", "windows", "recent", "layers", "columns", "json", "csv", "plot", "markdown", "threads", "header-limit", "quiet",
                       "help"),
-           "predict": ("ema", "window", "policy", "budget", "top", "shares", "layers", "steps", "columns", "json", "csv", "plot", "markdown", "threads",
+           "predict": ("ema", "window", "policy", "budget", "top", "head-scores", "needle", "shares", "layers", "steps", "columns", "json", "csv", "plot", "markdown", "threads",
                        "header-limit", "quiet", "help"),
            "inspect": ("verify", "heads", "sinks", "window", "pool", "budget", "layers", "columns", "json", "csv", "plot",
                        "markdown", "threads", "header-limit", "quiet", "help"),
@@ -127,9 +127,12 @@ class Reports(CommandLineTest):
         heads = [row for row in rows if row["head"] != "all"]
         self.assertEqual([run["leaving"], run["merged"], run["found_target"]], [4 * (16 + 5)] * 2 + [1])
         self.assertNotIn("layers.0.bound", tensors)
-        for name in ("bound", "tightness", "violations", "later_bound", "later_shared_bound"):
+        for name in ("centred_bound", "later_bound", "later_shared_bound"):
             self.assertEqual({row[name] for row in heads}, {""}, name)
-        self.assertEqual([run[name] for name in ("max_tightness", "violations")], [None, None])
+        self.assertEqual({row["violations"] for row in heads}, {"0"})
+        self.assertTrue(all(float(row["perturbation"]) <= float(row["bound"]) for row in heads))
+        self.assertTrue(math.isclose(run["max_tightness"], max(float(row["tightness"]) for row in heads)))
+        self.assertEqual(run["violations"], 0)
         changes = run["changes"]
         self.assertEqual(len(changes), 2 * 4 * (1 + 5), "at the prompt's end and at every step, for every query head")
         self.assertEqual({change["rounding"] for change in changes}, {None}, "a moving average is not lossless")

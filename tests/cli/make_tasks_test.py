@@ -26,6 +26,8 @@ SCRIPT = SCRIPTS / "make_tasks.py"
 PROSE = kvbound_cli.REPOSITORY / "traces" / "samples" / "LICENSE.Apache-2.0"
 SMALL = ("--lengths", "300,500", "--tasks", 6, "--depths", 3)
 PASSAGES = ("--lengths", "300,500", "--tasks", 6, "--continuation", 40)
+SEVERAL = ("--lengths", "300,500", "--tasks", 6)
+STREAM = ("--lengths", "301,500", "--continuation", 100)
 # in place of each e: characters of one to three bytes, and what JSON escapes
 LETTERS = ("e", "é", "€", '"\\\t\x01')
 
@@ -58,14 +60,27 @@ MADE = (
      "fbddebce942ff2c7c654429c6d801476d9b06480ee5935d56a9ac4e5b48f5e98"),
 )
 
+# Recorded from this script, which alone has made several values.
+MADE_HERE = (
+    ("e", "needle", (*SEVERAL, "--values", 3), "32d03da791defa74b40c7947fb82c78a1d737c1319dec7dd5fd442c0d8f50528"),
+    ("€", "needle", (*SEVERAL, "--values", 4, "--context-only", "--seed", 5),
+     "b9b5d94fa073413218c3ddbbb85fedd06b61497aeb732cb7b97f99c08ec3f7aa"),
+)
+
+
+def placed_needles(text):
+    """(word, number, where in what is left of the text without needles) of each, and what is left."""
+    needles = []
+    while match := re.search(" ([a-z]+):([0-9]+) ", text):
+        needles.append((*match.groups(), match.start()))
+        text = text[:match.start()] + text[match.end():]
+    return needles, text
+
 
 def take_needles(text):
     """The word and number of every needle in a text, and what is left of it without them."""
-    needles = []
-    while match := re.search(" ([a-z]+):([0-9]+) ", text):
-        needles.append(match.groups())
-        text = text[:match.start()] + text[match.end():]
-    return needles, text
+    needles, text = placed_needles(text)
+    return [(word, number) for word, number, _ in needles], text
 
 
 class MakeTasksTest(CommandLineTest):
@@ -162,9 +177,121 @@ class Needles(MakeTasksTest):
             self.assertIn(f"[the {question}{task['answer_text']}]", task["prompt_text"])
 
 
+class Values(MakeTasksTest):
+    def asked(self, task):
+        """The values of the word that is asked for, by their places in the prose; the other needles; the prose."""
+        prompt, question = task["prompt_text"].rsplit("\n", 1)
+        needles, passage = placed_needles(prompt)
+        mine = [needle for needle in needles if f"{needle[0]}:" == question]
+        return mine, [needle for needle in needles if needle not in mine], passage
+
+    def test_are_all_asked_for_in_the_order_in_which_they_stand(self):
+        prose = PROSE.read_text("utf-8")
+        for task in self.tasks("needle", *SEVERAL, "--values", 3, "--needles", 2):
+            mine, others, passage = self.asked(task)
+            self.assertEqual(task["answer_text"], ", ".join(number for _, number, _ in mine))
+            self.assertEqual((len(mine), len(others)), (3, 1))
+            self.assertEqual(len({number for _, number, _ in mine + others}), 4)
+            self.assertIn(passage, prose)
+            self.assertEqual(task.keys(), {"id", "kind", "prompt_text", "answer_text"})
+
+    def test_are_spread_over_the_prose_one_in_each_part(self):
+        places = set()
+        for task in self.tasks("needle", *SEVERAL, "--values", 4, "--needles", 1):
+            mine, _, passage = self.asked(task)
+            for i, (_, _, place) in enumerate(mine):
+                self.assertTrue(i * len(passage) / 4 - 1 <= place <= (i + 1) * len(passage) / 4, (i, place, len(passage)))
+            places.add(tuple(place for *_, place in mine))
+        self.assertEqual(len(places), 12)
+
+    def test_give_tasks_their_names(self):
+        for more, name in (((), "multi-value"), (("--context-only",), "context-only-multi-value")):
+            tasks = self.tasks("needle", *SEVERAL, "--values", 2, *more)
+            self.assertEqual([task["id"] for task in tasks], [f"{name}-{n}-{i}" for n in (300, 500) for i in range(1, 7)])
+            for task in tasks:
+                self.assertEqual(task["kind"], f"{name}-{len(task['prompt_text'])}")
+                self.assertEqual(task.get("compress_at"), task["prompt_text"].rindex("\n") if more else None)
+
+    def test_may_be_as_many_as_there_are_numbers_for(self):
+        for task in self.tasks("needle", "--lengths", 1500, "--tasks", 2, "--needles", 1, "--values", 64, "--answer", 2):
+            mine, others, _ = self.asked(task)
+            self.assertEqual((len({number for _, number, _ in mine}), others), (64, []))
+
+    def test_of_one_are_an_ordinary_needle(self):
+        self.assertEqual(self.tasks("needle", *SMALL, "--values", 1), self.tasks("needle", *SMALL))
+
+    def test_may_have_a_question_that_is_no_part_of_their_needles(self):
+        for task in self.tasks("needle", *SEVERAL, "--needles", 1, "--values", 2, "--needle", "[a code of {word} is {number}]",
+                               "--question", "The codes of {word} are"):
+            *_, question = task["prompt_text"].split("\n")
+            word = re.fullmatch("The codes of ([a-z]+) are", question)[1]
+            numbers = re.findall(rf"\[a code of {word} is ([0-9]{{7}})\]", task["prompt_text"])
+            self.assertEqual(task["answer_text"], " " + ", ".join(numbers))
+            self.assertEqual(len(numbers), 2)
+
+
+class Streaming(MakeTasksTest):
+    def parts(self, task):
+        """The bytes of its prompt and of its target."""
+        return [task[f"{name}_text"].encode() if f"{name}_text" in task else bytes(task[name])
+                for name in ("prompt", "continuation")]
+
+    def test_scores_every_token_behind_the_first_prompt_once(self):
+        for letter in ("e", "€"):
+            text = self.prose(letter)
+            data = text.read_bytes()
+            tasks = self.tasks("streaming", *STREAM, text=text)
+            for length in (301, 500):
+                those = [self.parts(task) for task in tasks if task["kind"] == f"streaming-{length}"]
+                self.assertEqual(len(those), (len(data) - length) // 100)
+                scored = b"".join(target for _, target in those)
+                self.assertEqual(scored, data[length:length + 100 * len(those)])
+                for i, (prompt, _) in enumerate(those):
+                    self.assertEqual(prompt, data[100 * i:100 * i + length])
+
+    def test_is_text_where_no_character_is_cut(self):
+        tasks = self.tasks("streaming", *STREAM, text=self.prose("€"))
+        forms = {name for task in tasks for name in task}
+        self.assertEqual(forms, {"id", "kind", "prompt", "prompt_text", "continuation", "continuation_text"})
+        for task in self.tasks("streaming", *STREAM):
+            self.assertEqual(task.keys(), {"id", "kind", "prompt_text", "continuation_text"})
+
+    def test_may_be_the_text_s_beginning_alone(self):
+        whole = self.tasks("streaming", "--lengths", 300, "--continuation", 100)
+        self.assertEqual(self.tasks("streaming", "--lengths", 300, "--continuation", 100, "--tasks", 3), whole[:3])
+
+    def test_has_the_defaults_that_the_help_says(self):
+        tasks = self.tasks("streaming")
+        self.assertEqual({tuple(map(len, self.parts(task))) for task in tasks}, {(1024, 1024)})
+        self.assertEqual(len(tasks), (len(PROSE.read_bytes()) - 1024) // 1024)
+
+    def test_needs_a_text_that_is_long_enough(self):
+        def make(size, *options):
+            return self.prose(text=PROSE.read_text("utf-8")[:size]), "bytes", self.out, "--make", "streaming", "--lengths", 300, \
+                "--continuation", 100, *options
+        self.refused("has 399 tokens; expected at least 400", *make(399))
+        self.refused("has 599 tokens; expected at least 600", *make(599, "--tasks", 3))
+        self.assertEqual(self.script(*make(400)).returncode, PASS)
+
+    def test_is_evaluated_at_a_budget_that_decoding_keeps(self):
+        """At every token each cache has as many entries as at the first."""
+        TinyModel(layers=1, vocabulary=256).write_folder(self.folder / "model")
+        text = self.prose(text=PROSE.read_text("utf-8").replace("e", "€")[:170])
+        made = self.tasks("streaming", "--lengths", 60, "--continuation", 40, text=text)
+        self.assertGreater(len(made), 1)
+        self.passes("evaluate", "model", self.out, "--policy", "streaming-llm:sinks=4,h2o:window=8:recent=8:sinks=4", "--budget", 60,
+                    "--json", "out.json", "--quiet")
+        found = evaluated(read(self.folder / "out.json"))["tasks"]
+        self.assertEqual([(task["id"], task["form"], bytes(task["target"]), task["prompt_tokens"]) for task in found],
+                         [(task["id"], "continuation", self.parts(task)[1], 60) for task in made])
+        for task in found:
+            for run in task["runs"][1:]:
+                self.assertEqual(set(run["entries"]), {61}, "60 kept, and the step's own")
+
+
 class Made(MakeTasksTest):
     def test_the_same_options_make_the_same_bytes_on_every_platform(self):
-        for letter, kind, options, expected in MADE:
+        for letter, kind, options, expected in MADE + MADE_HERE:
             with self.subTest(letter=letter, kind=kind, options=options):
                 self.tasks(kind, *options, text=self.prose(letter))
                 self.assertEqual(hashlib.sha256(self.out.read_bytes()).hexdigest(), expected)
@@ -311,17 +438,27 @@ class Options(MakeTasksTest):
         refused("--ask needs --chat", "--make", "needle", "--ask", "x")
         refused("both --needle and --question", "--make", "needle", "--needle", "x")
         refused("at most 64", "--make", "needle", "--needles", 65)
+        refused("at most 64", "--make", "needle", "--needles", 2, "--values", 64)
+        refused("--depths does not belong to --values", "--make", "needle", "--values", 2, "--depths", 3)
+        for option in ("--values", "--only", "--seed"):
+            refused(f"{option} does not belong to --make streaming", "--make", "streaming", option, 2)
+        refused("--values does not belong to --make continuation", "--make", "continuation", "--values", 2)
         refused("--only: expected numbers from 1 to 20", "--make", "needle", "--only", "0-21")
         refused("--continuation", "--make", "continuation", "--continuation", "1")
         for option, values in (("--lengths", ("", "0", "x", "9,9", "1,", "-5", "1e3")),
                                ("--depths", ("", "0", "-1", "x", "1,2", "10%,20", "10%,", "101%", "-1%", "nan%", "inf%", "%")),
                                ("--answer", ("1", "13", "x")), ("--tasks", ("0", "-1")), ("--needles", ("0", "-1")),
+                               ("--values", ("0", "-1", "x")),
                                ("--seed", ("-1", "x")), ("--only", ("2,1", "x"))):
             for value in values:
                 refused(option, "--make", "needle", f"{option}={value}")
         for needle, question in (("{word} is {number}", "{word} has"), ("{word} is", "{word}"),
                                  ("a {number}", "a"), ("{word} {x} {number}", "{word}"), ("{word} {", "{word}")):
             refused("expected a needle such as", "--make", "needle", "--needle", needle, "--question", question)
+        for needle, question in (("{word} is {number}", "they are"), ("is {number}", "{word}"), ("{word} is", "{word}"),
+                                 ("{word} {number} {number}", "The {word}"), ("{word} {x} {number}", "The {word}")):
+            refused("as the question a text with {word}", "--make", "needle", "--values", 2, "--needle", needle, "--question",
+                    question)
 
     def test_files_that_do_not_do_are_refused(self):
         self.refused("No such file", self.folder / "nothing", "bytes", self.out, "--make", "needle", code=WORLD)
@@ -340,10 +477,9 @@ class Options(MakeTasksTest):
         self.assertIn("make_tasks.py TEXT bytes needles.jsonl --make needle", result.stdout)
         shown = result.stdout + (kvbound_cli.REPOSITORY / "sim" / "evaluate" / "README.md").read_text("utf-8")
         examples = re.findall(r"^    .*make_tasks\.py (\S+ bytes .*)$", shown, re.MULTILINE)
-        self.assertEqual(len(examples), 2)
-        for example in examples:
-            made = self.script(*shlex.split(example))
-            self.assertEqual((made.returncode, made.stderr), (PASS, "make_tasks: 40 tasks\n"))
+        said = [self.script(*shlex.split(example)) for example in examples]
+        self.assertEqual([(made.returncode, made.stderr) for made in said],
+                         [(PASS, f"make_tasks: {count} tasks\n") for count in (40, 20, 20, 40, 20, 10)])
 
 
 if __name__ == "__main__":

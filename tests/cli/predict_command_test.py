@@ -59,6 +59,21 @@ def predict(predictor, past, ema, window, tokens):
     return log_mean(past, np.ones(len(past)), len(past))
 
 
+def variance_means(rows, window):
+    """{name: (mean, slack)} of the entries that more than `window` queries have seen; rows: every query's attention scores so
+    far. Scores that are off by a relative e move a mean by at most e times its slack, to first order: a variance by 2 e of its
+    scores' mean square. None for no entry."""
+    seen = [np.array([row[j] for row in rows if len(row) > j]) for j in range(len(rows[-1]))]
+    seen = [scores for scores in seen if len(scores) > window]
+    whole, last = (np.array([np.var(scores[part:]) for scores in seen]) for part in (0, -window))
+    slack, last_slack = (np.array([2 * np.mean(scores[part:]**2) for scores in seen]) for part in (0, -window))
+    positive = whole >= np.finfo(float).tiny
+    ratio = last[positive] / whole[positive]
+    ratio_slack = (last_slack[positive] + ratio * slack[positive]) / whole[positive]
+    return {name: (numbers.mean(), slacks.mean()) if len(numbers) else None
+            for name, numbers, slacks in (("whole", whole, slack), ("window", last, last_slack), ("ratio", ratio, ratio_slack))}
+
+
 def step_errors(rows, step, recorded, ema, window):
     """{predictor: (relative error, entry error)} of a step counted from 0; rows: every query's log scores."""
     actual = rows[recorded + step][:-1]
@@ -125,6 +140,7 @@ class Predict(CommandLineTest):
                     with self.subTest(f"head {head} {kind} {predictor} {name}"):
                         self.require_near(items[kind, predictor][name],
                                           in_a_word([step[predictor][index] for step in errors]), relative)
+        self.require_variances(trace, logits, options, said["variances"], relative)
         evicted = set(range(trace.prompt_tokens)) - kept
         tops = [set(np.argsort(-row[:trace.prompt_tokens], kind="stable")[:amount(options["top"], trace.prompt_tokens)])
                 for row in logits[trace.window_queries:][:options["steps"]]]
@@ -139,6 +155,19 @@ class Predict(CommandLineTest):
             masses = [row[:amount(share, len(row))].sum() for row in weights]
             for figure, expected in (("mean", np.mean(masses)), ("median", np.median(masses)), ("least", min(masses))):
                 self.assertAlmostEqual(item[figure], expected, delta=relative)
+
+    def require_variances(self, trace, logits, options, said, relative):
+        rows = [np.exp(log_scores_of("attention", row)) for row in logits]
+        steps = [variance_means(rows[:trace.window_queries + step + 1], options["window"]) for step in range(options["steps"])]
+        for name, figure in said.items():
+            expected = [step[name] for step in steps if step[name]]
+            with self.subTest(f"variance {name}"):
+                if not expected:
+                    self.assertIsNone(figure)
+                    continue
+                mean, slack = np.mean(expected, axis=0)
+                self.assertLess(slack * relative, 1e-6 * (mean or 1), "bounds so wide that they prove little")
+                self.assertAlmostEqual(figure, mean, delta=slack * relative)
 
     def require_definition(self, path, ema=0.9, window=32, steps=None, policy="snapkv", budget="20%", top="20%",
                            shares=SHARES):
@@ -174,6 +203,7 @@ class Predict(CommandLineTest):
                 figures = {item["relative_error"]["median"] for item in said["predictions"]}
                 self.assertGreater(len(figures), 7 if options.get("ema") != 0 else 5, "figures that are all alike show nothing")
                 self.assertGreater(said["reentering"]["ever"], 0)
+                self.assertGreater(said["variances"]["whole"], 0)
 
     def test_logits_of_ten_thousand_leave_only_what_no_double_holds_undefined(self):
         trace = TraceFile(layers=1, dtype="F64")
@@ -194,7 +224,7 @@ class Predict(CommandLineTest):
 
     def test_what_is_said_of_all_is_over_what_is_said_of_each(self):
         TraceFile().write(self.folder / TRACE)
-        options = TRACE, "--policy", "tova", "--shares", "10%,3"
+        options = TRACE, "--policy", "tova", "--shares", "10%,3", "--window", 5
         document = self.document(*options)
         heads = [head for layer in document["layers"] for head in layer["query_heads"]]
         self.assertEqual(len(heads), 8)
@@ -204,9 +234,9 @@ class Predict(CommandLineTest):
                 self.assertTrue(math.isclose(item[error]["mean"],
                                              mean([head["predictions"][index][error]["mean"] for head in heads]),
                                              rel_tol=1e-14))
-        for figure in ("ever", "at_a_step"):
-            self.assertTrue(math.isclose(document["reentering"][figure],
-                                         mean([head["reentering"][figure] for head in heads]), rel_tol=1e-14))
+        for part, figures in (("reentering", ("ever", "at_a_step")), ("variances", ("whole", "window", "ratio"))):
+            for figure in figures:
+                self.assertTrue(math.isclose(document[part][figure], mean([head[part][figure] for head in heads]), rel_tol=1e-14))
         for index, item in enumerate(document["mass"]):
             self.assertEqual(item["least"], min(head["mass"][index]["least"] for head in heads))
         lines = [line.split() for line in self.passes("predict", *options).splitlines()]
@@ -217,6 +247,15 @@ class Predict(CommandLineTest):
         for item in document["mass"]:
             self.assertIn([item["share"], *(f"{item[figure]:#.4g}" for figure in ("mean", "median", "least"))], lines)
         self.assertIn([f"{document['reentering'][figure]:#.4g}" for figure in ("ever", "at_a_step")], lines)
+        self.assertIn([f"{document['variances'][figure]:#.4g}" for figure in ("whole", "window", "ratio")], lines)
+
+    def test_a_window_of_all_queries_leaves_no_variance_to_compare(self):
+        TraceFile().write(self.folder / TRACE)  # of 8 recorded queries and 3 steps
+        options = TRACE, "--policy", "tova", "--window"
+        self.assertGreater(self.document(*options, 10)["variances"]["ratio"], 0)
+        document = self.document(*options, 11)
+        self.assertEqual(document["variances"], {"whole": None, "window": None, "ratio": None})
+        self.assertIn("no entry is seen by more queries than the window has", self.passes("predict", *options, 11))
 
     def test_layers_and_steps_give_the_corresponding_part_of_the_whole(self):
         TraceFile(layers=3).write(self.folder / TRACE)

@@ -140,6 +140,7 @@ class Numbers(ReportTest):
         self.assert_same(mass, "mass", [mass["mean"] for head in heads for mass in head["mass"]])
         self.assertEqual(keys(mass, "share"), [float(mass["share"].rstrip("%")) for mass in document["mass"]])
         self.assert_same(page.cube_of("Evicted entries"), "reentered_ever", [head["reentering"]["ever"] for head in heads])
+        self.assert_same(page.cube_of("Variance of scores"), "variance_ratio", [head["variances"]["ratio"] for head in heads])
 
     def test_of_an_evaluation(self):
         page, document = self.page("evaluate"), evaluated(self.document("evaluate"))

@@ -113,7 +113,8 @@ def comparable(value, measures):
                 if name not in TIMES_AND_HOSTS and not (measures and name == "verdict")}
     if isinstance(value, list):
         return [comparable(member, measures) for member in value]
-    return type(value).__name__ if measures and isinstance(value, (int, float)) else value
+    # "number" for int and float: a rate that happens to be whole is printed without a point
+    return "number" if measures and isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 def printed(text, measures=False):

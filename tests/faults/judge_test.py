@@ -1,7 +1,9 @@
-"""The judge of hostile inputs finds what it is for: programs that do what kvbound must not do.
+"""The judge of hostile inputs finds what it is for: programs that do what kvbound must not do; and what is compared of a document
+of measurements does not depend on them.
 
 usage: judge_test.py KVBOUND      KVBOUND: the program's path, which is not run
 """
+from faults import commands
 from faults.hostile import judge
 from faults.hostile.cases import Case
 from faults.hostile.judge import Judge
@@ -68,6 +70,15 @@ class Judges(CommandLineTest):
         judge.MOST_BYTES = usual
         judge.MOST_SECONDS = 0.3
         self.assertRegex(self.problem("sleep 9"), "does not end")
+
+
+class Measurements(CommandLineTest):
+    def test_a_document_says_the_same_whatever_was_measured(self):
+        def said(rate, unit="bytes", measures=True):
+            return commands.comparable({"rate": [rate], "unit": unit}, measures)
+        self.assertEqual(said(62500000.5), said(62500000))
+        for other in (said(None), said(True), said(1, "scores"), said(1.5, measures=False)):
+            self.assertNotEqual(said(1.5), other)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,17 @@
 usage: golden_test.py KVBOUND          KVBOUND: the program's path
        golden_test.py --regenerate     write tests/golden/*.json anew, without the program
 """
+import contextlib
 import hashlib
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
 import independent.replay
+from independent.allocation import head_budgets, layer_budgets
 from support import kvbound_cli
 from support.documents import read, replayed
 from support.kvbound_cli import SAMPLES, CommandLineTest
@@ -33,7 +36,9 @@ MORE_POLICIES = ("snapkv:window=32:pool=7+exact:space=head",
                  "tova:sinks=0",
                  "tova:sinks=4+exact:space=head",
                  "tova:sinks=2+obcache-value:space=head",
-                 "streaming-llm:sinks=4")
+                 "streaming-llm:sinks=4",
+                 "snapkv:window=32:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1+headkv:scores=heads.json:beta=1.2:temperature=1",
+                 "h2o:window=32:sinks=0:recent=8+headkv:scores=heads.json:beta=2:temperature=0.5")
 
 
 def keep_kv(**changes):
@@ -105,29 +110,38 @@ def golden_run(trace, layers, policy_text, budget_text):
     budget = independent.replay.resolve_budget(budget_text, trace, policy)
     if policy.merge:
         return [{"layer": index, **golden_merging(trace, layer, policy, budget)} for index, layer in layers.items()]
-    golden = []
-    for layer in layers.values():
-        heads = [independent.replay.prompt_scores(trace, layer, policy, group, budget) for group in range(trace.kv_heads)]
-        kept = [independent.replay.keep(policy, budget - scores.always.sum(), scores) for scores in heads]
+    golden, shared = [], layer_budgets(trace, policy, budget)
+    for index, layer in layers.items():
+        heads = [independent.replay.prompt_scores(trace, layer, policy, group, shared[index]) for group in range(trace.kv_heads)]
+        budgets = head_budgets(policy, shared[index], heads)
+        kept = [independent.replay.keep(policy, own - scores.always.sum(), scores) for own, scores in zip(budgets, heads)]
         left, hashes = None, {"kept_sha256": [kept_hash(positions) for positions in kept]}
         if policy.dynamic:
-            left = independent.replay.decode(trace, layer, policy, budget, heads, kept)[0]
+            left = independent.replay.decode(trace, layer, policy, budgets, heads, kept)[0]
             hashes["evicted_sha256"] = [kept_hash(steps) for steps in left.T]
         results, _ = independent.replay.replay_layer(trace, layer, kept, left)
         golden.append({**hashes, **{kind: rounded(results[kind].mean(axis=0)) for kind in FIGURES}})
     return golden
 
 
+def write_head_scores(layers, query_heads):
+    """heads.json of headkv's policies, in the folder in which the program runs: no two layers or heads alike."""
+    scores = [[(7 * layer + 3 * head) % 11 / 10 for head in range(query_heads)] for layer in range(layers)]
+    Path("heads.json").write_text(json.dumps({"format": "kvbound-head-scores", "version": 1, "model": "", "scores": scores}), "utf-8")
+
+
 def regenerate():
-    for path in sorted(SAMPLES.glob("*.safetensors")):
+    for golden in sorted(GOLDEN.glob("*.json")):
+        path = SAMPLES / f"{golden.stem}.safetensors"
         trace = independent.replay.Trace(path)
+        write_head_scores(trace.layers, trace.query_heads)
         layers = [trace.layer(index) for index in range(trace.layers)]
         runs = [{"policy": policy, "budget": budget,
                  "layers": golden_run(trace, {index: layers[index] for index in chosen or range(trace.layers)}, policy, budget)}
                 for policies, budgets, chosen in GROUPS
                 for budget in budgets for policy in policies]
         text = json.dumps({"sample": path.name, "sha256": trace.sha256, "runs": runs}, indent=1)
-        (GOLDEN / f"{path.stem}.json").write_text(text + "\n")
+        golden.write_text(text + "\n")
         print(f"{path.stem}: {len(runs)} runs")
 
 
@@ -142,6 +156,8 @@ class Golden(CommandLineTest):
         metadata, _ = independent.replay.open_tensors(SAMPLES / golden["sample"])
         numbers = [int(number) for number in metadata["model_layers"].split(",")] if "model_layers" in metadata else None
         runs, dumps = {}, {}
+        with contextlib.chdir(self.folder):
+            write_head_scores(int(metadata["layers"]), int(metadata["query_heads"]))
         for policies, budgets, layers in GROUPS:
             self.passes("replay", SAMPLES / golden["sample"], "--policy", ",".join(policies), "--budget", ",".join(budgets),
                         "--json", "out.json", "--dump", "dumps/",
@@ -225,6 +241,7 @@ class Golden(CommandLineTest):
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--regenerate"]:
-        regenerate()
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            regenerate()
     else:
         kvbound_cli.main()

@@ -5,6 +5,7 @@ usage: make_tasks_test.py KVBOUND      KVBOUND is not used. Needs traces/scripts
 import contextlib
 import io
 import json
+import re
 import sys
 import unittest.mock
 
@@ -64,6 +65,31 @@ class MakeTasks(CommandLineTest):
                 at = text.index(f"\n{question}{answer}.\n") / len(text)
                 self.assertLess(abs(at - task["depth"]), 0.35)
 
+    def test_several_values_are_all_asked_for(self):
+        model = self.gguf_file()
+        decoder = make_tasks.tokenize_script().tokenizer_of(model).tokenizer
+        for task in self.tasks(model, "needle", "--lengths", "2000,2201", "--tasks", 4, "--answer", 5, "--needles", 2, "--values", 3):
+            self.assertEqual(task["kind"], f"multi-value-{len(task['prompt'])}")
+            text, answer = decoder.decode(task["prompt"]), decoder.decode(task["answer"])
+            *_, question = text.split("\n")
+            word = re.fullmatch("The codes of ([a-z]+) are", question)[1]
+            found = list(re.finditer(rf"\nOne of the codes of {word} is ([1-9][0-9]{{4}})\.\n", text))
+            self.assertEqual(answer, " " + ", ".join(match[1] for match in found))
+            self.assertEqual((len(found), text.count("One of the codes of ")), (3, 4))
+            for i, match in enumerate(found):  # moved to the nearest end of a sentence
+                self.assertLess(abs(match.start() / len(text) - (i + 0.5) / 3), 1 / 6 + 0.1)
+
+    def test_a_stream_scores_every_token_once(self):
+        for make, bos in ((self.gguf_file, []), (self.directory, [0])):
+            model = make()
+            ids, _ = make_tasks.tokenize_script().tokenizer_of(model).encode(PROSE.read_text())
+            tasks = self.tasks(model, "streaming", "--lengths", 100, "--continuation", 60)
+            room = 100 - len(bos)
+            self.assertEqual(len(tasks), (len(ids) - room) // 60)
+            for i, task in enumerate(tasks):
+                self.assertEqual(task["prompt"], bos + ids[60 * i:60 * i + room])
+                self.assertEqual(task["continuation"], ids[60 * i + room:60 * (i + 1) + room])
+
     def test_the_cache_is_compressed_before_the_question(self):
         model = self.gguf_file()
         decoder = make_tasks.tokenize_script().tokenizer_of(model).tokenizer
@@ -97,6 +123,7 @@ class MakeTasks(CommandLineTest):
         model = self.gguf_file()
         self.refused("expected at least 99999", PROSE, model, self.out, "--make", "needle", "--lengths", 99999)
         self.refused("no room for text", PROSE, model, self.out, "--make", "needle", "--lengths", 40)
+        self.refused("no room for text", PROSE, self.directory(), self.out, "--make", "streaming", "--lengths", 1)
         self.refused("does not know the tokens of --chat", PROSE, model, self.out, "--make", "needle", "--chat")
         self.refused("no such file or directory", PROSE, self.folder / "nothing", self.out, "--make", "needle")
         self.refused("has no tokenizer.json", PROSE, self.folder, self.out, "--make", "needle")

@@ -1,9 +1,10 @@
-"""Budgets that differ by layer or KV head, for replay.py: pyramid and adakv in exact arithmetic."""
+"""Budgets that differ by layer or KV head, for replay.py: pyramid, adakv and headkv in exact arithmetic."""
 import itertools
 from fractions import Fraction
 
 import numpy as np
 
+from independent.head_kv import head_kv_budgets, importances
 from independent.selection import select_top, within_tie
 
 COSINES = {Fraction(0): 1, Fraction(1, 3): Fraction(1, 2), Fraction(1, 2): 0, Fraction(2, 3): Fraction(-1, 2), Fraction(1): -1}
@@ -22,11 +23,26 @@ def least_kept(policy):
     return max(1, policy.window if policy.host == "snapkv" else policy.sinks + policy.recent)
 
 
-def layer_budgets(trace, policy, budget):
-    """Entries per KV head of each layer. pyramid: b + d (1 - 2 l / (L - 1)) or b + d cos(pi l / (L - 1)),
-    d = min(b - b / beta, b - always kept, prompt - b); cosines that are rational are exactly so.
+def shared_by_importance(trace, policy, budget, layers):
+    """headkv's budgets of the KV heads of each layer, where these layers are replayed."""
+    given, budgets = policy.allocation, [[budget] * trace.kv_heads for _ in range(trace.layers)]
+    weights = importances(given.scores, trace.kv_heads, given.temperature)
+    always = policy.window if policy.host == "snapkv" else policy.sinks + policy.recent
+    shared = iter(head_kv_budgets([one for layer in layers for one in weights[layer]], budget, always, trace.prompt_tokens, given.beta))
+    for layer in layers:
+        budgets[layer] = [next(shared) for _ in range(trace.kv_heads)]
+    return budgets
+
+
+def layer_budgets(trace, policy, budget, layers=None):
+    """Entries per KV head of each layer, of headkv those of all its KV heads. layers: those that are replayed, None: all.
+
+    pyramid: b + d (1 - 2 l / (L - 1)) or b + d cos(pi l / (L - 1)), d = min(b - b / beta, b - always kept, prompt - b); cosines
+    that are rational are exactly so.
     """
     given = policy.allocation
+    if given and given.name == "headkv":
+        return shared_by_importance(trace, policy, budget, range(trace.layers) if layers is None else layers)
     if given is None or given.name != "pyramid" or trace.layers == 1:
         return [budget] * trace.layers
     reach = min(budget - Fraction(budget, given.beta), budget - least_kept(policy), trace.prompt_tokens - budget)
@@ -60,9 +76,9 @@ def adakv_wins(heads, count):
 
 
 def head_budgets(policy, budget, heads):
-    """Entries kept per KV head of one layer, the always-kept ones included."""
+    """Entries kept per KV head of one layer, the always-kept ones included. budget: of the layer, by layer_budgets"""
     if policy.allocation is None or policy.allocation.name != "adakv":
-        return [budget] * len(heads)
+        return np.broadcast_to(budget, len(heads)).tolist()
     always = int(heads[0].always.sum())
     return [always + share for share in adakv_shares(policy, adakv_wins(heads, budget - always)[0].tolist(), budget - always)]
 

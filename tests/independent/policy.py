@@ -18,7 +18,8 @@ WEIGHED = {"alpha": ("0.5", r"adaptive|[\d.]+"), "epsilon": ("1e-4", REAL),
            "gqa": ("mean-of-products", "mean-of-products|product-of-means"), "norm": ("l1", "l1|l2")}
 SELECTIONS = {"critical": WEIGHED, "theta-sweep": WEIGHED, "greedy": {}}
 ALLOCATIONS = {"adakv": {"safeguard": ("0.2", REAL)},
-               "pyramid": {"beta": ("20", COUNT), "shape": ("linear", "linear|cosine")}}
+               "pyramid": {"beta": ("20", COUNT), "shape": ("linear", "linear|cosine")},
+               "headkv": {"scores": (None, "[^:+,]+"), "beta": ("1.2", r"[\d.]+"), "temperature": ("1", REAL)}}
 THRESHOLD = {"threshold": ("0.8", rf"none|{REAL}")}
 PREDICTED = {**THRESHOLD, "predict": ("ema", "ema|current"), "ema": ("0.9", REAL), "scores": ("attention", "attention|raw"),
              "normalisation": ("exact", "exact|paper"), "gqa": ("joint", "joint|mean")}
@@ -114,11 +115,10 @@ def parse_policy(text):
     policy.epsilon = float(policy.epsilon)
     if policy.window < 1 or policy.pool % 2 == 0 or not 0 <= (policy.alpha or 0) <= 1 or not np.isfinite(policy.epsilon):
         raise ValueError(f"policy {text!r} has an option out of range")
-    if policy.allocation and policy.allocation.name == "adakv":
-        policy.allocation.safeguard = Fraction(policy.allocation.safeguard)
-    elif policy.allocation:
-        policy.allocation.beta = int(policy.allocation.beta)
-    if policy.allocation and not (getattr(policy.allocation, "safeguard", 0) <= 1 and getattr(policy.allocation, "beta", 1)):
+    for option, number in (("safeguard", Fraction), ("beta", Fraction), ("temperature", float)):
+        if hasattr(policy.allocation, option):
+            setattr(policy.allocation, option, number(getattr(policy.allocation, option)))
+    if policy.allocation and not (getattr(policy.allocation, "safeguard", 0) <= 1 <= getattr(policy.allocation, "beta", 1)):
         raise ValueError(f"policy {text!r} has an allocation out of range")
     policy.ranks, policy.dynamic = policy.host not in ("streaming-llm", "random"), policy.host not in ("snapkv", "random")
     if not policy.ranks and {"score", "selection"} & set(kinds):

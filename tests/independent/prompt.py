@@ -55,8 +55,10 @@ def deciding_scores(trace, layer, policy, group, always, rows):
 
 
 def prompt_scores(trace, layer, policy, group, budget=None):
-    """The scores at the prompt's end, by the host's window. budget: only streaming-llm needs it."""
-    always = always_kept(policy, budget or trace.prompt_tokens, np.arange(trace.prompt_tokens))
+    """The scores at the prompt's end, by the host's window. budget: of all KV heads, or of each; only
+    streaming-llm needs it."""
+    own = trace.prompt_tokens if budget is None else np.broadcast_to(budget, trace.kv_heads)[group]
+    always = always_kept(policy, own, np.arange(trace.prompt_tokens))
     return deciding_scores(trace, layer, policy, group, always,
                            slice(trace.window_queries - policy.window, trace.window_queries))
 

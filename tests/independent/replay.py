@@ -145,7 +145,7 @@ class Judgement:
         budget = resolve_budget(self.metadata["budget"], trace, policy)
         self.tolerance = merged_replay.RELATIVE if policy.merge else RELATIVE
         self.relative = np.nanmean([self.judge_layer(trace, policy, budget, index)
-                                    for index, budget in enumerate(layer_budgets(trace, policy, budget))
+                                    for index, budget in enumerate(layer_budgets(trace, policy, budget, layers))
                                     if layers is None or index in layers])
         self.failures += [(np.inf, f"{name} is not a tensor of this policy and trace")
                           for name in sorted(set(self.tensors) - self.asked)]

@@ -7,6 +7,7 @@ bring the original back: the other sources of that file are therefore compiled o
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,7 @@ class Programs:
         folder, group, source = self.folder / mutant["name"], group_of(mutant["file"]), Path(source_of(mutant))
         text = (ROOT / mutant["file"]).read_text("utf-8").replace(mutant["original"], mutant["mutated"])
         copy = folder / "kvbound" / source
+        shutil.rmtree(folder / "kvbound", ignore_errors=True)  # of a mutant of this name in another file
         copy.parent.mkdir(parents=True, exist_ok=True)
         include_folders = [ROOT / source.parent]
         if "compiled_in" in mutant:
@@ -95,9 +97,7 @@ class Programs:
             header = folder / "kvbound" / mutant["file"]
             header.parent.mkdir(parents=True, exist_ok=True)
             for sibling in (ROOT / mutant["file"]).parent.glob("*.hpp"):
-                link = header.with_name(sibling.name)
-                link.unlink(missing_ok=True)
-                link.symlink_to(sibling)
+                header.with_name(sibling.name).symlink_to(sibling)
             header.unlink()
             header.write_text(text, "utf-8")
             include_folders = [folder, *include_folders, (ROOT / mutant["file"]).parent]

@@ -106,7 +106,8 @@ def evaluated(document):
 
 
 def predicted(document):
-    """A prediction: facts; `predictions`, `reentering` and `mass` over all, and of each of the `layers` by `query_heads`."""
+    """A prediction: facts; `predictions`, `reentering`, `variances` and `mass` over all, and of each of the `layers` by
+    `query_heads`."""
     part, = parts(document)
 
     def figures(row):
@@ -119,17 +120,24 @@ def predicted(document):
             return {"share": row["share"], "mean": row["mass"], "median": row["mass_median"], "least": row["mass_least"]}
         return {"evicted": row["evicted"], "ever": row["reentered_ever"], "at_a_step": row["reentered_at_a_step"]}
 
-    def of_head(cube, layer, head):
+    def variances(row):
+        """Of an entry's scores, None where no entry was seen by enough queries."""
+        return {name: row.get(column) for name, column in
+                (("whole", "whole_variance"), ("window", "window_variance"), ("ratio", "variance_ratio"))}
+
+    def of_head(cube, layer, head, figures=figures):
         return [figures(row) for row in part.rows(cube) if (row["layer"], row["head"]) == (layer, head)]
 
     layers = [{"layer": row["layer"], "budget": row["layer_entries"],
                "query_heads": [{"predictions": of_head("head_predictors", row["layer"], head),
                                 "mass": of_head("head_shares", row["layer"], head),
+                                "variances": of_head("heads", row["layer"], head, variances)[0],
                                 "reentering": of_head("heads", row["layer"], head)[0]} for head in range(part.facts["query_heads"])]}
               for row in part.rows("layers")]
     reentering, = part.rows("reentering")
     return part.facts | {"layers": layers, "predictions": [figures(row) for row in part.rows("predictors")],
                          "mass": [figures(row) for row in part.rows("shares")],
+                         "variances": variances(next(iter(part.rows("variances")), {})),
                          "reentering": {name: reentering[f"reentered_{name}"] for name in ("ever", "at_a_step")}}
 
 

@@ -24,7 +24,7 @@ def write_documents(test):
     test.passes("replay", trace, "--policy", BASE, "--budget", "40%", "--backend", "reference,emulated", "--json", "backends.json",
                 "--quiet")
     test.passes("recall", trace, "--k", "8", "--recent", "4", "--json", "recall.json", "--quiet")
-    test.passes("predict", trace, "--budget", "20%", "--policy", BASE, "--json", "predict.json", "--quiet")
+    test.passes("predict", trace, "--budget", "20%", "--policy", BASE, "--window", 6, "--json", "predict.json", "--quiet")
     test.passes("replay", trace, "--policy", f"{BASE}+critical", "--budget", "40%", "--backend", "emulated", "--dump", "dump.safetensors",
                 "--quiet")
     test.passes("diff", trace, "dump.safetensors", "--json", "diff.json", "--quiet")

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -13,9 +15,8 @@
 #include <kvbound/reference/core/error.hpp>
 #include <kvbound/reference/core/host_rules.hpp>
 #include <kvbound/reference/core/merge_rules.hpp>
-#include <kvbound/reference/core/session_check.hpp>
 #include <kvbound/sim/options/given_files.hpp>
-#include <kvbound/sim/options/layer_budgets.hpp>
+#include <kvbound/sim/options/head_budgets.hpp>
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
@@ -31,6 +32,10 @@ using traces::MetadataFields;
 using traces::printable;
 using traces::TensorEntry;
 
+int64_t sum_of(std::span<const int64_t> budgets) {
+  return std::accumulate(budgets.begin(), budgets.end(), int64_t{0});
+}
+
 // The result of parse() on a field's text; an InvalidPolicy is reported as a fault of the field.
 template <class Parse>
 auto parsed(const MetadataFields& fields, const std::string& field, const Parse& parse) {
@@ -41,16 +46,29 @@ auto parsed(const MetadataFields& fields, const std::string& field, const Parse&
   }
 }
 
+// Refuses a dump that was computed with another file than that of the path.
+void require_hash(const MetadataFields& fields, const std::string& field, const std::string& sha256,
+                  const std::string& path) {
+  if (fields.has(field) && fields.text(field) != sha256)
+    fields.refuse(field, in_quotes(sha256) + ", the hash of " + traces::printable_path(path));
+}
+
 // Opens the dump's file of kept sets or scores, if its host has one, of the trace that the dump names.
 GivenFiles read_given(const MetadataFields& fields, const DumpInfo& info, const traces::TraceInfo& trace) {
   const std::string* const file = given_file(info.policy.host);
   if (!file) return {};
   GivenFiles given(given_sources({{{*file, info.policy}, info.budget, info.backend}}),
                    given_subject(trace, info.trace_sha256, info.layers));
-  const std::string field = "given_sha256", sha256 = given.facts().at(*file).sha256;
-  if (fields.has(field) && fields.text(field) != sha256)
-    fields.refuse(field, in_quotes(sha256) + ", the hash of " + traces::printable_path(*file));
+  require_hash(fields, "given_sha256", given.facts().at(*file).sha256, *file);
   return given;
+}
+
+// The dump's policy with the importances of heads, if it names a file of them.
+Policy read_head_scores(const MetadataFields& fields, const Policy& policy) {
+  Policy read = with_head_scores(policy);
+  if (const HeadScores* const scores = head_scores(read))
+    require_hash(fields, "head_scores_sha256", scores->sha256, scores->path);
+  return read;
 }
 
 // given  receives the file of the policy's host
@@ -72,13 +90,12 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   }
   info.layers = *layers;
   given = read_given(fields, info, trace);
-  info.policy = with_facts(info.policy, given.facts());
+  info.policy = with_facts(read_head_scores(fields, info.policy), given.facts());
   parsed(fields, "budget", [&](const std::string&) {
     RunBudgets budgets =
-        run_budgets(info.policy, info.budget, given.facts(), trace.layers, trace.prompt_tokens);
-    kvbound::require_valid(info.policy, budgets.entries, trace.prompt_tokens, trace.window_queries);
+        run_budgets(info.policy, info.budget, given.facts(), budget_scope(trace, info.layers));
     info.entries = budgets.entries;
-    info.layer_entries = std::move(budgets.layer_entries);
+    info.budgets = std::move(budgets.heads);
     return 0;
   });
   return info;
@@ -206,7 +223,7 @@ class TensorCheck {
              fmt::format("needs layers.{}.kept_offsets: KV heads of this policy may keep different numbers",
                          layer));
     }
-    require(entry, {trace_.shape.kv_heads * info_.layer_entries[layer]}, "[kv_heads * budget]");
+    require(entry, {sum_of(info_.budgets[layer])}, "[kv_heads * budget]");
   }
 
   void check_shape(const TensorEntry& entry, const DumpTensor& tensor, int64_t layer) {
@@ -265,7 +282,7 @@ class TensorCheck {
       refuse(entry, "",
              fmt::format("needs layers.{}.kept: KV heads of this policy may keep different numbers", layer));
     }
-    return trace_.shape.kv_heads * info_.layer_entries[layer];
+    return sum_of(info_.budgets[layer]);
   }
 
   // Number of rows of the rebuilt caches: as the first tensor of them has it, for a wrong number of kept
@@ -356,7 +373,8 @@ std::vector<std::vector<int64_t>> DumpFile::read_kept(int64_t layer,
 LayerClaims DumpFile::read_layer(int64_t layer) const {
   LayerClaims claims;
   std::vector<int64_t> offsets;
-  for (int64_t g = 0; g <= trace_.shape.kv_heads; ++g) offsets.push_back(g * info_.layer_entries[layer]);
+  const std::vector<int64_t>& budgets = info_.budgets[layer];
+  for (int64_t g = 0; g <= trace_.shape.kv_heads; ++g) offsets.push_back(sum_of(std::span(budgets).first(g)));
   for (const IntegerTensor& tensor : integer_tensors()) {
     if (const TensorEntry* entry = find(layer, tensor.name)) claims.*tensor.claim = read_integers(*entry);
   }

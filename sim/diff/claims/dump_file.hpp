@@ -22,8 +22,8 @@ namespace kvbound::sim {
 struct DumpInfo {
   Policy policy;  ///< with what is known of all layers of its file, if its host is `given`: with_facts
   Budget budget;
-  int64_t entries = 0;                 ///< the budget for the trace's prompt: the mean over layers and heads
-  std::vector<int64_t> layer_entries;  ///< [layers of the trace]: each layer's, the mean over its heads
+  int64_t entries = 0;  ///< the budget for the trace's prompt: the mean over layers and heads
+  HeadBudgets budgets;  ///< of all layers of the trace
   std::string backend;
   DeclaredArithmetic declared;
   std::string trace_sha256;

@@ -94,7 +94,7 @@ AllScores candidates_of(const PromptErrors& errors) {
   return all;
 }
 
-// One case per allocation. Allocations across layers give every head of a layer the same budget.
+// One case per allocation.
 struct AllocationJudge {
   const LayerView& layer;
   const TestedImplementation& implementation;
@@ -103,30 +103,34 @@ struct AllocationJudge {
   // Kept sets that were given have budgets of their own.
   AllocationJudgement operator()(const Uniform&) const {
     const HostRules host = rules_of(implementation.policy.host, layer.prompt_tokens(), 0);
-    AllocationJudgement judgement = same_for_all();
+    AllocationJudgement judgement = as_shared();
     if (!host.given || !host.given->keeps()) return judgement;
     std::ranges::transform(host.given->kept, judgement.budgets.begin(),
                            [](const auto& positions) { return std::ssize(positions); });
     return judgement;
   }
-  AllocationJudgement operator()(const Pyramid&) const { return same_for_all(); }
+  AllocationJudgement operator()(const Pyramid&) const { return as_shared(); }
+  AllocationJudgement operator()(const HeadKv&) const { return as_shared(); }
   AllocationJudgement operator()(const AdaKv& adakv) const;
 
  private:
-  AllocationJudgement same_for_all() const {
-    return {Counts(static_cast<size_t>(layer.shape.kv_heads), implementation.entries)};
+  AllocationJudgement as_shared() const {
+    AllocationJudgement judgement;
+    for (int64_t g = 0; g < layer.shape.kv_heads; ++g) judgement.budgets.push_back(implementation.budget(g));
+    return judgement;
   }
 };
 
 AllocationJudgement AllocationJudge::operator()(const AdaKv& adakv) const {
-  AllocationJudgement judgement = same_for_all();
+  AllocationJudgement judgement = as_shared();
   TestedImplementation by_attention = implementation;
   by_attention.policy.score = AttentionScore{};
   by_attention.policy.selection = TopK{};
   const PromptErrors errors(layer, by_attention, {});
   const reference::Ranking& ranking = errors.ranking;
   const auto always_kept = std::ssize(ranking.always_kept);
-  const Counts candidates(judgement.budgets.size(), implementation.entries - always_kept);
+  Counts candidates = judgement.budgets;
+  for (int64_t& count : candidates) count -= always_kept;
   const Counts own = reference::adakv_budgets(
       adakv, ranking.scores.view().middle_cols(ranking.first_candidate, ranking.candidates), candidates);
   Counts shared = own;

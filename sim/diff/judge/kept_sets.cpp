@@ -55,7 +55,8 @@ std::optional<Disorder> disorder(const Positions& kept, const LayerView& layer, 
       return Disorder{i, fmt::format("follows {}: positions must ascend", kept[i - 1]), false};
     }
   }
-  if (kept.empty()) return Disorder{0, fmt::format("nothing is kept; the budget is {}", budget), false};
+  if (kept.empty() && budget > 0)
+    return Disorder{0, fmt::format("nothing is kept; the budget is {}", budget), false};
   if (std::ssize(kept) != budget) {
     return Disorder{kept.size() - 1,
                     fmt::format("{} entries are kept; the budget is {}", kept.size(), budget), true};
@@ -301,7 +302,8 @@ class KeptJudgement {
 
   // A list that is not a valid kept set.
   void add(const Positions& kept, const Positions& own, const Disorder& disorder, size_t kv_head) {
-    const double expected = static_cast<double>(own[std::min(disorder.at, own.size() - 1)]);
+    const double expected =
+        own.empty() ? kNothing : static_cast<double>(own[std::min(disorder.at, own.size() - 1)]);
     const double claimed = kept.empty() ? kNothing : static_cast<double>(kept[disorder.at]);
     blame({{elements() + static_cast<int64_t>(disorder.at)},
            claimed,

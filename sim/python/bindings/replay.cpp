@@ -64,10 +64,13 @@ class Replayed final : public Result {
 };
 
 sim::Scope scope_of(const Trace& trace, const std::optional<std::string>& layers,
-                    std::optional<int64_t> steps, int64_t recall, bool merge_bounds) {
+                    std::optional<int64_t> steps, int64_t recall, bool merge_bounds, bool centred_bound) {
   const traces::TraceInfo& info = trace.info();
-  sim::Scope scope{
-      {}, steps.value_or(info.decode_tokens), std::min(recall, info.prompt_tokens), merge_bounds};
+  sim::Scope scope{{},
+                   steps.value_or(info.decode_tokens),
+                   std::min(recall, info.prompt_tokens),
+                   merge_bounds,
+                   centred_bound};
   if (layers) {
     const auto chosen = sim::layers_named(*layers, info);
     if (!chosen)
@@ -87,12 +90,12 @@ sim::Scope scope_of(const Trace& trace, const std::optional<std::string>& layers
 std::shared_ptr<Replayed> replay(std::shared_ptr<const Trace> trace, const WantedRuns& wanted,
                                  const nb::dict& methods, const std::optional<std::string>& layers,
                                  std::optional<int64_t> steps, int64_t recall, bool merge_bounds,
-                                 bool keep_records, const nb::object& progress) {
+                                 bool centred_bound, bool keep_records, const nb::object& progress) {
   const sim::GivenMethods own = methods_of(methods);
   const nb::gil_scoped_release free;
   for (const std::string& backend : wanted.backends) sim::require_backend(backend);
   const std::vector<sim::Run> runs = wanted.runs();
-  const sim::Scope scope = scope_of(*trace, layers, steps, recall, merge_bounds);
+  const sim::Scope scope = scope_of(*trace, layers, steps, recall, merge_bounds, centred_bound);
   const sim::GivenSources sources = sim::given_sources(runs, own);
   sim::ReplayReport report;
   if (!sources.files.empty()) report.sha256 = trace->sha256();
@@ -179,7 +182,7 @@ nb::dict record_of(const Replayed& replayed, size_t run, size_t layer) {
 void bind_replay(nb::module_& module) {
   nb::class_<Replayed, Result>(module, "Replayed").def("record", &record_of);
   module.def("replay", &replay, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
-             nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
 }
 
 }  // namespace kvbound::python

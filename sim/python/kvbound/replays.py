@@ -48,7 +48,7 @@ class Replay(Result):
 
 
 def replay(trace, policies, *, budget=None, compression_ratio=None, base=None, backend="reference", layers=None, steps=None,
-           recall=40, merge_bounds=False, records=False, progress=None) -> Replay:
+           recall=40, merge_bounds=False, centred_bound=False, records=False, progress=None) -> Replay:
     """Compresses every layer's prompt by each policy, takes the recorded decode steps, and measures what that changes.
 
     trace               a Trace, or its path
@@ -62,6 +62,7 @@ def replay(trace, policies, *, budget=None, compression_ratio=None, base=None, b
     steps               the first so many decode steps; None: all
     recall              of so many entries
     merge_bounds        for policies that merge: also their effect on later queries, with KeepKV's bounds (costly)
+    centred_bound       also the bound with each value's distance from the full output, which is smaller (costly)
     records             keep what every run did: result.record(run, layer)
     progress            called with the work done, and all of it
 
@@ -72,6 +73,7 @@ def replay(trace, policies, *, budget=None, compression_ratio=None, base=None, b
     trace = trace if isinstance(trace, Trace) else Trace(os.fspath(trace))
     runs = Runs(policies, budget, compression_ratio, base, backend)
     chosen = layers if layers is None or isinstance(layers, str) else ",".join(map(str, layers))
-    result = Replay(_native.replay(trace._native, runs.native, runs.methods, chosen, steps, recall, merge_bounds, records, progress))
+    result = Replay(_native.replay(trace._native, runs.native, runs.methods, chosen, steps, recall, merge_bounds, centred_bound, records,
+                                   progress))
     result._has_records = records
     return result

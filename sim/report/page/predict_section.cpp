@@ -44,8 +44,25 @@ PageCube mass_cube(const ReadPart& part) {
   return of_heads(part, cube, "mass", {{"share", std::move(shares)}});
 }
 
-PageCube reentering_cube(const ReadPart& part) {
-  return of_heads(part, part.cube("heads", {"layer", "head"}), "reentered_ever");
+PageCube heads_cube(const ReadPart& part, const char* column) {
+  return of_heads(part, part.cube("heads", {"layer", "head"}), column);
+}
+
+void add_variances(Section& section, const ReadPart& part) {
+  PageCube variances = heads_cube(part, "variance_ratio");
+  if (!variances.says_something("variance_ratio")) return;  // the window has all queries
+  section.add(
+      section.add(std::move(variances)),
+      {.kind = "heatmap",
+       .title = "Variance of scores in a window",
+       .how = fmt::format(
+           "Variance of an entry's attention scores over the last {} queries, divided by that over all: mean over entries and "
+           "decode steps. About 1 if scores do not depend on when; below 1 if successive scores are alike.",
+           part.facts.member("window").integer()),
+       .x = {"head", "query head"},
+       .y = {"layer", "layer"},
+       .more = {{"value", {{"value", "variance_ratio"}, {"label", "variance in the window / whole"}}},
+                {"scale", "sequential"}}});
 }
 
 }  // namespace
@@ -79,7 +96,7 @@ Contribution predict_contribution(const Document& document, const std::string& i
        .y = {"mass", "share of the attention", false, true},
        .more = {{"band", "quartiles"}}});
   section.add(
-      section.add(reentering_cube(part)),
+      section.add(heads_cube(part, "reentered_ever")),
       {.kind = "heatmap",
        .title = "Evicted entries that are wanted later",
        .how =
@@ -88,6 +105,7 @@ Contribution predict_contribution(const Document& document, const std::string& i
        .y = {"layer", "layer"},
        .more = {{"value", {{"value", "reentered_ever"}, {"label", "share wanted again"}}},
                 {"scale", "sequential"}}});
+  add_variances(section, part);
   return {{std::move(section)}, {}, origin_facts(facts)};
 }
 

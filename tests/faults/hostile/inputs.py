@@ -144,6 +144,10 @@ class Inputs:
     def given_kept_sets(self):
         return self.given(kept=[0, 3, 5, 1, 23], kept_offsets=[0, 3, 5])
 
+    def head_scores(self):
+        scores = [[0.5, 1, 0, 2e-3], [1, 0, 0, 3]]
+        return json.dumps({"format": "kvbound-head-scores", "version": 1, "model": "made", "scores": scores}).encode()
+
     @made_once
     def kernels(self):
         """(operation, file of a kernel's inputs and results)"""

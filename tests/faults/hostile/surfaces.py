@@ -89,6 +89,9 @@ def of_traces(made):
                                                                                      "given")):
         yield Surface(f"{name} of given, by replay", (files,), (("replay", "trace.safetensors", "--policy", policy, "--budget", budget, "--json",
                                                               "out.json"),), 400, ("given",))
+    yield Surface("scores of heads, by replay", ({"trace.safetensors": made.trace, "scores.json": made.head_scores()},),
+                  (("replay", "trace.safetensors", "--policy", f"{POLICY}+headkv:scores=scores.json", "--budget", "8", "--json", "out.json"),), 400,
+                  ("scores",))
     twice = tuple({**files, "other.safetensors": files["dump.safetensors"]} for files in diffs)
     yield Surface("dumps, by diff --against", twice, (("diff", "dump.safetensors", "other.safetensors", "--against", "trace.safetensors",
                                                        "--json", "out.json"),), 1000, ("dump", "other"))

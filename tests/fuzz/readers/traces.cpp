@@ -55,9 +55,13 @@ void read_dump(Folder& folder, Parts parts) {
                            traces::kDefaultHeaderLimit);
   const sim::DumpInfo& info = dump.info();
   for (const int64_t layer : info.layers) {
-    const sim::TestedImplementation implementation{
-        dump.policy_of(layer),      info.layer_entries[layer],     info.steps,
-        info.declared.arithmetic(), info.declared.input_storage(), info.declared.merged_storage()};
+    const sim::TestedImplementation implementation{dump.policy_of(layer),
+                                                   info.entries,
+                                                   info.steps,
+                                                   info.declared.arithmetic(),
+                                                   info.declared.input_storage(),
+                                                   info.declared.merged_storage(),
+                                                   info.budgets[layer]};
     sim::judge_layer(trace.read_layer(layer), implementation, dump.read_layer(layer));
   }
 }

@@ -167,7 +167,7 @@ TEST(Given, IsRefusedWithoutWhatItNeeds) {
   EXPECT_EQ(refused(keeps, {2, 1}, TopK{}, AdaKv{}),
             "adakv shares out by scores, but given ranks nothing" + no_ranks);
   EXPECT_EQ(refused(keeps, {2, 1}, TopK{}, Pyramid{}),
-            "pyramid shares out a budget, but given's file has kept sets: it takes no allocation");
+            "pyramid and headkv share out a budget, but given's file has kept sets: it takes no allocation");
 }
 
 TEST(Given, NeedsRecordedQueriesOnlyWhereAttentionDecides) {

@@ -146,7 +146,8 @@ TEST(Session, NamesTheBudgetsThatDoNotFit) {
   EXPECT_EQ(message_of<ShapeMismatch>([&] { session->compress(layer.view(), kTopK, Positions{10}); }),
             "budgets is 1 but kv_heads is 2");
   EXPECT_EQ(refused(kTopK, {10, 31}), "budget of 31 entries is outside 1..30, the prompt's tokens");
-  EXPECT_EQ(refused(kTopK, {0, 10}), "budget of 0 entries is outside 1..30, the prompt's tokens");
+  EXPECT_EQ(refused(kTopK, {0, 10}),
+            "budget of 0 entries is below the 6 of the observation window, which are always kept");
   EXPECT_EQ(refused(kTopK, {-5, 10}), "budget of -5 entries is outside 1..30, the prompt's tokens");
   EXPECT_EQ(refused(kTopK, {10, 5}),
             "budget of 5 entries is below the 6 of the observation window, which are always kept");

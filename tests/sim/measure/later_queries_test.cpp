@@ -33,8 +33,9 @@ struct Merging {
     append(before, 2, 1, 0, 8);
     append(after, 0, votes, key, value);
     append(after, 2, 1, 0, 8);
-    for (Matrix* figures : {&later.perturbation, &later.prediction_error, &later.value_distance, &later.share,
-                            &later.sag, &later.bound, &later.shared_bound, &later.joint_bound}) {
+    for (Matrix* figures :
+         {&later.perturbation, &later.prediction_error, &later.value_distance, &later.share, &later.sag,
+          &later.bound, &later.shared_bound, &later.joint_bound, &later.variation_bound}) {
       *figures = matrix({{kNan}, {kNan}});
     }
     clusters = {{0, {1}, matrix({{0, std::log(2.0)}})}};
@@ -57,6 +58,7 @@ TEST(LaterQueries, OfALosslessMergeAreWithinRoundingOfNothing) {
   EXPECT_TRUE(merging.measure().empty());
   EXPECT_LT(merging.later.perturbation(0, 0), 1e-15);
   EXPECT_LT(merging.later.joint_bound(0, 0), 1e-13);
+  EXPECT_LT(merging.later.variation_bound(0, 0), 1e-13);
   EXPECT_NEAR(merging.later.share(0, 0), 0.75, 1e-15);
   EXPECT_NEAR(merging.later.sag(0, 0), 0, 1e-15);
   EXPECT_EQ(merging.later.value_distance(0, 0), 7);
@@ -69,6 +71,16 @@ TEST(LaterQueries, TellAViolationFromRounding) {
   }
   EXPECT_TRUE(Merging(2, std::log(1.5), 2.5).measure().empty()) << "another value is in the bound";
   EXPECT_TRUE(Merging(2, std::log(1.6)).measure().empty()) << "another key is a prediction that errs";
+}
+
+TEST(LaterQueries, TakeTheSharpFormWhereItIsSmaller) {
+  Merging merging(2, std::log(1.6));  // predicted 1.5
+  merging.measure();
+  const double epsilon = 1 - 1.5 / 1.6, gamma = 7;
+  EXPECT_NEAR(merging.later.joint_bound(0, 0), epsilon * gamma / (1 + std::sqrt(1 - epsilon * epsilon)),
+              1e-13);
+  EXPECT_LT(merging.later.joint_bound(0, 0), merging.later.shared_bound(0, 0));
+  EXPECT_LT(merging.later.variation_bound(0, 0), merging.later.joint_bound(0, 0));
 }
 
 TEST(LaterQueries, HoldManyTimesOverWhereBoundsAreNextToNothing) {
@@ -196,8 +208,9 @@ struct SingleMerging {
 
   // Measures a later query whose components differ from the merge's query by `apart` times normal numbers.
   std::vector<StepHead> measure(double apart) {
-    for (Matrix* figures : {&later.perturbation, &later.prediction_error, &later.value_distance, &later.share,
-                            &later.sag, &later.bound, &later.shared_bound, &later.joint_bound}) {
+    for (Matrix* figures :
+         {&later.perturbation, &later.prediction_error, &later.value_distance, &later.share, &later.sag,
+          &later.bound, &later.shared_bound, &later.joint_bound, &later.variation_bound}) {
       *figures = matrix({{kNan}});
     }
     Matrix next = query;

@@ -44,16 +44,18 @@ TEST(KnownComponents, HaveTheDefaultsAndHostsThatTheListSays) {
     for (const KnownOption& option : component.options) text += ":" + option.name + "=" + option.otherwise;
     return text;
   };
-  // A host by its name alone, but for the file that `given` needs.
-  const auto host_text = [](const std::string& name) { return name == "given" ? "given:file=PATH" : name; };
+  // A component by its name alone, but for the file that it needs.
+  const auto text_of = [](const std::string& name) {
+    return name == "given" ? "given:file=PATH" : name == "headkv" ? "headkv:scores=PATH" : name;
+  };
   int tried = 0;
   for (const auto& [kind, component] : named_components()) {
     if (kind->name == "host") {
-      EXPECT_EQ(parse_policy(written(*component)), parse_policy(host_text(component->name)));
+      EXPECT_EQ(parse_policy(written(*component)), parse_policy(text_of(component->name)));
     }
     for (const std::string& host : component->hosts) {
-      EXPECT_EQ(parse_policy(host_text(host) + "+" + written(*component)),
-                parse_policy(host_text(host) + "+" + component->name));
+      EXPECT_EQ(parse_policy(text_of(host) + "+" + written(*component)),
+                parse_policy(text_of(host) + "+" + text_of(component->name)));
       ++tried;
     }
   }

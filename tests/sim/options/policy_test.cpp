@@ -90,7 +90,13 @@ Decimal any_share() { return *parse_decimal("0." + std::to_string(*integer(0, 99
 double any_below_one() { return static_cast<double>(*integer(0, (int64_t{1} << 53) - 1)) * 0x1p-53; }
 
 Allocation any_allocation() {
-  switch (*integer(0, 2)) {
+  switch (*integer(0, 3)) {
+    case 3: {
+      HeadKv options{*integer(0, 1) == 0 ? "s.json" : "a:b+c,d"};
+      options.beta = Decimal{*integer(1, 9), 0};
+      options.temperature = any_below_one();
+      return options;
+    }
     case 1:
       return AdaKv{any_share()};
     case 2:
@@ -242,6 +248,7 @@ TEST(PolicyText, OfEveryAllocationAndMergingMethodNamesEveryOption) {
   const std::pair<const char*, const char*> texts[] = {
       {"snapkv+adakv", "snapkv:window=32:pool=7+adakv:safeguard=0.2"},
       {"tova+pyramid", "tova:sinks=0+pyramid:beta=20:shape=linear"},
+      {"tova+headkv:scores=s.json", "tova:sinks=0+headkv:scores=s.json:beta=1.2:temperature=1"},
       {"streaming-llm+pyramid:shape=cosine:beta=4", "streaming-llm:sinks=4+pyramid:beta=4:shape=cosine"},
       {"snapkv+keepkv", kKeepKvText},
       {"tova+convex",

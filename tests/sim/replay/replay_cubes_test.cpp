@@ -82,7 +82,7 @@ ReplayReport merging_report(const std::vector<MergeChange>& changes) {
   ReplayReport report;
   report.result.scope = {{0}, 2};
   report.result.trace.shape = {2, 1};
-  run.layer_entries = {9};
+  run.budgets = {{9}};
   report.result.runs = {run};
   return report;
 }
@@ -138,8 +138,9 @@ LayerMetrics merging_metrics(double first) {
   later.bound = figures(first + 13);
   later.shared_bound = figures(first + 14);
   later.joint_bound = figures(first + 15);
-  later.sag = figures(first + 16);
-  later.share = figures(first + 17);
+  later.variation_bound = figures(first + 16);
+  later.sag = figures(first + 17);
+  later.share = figures(first + 18);
   return metrics;
 }
 
@@ -155,7 +156,7 @@ ReplayReport report_of(const std::string& path) {
   ReplayReport report;
   report.result.trace.path = path;
   report.result.trace.shape = {2, 1};
-  evicting.layer_entries = merging.layer_entries = std::vector<int64_t>(8, 9);
+  evicting.budgets = merging.budgets = HeadBudgets(8, {9});
   report.result.scope = {{3, 7}, 2};
   report.result.runs = {evicting, merging};
   return report;
@@ -175,6 +176,7 @@ const std::vector<std::string> kNames{"trace",
                                       "perturbation",
                                       "relative",
                                       "bound",
+                                      "centred_bound",
                                       "tightness",
                                       "violations",
                                       "kept_mass",
@@ -187,6 +189,7 @@ const std::vector<std::string> kNames{"trace",
                                       "later_bound",
                                       "later_shared_bound",
                                       "later_joint_bound",
+                                      "later_variation_bound",
                                       "sag",
                                       "layer_perturbation",
                                       "layer_relative"};
@@ -229,7 +232,7 @@ void merges(Row& row, double first, int64_t t, int64_t h) {
   row["merge_perturbation"] = shortest(figures(first + 9)(t, h));
   double next = first + 10;
   for (const char* name : {"later_perturbation", "prediction_error", "value_distance", "later_bound",
-                           "later_shared_bound", "later_joint_bound", "sag"}) {
+                           "later_shared_bound", "later_joint_bound", "later_variation_bound", "sag"}) {
     row[name] = shortest(figures(next++)(t, h));
   }
 }

@@ -170,7 +170,7 @@ TEST(Summary, CountsHowOftenPredictionsAreGoodEnoughForABound) {
   LayerMetrics merging = merging_metrics();
   LaterQueries& later = merging.merges->later.emplace();
   const Matrix nothing = matrix({{kNan, kNan}, {kNan, kNan}});
-  later = {nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, {{1, 0}}};
+  later = {nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, {{1, 0}}};
   later.perturbation = matrix({{1, 2}, {6, kNan}});
   later.prediction_error = matrix({{0.5, 1}, {0.25, kNan}});
   later.joint_bound = matrix({{4, std::numeric_limits<double>::infinity()}, {5, kNan}});

@@ -142,7 +142,7 @@ int64_t row(ScoreKind scores, PredictionRule by) {
 TEST(LayerPrediction, OfAHandMadeStepIsThatOfPaper) {
   // The prompt's last query has weights (1, 3)/4, the step's (1, 3, 4)/8.
   const auto heads =
-      layer_prediction(power_layer({1, 3, 4}, {1, 1}, 2, 1), options(1, "streaming-llm:sinks=1", "1"), 1);
+      layer_prediction(power_layer({1, 3, 4}, {1, 1}, 2, 1), options(1, "streaming-llm:sinks=1", "1"), {1});
   ASSERT_EQ(heads.size(), 1u);
   const HeadPrediction& head = heads[0];
   const int64_t last = row(ScoreKind::attention, PredictionRule::last);
@@ -164,7 +164,7 @@ TEST(LayerPrediction, WeighsRelativeErrorsByTheScoresAndTakesTheMedianOfEntries)
   // Raw scores (1, 1, 1, 1) are predicted; actual ones are 1, 1/2, 4, 8 for the prompt's entries
   // and 1 for the step's own.
   const auto heads =
-      layer_prediction(power_layer({1, 0.5, 4, 8, 1}, {0, 1}, 4, 1), options(1, "tova", "1"), 2);
+      layer_prediction(power_layer({1, 0.5, 4, 8, 1}, {0, 1}, 4, 1), options(1, "tova", "1"), {2});
   const int64_t last = row(ScoreKind::raw, PredictionRule::last);
   EXPECT_NEAR(heads[0].relative_errors(last, 0), (0 + 0.5 + 3 + 7) / 13.5, 1e-14);
   // Entry errors 0, 1, 3/4 and 7/8: the median is between 3/4 and 7/8.
@@ -175,26 +175,48 @@ TEST(LayerPrediction, SeesWhoComesBackAtWhichStepAndWhoEver) {
   // Query 1 gives most attention to entry 2, query -1 to entry 0. The policy keeps entry 0 of
   // three; the top has one entry.
   const auto layer = power_layer({1, 2, 4, 1, 1, 1}, {1, 1, -1, 1}, 3, 3);
-  const HeadPrediction head = layer_prediction(layer, options(3, "streaming-llm:sinks=1", "1"), 1)[0];
+  const HeadPrediction head = layer_prediction(layer, options(3, "streaming-llm:sinks=1", "1"), {1})[0];
   EXPECT_EQ(head.evicted, 2);
   EXPECT_EQ(head.reentered, (Numbers{0.5, 0, 0.5}));
   EXPECT_EQ(head.reentered_ever, 0.5);
-  const HeadPrediction both = layer_prediction(layer, options(3, "streaming-llm:sinks=1", "2"), 1)[0];
+  const HeadPrediction both = layer_prediction(layer, options(3, "streaming-llm:sinks=1", "2"), {1})[0];
   EXPECT_EQ(both.reentered, (Numbers{1, 0.5, 1}));
   EXPECT_EQ(both.reentered_ever, 1);
 }
 
+TEST(LayerPrediction, SaysHowMuchScoresVaryWholeAndInAWindow) {
+  const auto layer = power_layer({1, 3, 4, 8}, {1, -1, 1, 1}, 2, 2);
+  PredictOptions of_two = options(2, "tova", "1");
+  of_two.window = 2;
+  const HeadPrediction head = layer_prediction(layer, of_two, {1})[0];
+  ASSERT_EQ(head.whole_variances.size(), 2u);
+  // Entry 0: 1, the only one that the first query sees, 3/4 and 1/8; at the second step 1/16, too.
+  const double first = (1 + 9.0 / 16 + 1.0 / 64) / 3 - std::pow((1 + 0.75 + 0.125) / 3, 2);
+  const double first_window = std::pow((0.75 - 0.125) / 2, 2);
+  EXPECT_NEAR(head.whole_variances[0], first, 1e-15);
+  EXPECT_NEAR(head.window_variances[0], first_window, 1e-15);
+  EXPECT_NEAR(head.variance_ratios[0], first_window / first, 1e-14);
+  // Entry 1: 1/4, 3/8, 3/16.
+  const double second =
+      (1 + 9.0 / 16 + 1.0 / 64 + 1.0 / 256) / 4 - std::pow((1 + 0.75 + 0.125 + 0.0625) / 4, 2);
+  const double other = (1.0 / 16 + 9.0 / 64 + 9.0 / 256) / 3 - std::pow((0.25 + 0.375 + 0.1875) / 3, 2);
+  const double second_window = std::pow(0.0625 / 2, 2), other_window = std::pow(0.1875 / 2, 2);
+  EXPECT_NEAR(head.whole_variances[1], (second + other) / 2, 1e-15);
+  EXPECT_NEAR(head.window_variances[1], (second_window + other_window) / 2, 1e-15);
+  EXPECT_NEAR(head.variance_ratios[1], (second_window / second + other_window / other) / 2, 1e-14);
+}
+
 TEST(LayerPrediction, LetsTheSmallerPositionBeTheTopOfEquals) {
   const auto layer = power_layer({1, 1, 1, 1}, {1, 1}, 3, 1);
-  EXPECT_EQ(layer_prediction(layer, options(1, "streaming-llm:sinks=1", "1"), 1)[0].reentered_ever, 0);
-  EXPECT_EQ(layer_prediction(layer, options(1, "streaming-llm:sinks=1", "2"), 1)[0].reentered_ever, 0.5);
+  EXPECT_EQ(layer_prediction(layer, options(1, "streaming-llm:sinks=1", "1"), {1})[0].reentered_ever, 0);
+  EXPECT_EQ(layer_prediction(layer, options(1, "streaming-llm:sinks=1", "2"), {1})[0].reentered_ever, 0.5);
 }
 
 TEST(LayerPrediction, IsInfiniteWhereNoDoubleHoldsARatio) {
   // Raw scores e^1000 are predicted where the actual score is 1. As attention the predictions are 1/2 each;
   // logits of 1000 are rounded, and so is their log-sum-exp.
   const HeadPrediction head = layer_prediction(
-      power_layer({std::exp(1.0), std::exp(1.0), 1}, {1000, 0}, 2, 1), options(1, "tova", "1"), 1)[0];
+      power_layer({std::exp(1.0), std::exp(1.0), 1}, {1000, 0}, 2, 1), options(1, "tova", "1"), {1})[0];
   EXPECT_EQ(head.relative_errors(row(ScoreKind::raw, PredictionRule::last), 0), INFINITY);
   EXPECT_EQ(head.entry_errors(row(ScoreKind::raw, PredictionRule::last), 0), INFINITY);
   EXPECT_NEAR(head.relative_errors(row(ScoreKind::attention, PredictionRule::last), 0), 0.5, 2000 * 0x1p-53)
@@ -206,7 +228,7 @@ TEST(LayerPrediction, OfConstantRawScoresIsExactButAsPrinted) {
   const Numbers queries(80, 1);
   Numbers bases(50 + 60, 2);
   const HeadPrediction head =
-      layer_prediction(power_layer(bases, queries, 50, 60), options(60, "tova", "5"), 10)[0];
+      layer_prediction(power_layer(bases, queries, 50, 60), options(60, "tova", "5"), {10})[0];
   for (int64_t t = 0; t < 60; ++t) {
     for (const PredictionRule by :
          {PredictionRule::ema, PredictionRule::mean, PredictionRule::window_mean, PredictionRule::last}) {
@@ -230,11 +252,12 @@ TEST(LayerPrediction, OfAStepDoesNotDependOnHowManyStepsAreMeasured) {
   layer.values = random.all_values;
   layer.queries = random.all_queries;
   layer.output_projection = random.output_projection;
+  const std::vector<int64_t> budgets(layer.shape.kv_heads, 60);
   for (const std::string& core : {reference::blas_info().core, std::string("Prescott")}) {
     const reference::ProductsOf kernels(core);
-    const auto whole = layer_prediction(layer, options(kSteps, "tova", "20%"), 60);
+    const auto whole = layer_prediction(layer, options(kSteps, "tova", "20%"), budgets);
     for (const int64_t steps : {1, 2, 23, 24, 25, 40, 57, 69}) {
-      const auto first = layer_prediction(layer, options(steps, "tova", "20%"), 60);
+      const auto first = layer_prediction(layer, options(steps, "tova", "20%"), budgets);
       ASSERT_EQ(first.size(), whole.size());
       for (size_t h = 0; h < first.size(); ++h) {
         for (Matrix HeadPrediction::*const figures :
@@ -247,8 +270,14 @@ TEST(LayerPrediction, OfAStepDoesNotDependOnHowManyStepsAreMeasured) {
             }
           }
         }
-        for (size_t t = 0; t < first[h].reentered.size(); ++t) {
-          EXPECT_EQ(first[h].reentered[t], whole[h].reentered[t]);
+        for (std::vector<double> HeadPrediction::*const figures :
+             {&HeadPrediction::reentered, &HeadPrediction::whole_variances, &HeadPrediction::window_variances,
+              &HeadPrediction::variance_ratios}) {
+          const std::vector<double>&some = first[h].*figures, &all = whole[h].*figures;
+          ASSERT_EQ(std::ssize(some), steps);
+          for (size_t t = 0; t < some.size(); ++t) {
+            EXPECT_TRUE(some[t] == all[t] || (std::isnan(some[t]) && std::isnan(all[t]))) << "step " << t;
+          }
         }
       }
     }
@@ -268,7 +297,7 @@ TEST(LayerPrediction, RethrowsWhatIsThrownWhereAHeadIsDoneOnAnyThread) {
     };
     EXPECT_EQ(message_of<IoError>([&] {
                 test::with_threads(
-                    threads, [&] { return layer_prediction(layer, options(1, "tova", "1"), 1, fails); });
+                    threads, [&] { return layer_prediction(layer, options(1, "tova", "1"), {1}, fails); });
               }),
               "piece");
     EXPECT_EQ(pieces, 8) << "the others are measured all the same";
@@ -278,18 +307,18 @@ TEST(LayerPrediction, RethrowsWhatIsThrownWhereAHeadIsDoneOnAnyThread) {
 TEST(LayerPrediction, TellsOfEveryHeadAndRefusesWhatCannotBeMeasured) {
   const traces::Layer layer = power_layer({1, 3, 4}, {1, 1}, 2, 1);
   int64_t pieces = 0;
-  layer_prediction(layer, options(1, "tova", "1"), 1, [&] { ++pieces; });
+  layer_prediction(layer, options(1, "tova", "1"), {1}, [&] { ++pieces; });
   EXPECT_EQ(pieces, 1);
-  EXPECT_EQ(message_of<ShapeMismatch>([&] { layer_prediction(layer, options(2, "tova", "1"), 1); }),
+  EXPECT_EQ(message_of<ShapeMismatch>([&] { layer_prediction(layer, options(2, "tova", "1"), {1}); }),
             "2 decode steps are to be predicted but 1 are recorded");
-  EXPECT_EQ(message_of<ShapeMismatch>([&] { layer_prediction(layer, options(1, "tova", "3"), 1); }),
+  EXPECT_EQ(message_of<ShapeMismatch>([&] { layer_prediction(layer, options(1, "tova", "3"), {1}); }),
             "3 of 2 entries are no top");
   PredictOptions wrong = options(1, "tova", "1");
   wrong.ema = 1;
-  EXPECT_NE(message_of<ShapeMismatch>([&] { layer_prediction(layer, wrong, 1); }), "no error");
+  EXPECT_NE(message_of<ShapeMismatch>([&] { layer_prediction(layer, wrong, {1}); }), "no error");
   wrong = options(1, "tova", "1");
   wrong.window = 0;
-  EXPECT_NE(message_of<ShapeMismatch>([&] { layer_prediction(layer, wrong, 1); }), "no error");
+  EXPECT_NE(message_of<ShapeMismatch>([&] { layer_prediction(layer, wrong, {1}); }), "no error");
 }
 
 }  // namespace

@@ -54,7 +54,8 @@ ItemResult whole_result() {
   merges.clusters = {{1.5, 2.5, 3.5}};
   LaterQueries& later = merges.later.emplace();
   later.perturbation = later.prediction_error = later.value_distance = later.share = matrix(1, 1, {0.1});
-  later.sag = later.bound = later.shared_bound = later.joint_bound = matrix(1, 1, {kInfinity});
+  later.sag = later.bound = later.shared_bound = later.joint_bound = later.variation_bound =
+      matrix(1, 1, {kInfinity});
   later.violations = {{1, 2}};
   part.layers.emplace_back();
   JudgedTensor& judged = part.agreement.emplace().emplace_back();
