@@ -41,6 +41,7 @@ TraceInfo read_info(const std::string& path, const ShardSet& files) {
   if (info.shape.query_heads % info.shape.kv_heads != 0) {
     fields.refuse("query_heads", "a multiple of kv_heads, " + std::to_string(info.shape.kv_heads));
   }
+  info.recorded_kv_heads = info.shape.kv_heads;
   info.shape.head_dim = fields.count("head_dim", 1, kMaxCount);
   info.shape.model_dim = fields.count("model_dim", 1, kMaxCount);
   info.prompt_tokens = fields.count("prompt_tokens", 1, kMaxCount);
@@ -179,6 +180,17 @@ StepView Layer::step(int64_t t) const {
           queries.view().row_of_slices(query), bits_from(*this, entry, query)};
 }
 
+Layer with_query_head_caches(Layer layer) {
+  for (Tensor* const tensor : {&layer.keys, &layer.values}) *tensor = per_query_head(layer.shape, *tensor);
+  for (Layer::Bits::Numbers* const bits : {&layer.bits.keys, &layer.bits.values}) {
+    Layer::Bits::Numbers all(bits->size() * static_cast<size_t>(layer.shape.group_size()));
+    copy_per_query_head<uint16_t>(layer.shape, *bits, all);
+    *bits = std::move(all);
+  }
+  layer.shape = with_caches_of(layer.shape, CacheHeads::query);
+  return layer;
+}
+
 Trace::Trace(const std::string& path, const Options& options)
     : files_(std::make_unique<ShardSet>(path, options.header_limit)), info_(read_info(path, *files_)) {
   refuse_surplus_layers(*files_, info_.layers);
@@ -196,6 +208,8 @@ Trace::Trace(const std::string& path, const Options& options)
     require_shape(tokens, {info_.prompt_tokens + info_.decode_tokens}, "[prompt_tokens + decode_tokens]");
     info_.has_tokens = true;
   }
+  info_.heads = options.heads;
+  info_.shape = with_caches_of(info_.shape, options.heads);
 }
 
 Trace::~Trace() = default;
@@ -213,6 +227,7 @@ Layer Trace::read_layer(int64_t layer, const Also& also) const {
   Layer result;
   result.index = layer;
   result.shape = info_.shape;
+  result.shape.kv_heads = info_.recorded_kv_heads;
   result.scale = info_.scale;
   result.prompt_tokens = info_.prompt_tokens;
   result.window_queries = info_.window_queries;
@@ -231,7 +246,7 @@ Layer Trace::read_layer(int64_t layer, const Also& also) const {
     result.attention_output = read_tensor(output);
     result.attention_output_storage = output.entry->dtype;
   }
-  return result;
+  return info_.heads == CacheHeads::query ? with_query_head_caches(std::move(result)) : result;
 }
 
 std::vector<int64_t> Trace::tokens() const {

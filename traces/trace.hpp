@@ -13,6 +13,8 @@
 #include <kvbound/reference/core/session.hpp>
 #include <kvbound/reference/core/view.hpp>
 
+#include "cache_heads.hpp"
+
 namespace kvbound::traces {
 
 class ShardSet;
@@ -22,7 +24,9 @@ struct TraceInfo {
   std::string path;
   std::string model;
   std::string source;
-  LayerShape shape;
+  CacheHeads heads = CacheHeads::kv;  ///< which heads have a cache
+  LayerShape shape;                   ///< its KV heads are those that have one
+  int64_t recorded_kv_heads = 0;      ///< those of the model
   int64_t layers = 0;
   std::vector<int64_t> model_layers;  ///< [layers] the model's own numbers, ascending; empty if not recorded
   int64_t prompt_tokens = 0;
@@ -69,10 +73,14 @@ struct Layer {
   StepView step(int64_t t) const;
 };
 
+/// The layer with a cache for every query head: shape, keys, values and their bits.
+Layer with_query_head_caches(Layer layer);
+
 class Trace {
  public:
   struct Options {
     int64_t header_limit = int64_t{16} << 20;  ///< largest JSON header accepted, in bytes
+    CacheHeads heads = CacheHeads::kv;         ///< which heads have a cache: TraceInfo::shape, Layer
   };
   struct Also {
     bool attention_output = false;  ///< the model's own, if it was recorded

@@ -102,6 +102,13 @@ CommandLine diff_command_line() {
   return line;
 }
 
+// How the trace of a dump is opened.
+traces::Trace::Options options_for(const CommandLine& line, const std::string& dump) {
+  traces::Trace::Options options = header_options(line);
+  options.heads = cache_heads_of_dump(dump, options.header_limit);
+  return options;
+}
+
 std::string trace_hash(const traces::Trace& trace, bool quiet) {
   Progress progress("hashing", !quiet);
   return trace.sha256([&](int64_t done, int64_t whole) { progress.update(done, whole); });
@@ -131,7 +138,7 @@ std::vector<std::string> inputs_of(const traces::Trace& trace, std::initializer_
 int diff_with_trace(const CommandLine& line, bool quiet) {
   const std::vector<std::string> paths = line.positionals("TRACE or DUMP", 2, 2);
   refuse_options(line, {"identical"}, "is for two dumps, with --against TRACE");
-  const traces::Trace trace(paths[0], header_options(line));
+  const traces::Trace trace(paths[0], options_for(line, paths[1]));
   const DumpFile dump(paths[1], trace.info(), header_options(line).header_limit);
   const std::vector<std::string> columns = chosen_columns(line, agreement_columns());
   Outputs outputs(line, inputs_of(trace, {dump.path()}), "diff");
@@ -182,7 +189,7 @@ int exit_code(const AgainstReport& report, const Ending& ending) {
 
 int diff_against(const CommandLine& line, bool quiet) {
   const std::vector<std::string> paths = line.positionals("A or B", 2, 2);
-  const traces::Trace trace(line.required("against"), header_options(line));
+  const traces::Trace trace(line.required("against"), options_for(line, paths[0]));
   const DumpFile a(paths[0], trace.info(), header_options(line).header_limit),
       b(paths[1], trace.info(), header_options(line).header_limit);
   require_same_run(a, b);

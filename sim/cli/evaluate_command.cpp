@@ -74,6 +74,7 @@ CommandLine evaluate_command_line() {
   line.add("backend", "B",
            "reference (default), emulated (the CUDA kernels on this processor) or cuda (a GPU)");
   line.add("dtype", "TYPE", "F32, F16 or BF16: the type in which caches store numbers (default: F32)");
+  add_heads_option(line);
   line.add("window", "W",
            "queries that policies are given: of the last W tokens before compression (default: 128)");
   line.add("recall", "K",
@@ -125,6 +126,7 @@ Json evaluation_of(const EvaluateReport& report, const std::vector<GivenFacts>& 
                      {"runs", runs},
                      {"backend", backend},
                      {"dtype", name(options.dtype)},
+                     {"heads", traces::name(options.heads)},
                      {"window", options.window},
                      {"recall_of", options.recall_of},
                      {"step_limit", report.step_limit ? Json(*report.step_limit) : Json()}});
@@ -141,6 +143,7 @@ EvaluateReport parse_report(const CommandLine& line) {
   options.runs = std::move(choice.runs);
   options.given = given_sources(options.runs);
   options.dtype = stored_type(line, Dtype::f32);
+  options.heads = cache_heads(line);
   options.window = line.integer("window", 1, INT32_MAX, options.window);
   options.recall_of = line.integer("recall", 1, INT32_MAX, options.recall_of);
   report.seed = line.integer("seed", 0, INT64_MAX, 1);

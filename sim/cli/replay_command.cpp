@@ -45,6 +45,7 @@ const std::vector<Example> kReplayExamples{
     {"kvbound replay traces/samples/pocket-mha.safetensors traces/samples/smollm2-135m.safetensors --policy snapkv:window=16+theta-sweep:norm=l2 --budget 128 --json out.json --dump dumps/"},
     {"kvbound replay traces/samples/smollm2-135m.safetensors --policy h2o+exact,tova+obcache-joint --budget 20% --layers 11-20 --recall 100 --columns perturbation,recall"},
     {"kvbound replay traces/samples/smollm2-135m.safetensors --policy snapkv,snapkv+keepkv,snapkv+convex --budget 20% --merge-bounds --csv merges.csv"},
+    {"kvbound replay traces/samples/pocket-gqa.safetensors --policy h2o,h2o+obcache-joint --budget 20% --heads query --columns layer_relative,bytes"},
     {"kvbound replay traces/samples/pocket-mha.safetensors --policy snapkv+critical --budget 20% --backend reference,emulated"},
     {"kvbound replay traces/samples/pocket-gqa.safetensors --policy snapkv+critical --budget 20% --backend reference,cuda",
      "a GPU"},
@@ -172,6 +173,7 @@ CommandLine replay_command_line() {
   line.add(
       "backend", "B[,B]",
       "backends (default: reference): reference, emulated (the CUDA kernels on this processor), cuda (on a GPU)");
+  add_heads_option(line);
   line.add("layers", "L[,L]", "layers, such as 0,3-5 (default: all)");
   line.add("steps", "N", "only the first N decode steps");
   line.add("recall", "K",
@@ -209,7 +211,7 @@ int replay_command(const Arguments& arguments) {
   std::vector<traces::Trace> opened;
   OutputPaths taken;
   for (const std::string& path : paths) {
-    const traces::Trace& trace = opened.emplace_back(path, header_options(line));
+    const traces::Trace& trace = opened.emplace_back(path, trace_options(line));
     for (const std::string& input : trace.paths()) taken.add_input(input);
   }
   const GivenSources sources = given_sources(request.runs);

@@ -70,13 +70,11 @@ class ClosedLoop {
         task_(task),
         options_(options),
         advance_(advance),
+        scope_(budget_scope(config_, task, options)),
         open_loop_(options.runs.size()) {
-    if (!options.given.empty()) given_ = GivenFiles(options.given, given_subject(config_, task));
-    for (const Run& run : options.runs) {
-      budgets_.push_back(
-          run_budgets(run.policy.policy, run.budget, given_.facts(), budget_scope(config_, task, options))
-              .heads);
-    }
+    if (!options.given.empty()) given_ = GivenFiles(options.given, given_subject(config_, task, options));
+    for (const Run& run : options.runs)
+      budgets_.push_back(run_budgets(run.policy.policy, run.budget, given_.facts(), scope_).heads);
   }
 
   TaskResult run() {
@@ -108,15 +106,25 @@ class ClosedLoop {
     return tokens;
   }
 
+  // What a sequence's steps bring, for the heads that have a cache.
+  DecodeSteps inputs(const Lockstep& lockstep, int64_t sequence) const {
+    DecodeSteps steps = lockstep.inputs(sequence);
+    if (options_.heads == traces::CacheHeads::query) {
+      for (Tensor* const tensor : {&steps.keys, &steps.values})
+        *tensor = traces::per_query_head(shape_of(config_), *tensor);
+    }
+    return steps;
+  }
+
   void run_layer(int64_t l, const Prefill& prefill, Lockstep& lockstep) {
     lockstep.project(l);
-    const DecodeSteps full_steps = lockstep.inputs(0);
+    const DecodeSteps full_steps = inputs(lockstep, 0);
     const auto shared = std::make_shared<const traces::Layer>(prefill.layer(l, full_steps));
     const traces::Layer& layer = *shared;
     std::vector<LayerRecord> records;
     {
       const std::unique_ptr<Session> session = open_session(options_.runs.front().backend, options_.dtype);
-      const std::vector<int64_t> all(config_.kv_heads, task_.compress_at);
+      const std::vector<int64_t> all(scope_.shape.kv_heads, task_.compress_at);
       lockstep.set_outputs(0, decode(*session, layer, kFullCache, all, full_steps).steps);
       for (size_t r = 0; r < options_.runs.size(); ++r)
         records.push_back(run_policy(r, l, *session, shared, full_steps, lockstep));
@@ -153,7 +161,7 @@ class ClosedLoop {
     const std::vector<int64_t>& budgets = budgets_[r][l];
     const int64_t sequence = static_cast<int64_t>(r) + 1;
     const Policy policy = given_.bound(options_.runs[r].policy.policy, shared, budgets.front());
-    LayerRecord own = decode(session, layer, policy, budgets, lockstep.inputs(sequence));
+    LayerRecord own = decode(session, layer, policy, budgets, inputs(lockstep, sequence));
     lockstep.set_outputs(sequence, own.steps);
     count_entries(own, policy, result_.runs[r]);
     if (advance_) advance_(result_.steps);
@@ -163,8 +171,8 @@ class ClosedLoop {
   // Adds a layer's entries to the means over layers and KV heads.
   void count_entries(const LayerRecord& record, const Policy& policy, RunFigures& figures) const {
     const bool keeps_all = rules_of(policy.merge).period.has_value();
-    const auto heads = static_cast<double>(config_.layers * config_.kv_heads);
-    for (int64_t g = 0; g < config_.kv_heads; ++g) {
+    const auto heads = static_cast<double>(config_.layers * scope_.shape.kv_heads);
+    for (int64_t g = 0; g < scope_.shape.kv_heads; ++g) {
       reference::CachePositions positions(record.prompt, g, task_.compress_at);
       for (int64_t t = 0; t < result_.steps; ++t) {
         const auto entries = static_cast<double>(std::ssize(positions.at(record.steps, t)));
@@ -225,6 +233,7 @@ class ClosedLoop {
   const Task& task_;
   const EvaluateOptions& options_;
   const std::function<void(int64_t)>& advance_;
+  BudgetScope scope_;
   GivenFiles given_;
   std::vector<HeadBudgets> budgets_;      // [runs]
   std::vector<OpenLoopMeans> open_loop_;  // [runs]
@@ -233,18 +242,20 @@ class ClosedLoop {
 
 }  // namespace
 
+LayerShape shape_of(const traces::ModelConfig& model) {
+  return {model.query_heads, model.kv_heads, model.head_dim, model.model_dim};
+}
+
 BudgetScope budget_scope(const traces::ModelConfig& model, const Task& task, const EvaluateOptions& options) {
   std::vector<int64_t> layers(model.layers);
   std::iota(layers.begin(), layers.end(), 0);
-  return {{model.query_heads, model.kv_heads, model.head_dim, model.model_dim},
-          model.layers,
-          layers,
-          task.compress_at,
+  return {traces::with_caches_of(shape_of(model), options.heads), model.layers, layers, task.compress_at,
           options.window_of(task.compress_at)};
 }
 
-traces::GivenSubject given_subject(const traces::ModelConfig& model, const Task& task) {
-  const BudgetScope scope = budget_scope(model, task, {});
+traces::GivenSubject given_subject(const traces::ModelConfig& model, const Task& task,
+                                   const EvaluateOptions& options) {
+  const BudgetScope scope = budget_scope(model, task, options);
   return {"task_id", task.id, "the task's", scope.shape, scope.layers, scope.prompt_tokens, scope.replayed};
 }
 

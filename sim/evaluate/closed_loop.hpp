@@ -19,17 +19,22 @@ struct EvaluateOptions {
   std::vector<Run> runs;     ///< all on one backend
   GivenSources given = {};   ///< given_sources of these
   Dtype dtype = Dtype::f32;  ///< queries, keys and values are rounded to it: F32, F16 or BF16
-  int64_t window = 128;      ///< prompt queries that policies are given: the last ones before compression
-  int64_t recall_of = 40;    ///< Scope::recall_of, at most the compressed tokens
+  traces::CacheHeads heads = traces::CacheHeads::kv;  ///< which heads have a cache
+  int64_t window = 128;    ///< prompt queries that policies are given: the last ones before compression
+  int64_t recall_of = 40;  ///< Scope::recall_of, at most the compressed tokens
 
   /// Prompt queries that policies are given at a compression behind so many tokens.
   int64_t window_of(int64_t tokens) const { return tokens < window ? tokens : window; }
 };
 
+/// The shape of the model's layers.
+LayerShape shape_of(const traces::ModelConfig& model);
+
 BudgetScope budget_scope(const traces::ModelConfig& model, const Task& task, const EvaluateOptions& options);
 
 /// What a file for a task must be of, for runs whose host is `given`.
-traces::GivenSubject given_subject(const traces::ModelConfig& model, const Task& task);
+traces::GivenSubject given_subject(const traces::ModelConfig& model, const Task& task,
+                                   const EvaluateOptions& options);
 
 /// The decode steps of a task: the tokens from `compress_at` on, but for the last, behind
 /// which nothing is predicted.

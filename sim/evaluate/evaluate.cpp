@@ -46,7 +46,7 @@ std::vector<GivenFacts> require_valid(const EvaluateOptions& options, const std:
                                       const traces::ModelConfig& model) {
   std::vector<GivenFacts> facts(tasks.size());
   for (size_t i = 0; i < tasks.size() && !options.given.empty(); ++i)
-    facts[i] = GivenFiles(options.given, given_subject(model, tasks[i])).facts();
+    facts[i] = GivenFiles(options.given, given_subject(model, tasks[i], options)).facts();
   for (const Run& run : options.runs) {
     require_backend(run.backend);
     for (size_t i = 0; i < tasks.size(); ++i) {

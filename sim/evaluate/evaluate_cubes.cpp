@@ -226,12 +226,12 @@ std::vector<std::optional<Estimate>> EvaluateCubes::means(const TaskFigure& figu
 }
 
 Column EvaluateCubes::bytes(const Column& stored_entries) const {
-  const traces::ModelConfig& model = result_.model;
+  const LayerShape shape = traces::with_caches_of(shape_of(result_.model), result_.options.heads);
   Column bytes = number_column(number_figure(
       "bytes", "stored", "of all stored keys and values, mean over steps", Format::memory, Better::lower));
   for (const double entries : stored_entries.numbers()) {
-    bytes.numbers().push_back(entries * static_cast<double>(model.layers * model.kv_heads * 2 *
-                                                            model.head_dim * size_of(result_.options.dtype)));
+    bytes.numbers().push_back(entries * static_cast<double>(result_.model.layers * shape.kv_heads * 2 *
+                                                            shape.head_dim * size_of(result_.options.dtype)));
   }
   return bytes;
 }
@@ -381,6 +381,7 @@ Part evaluate_part(const EvaluateReport& report) {
                 {"tasks_file", {{"path", report.tasks_path}, {"sha256", report.tasks_sha256}}},
                 {"backend", report.backend()},
                 {"dtype", name(options.dtype)},
+                {"heads", traces::name(options.heads)},
                 {"window", options.window},
                 {"recall_of", options.recall_of},
                 {"step_limit", report.step_limit ? Json(*report.step_limit) : Json()},

@@ -48,17 +48,18 @@ traces::Layer Prefill::layer(int64_t index, const DecodeSteps& steps) const {
   const int64_t n = decoder_.position(), count = steps.keys.view().rows, head_dim = config_.head_dim;
   traces::Layer layer;
   layer.index = index;
-  layer.shape = {config_.query_heads, config_.kv_heads, head_dim, config_.model_dim};
+  layer.shape = {config_.query_heads, steps.keys.view().slices, head_dim, config_.model_dim};
   layer.scale = 1 / std::sqrt(static_cast<double>(head_dim));
   layer.prompt_tokens = n;
   layer.window_queries = window_;
-  layer.keys = Tensor(config_.kv_heads, n + count, head_dim);
+  layer.keys = Tensor(layer.shape.kv_heads, n + count, head_dim);
   layer.values = layer.keys;
   layer.queries = Tensor(config_.query_heads, window_ + count, head_dim);
   const std::vector<traces::CachedHead> cache = decoder_.cache(index);
-  for (int64_t g = 0; g < config_.kv_heads; ++g) {
-    copy_rows(cache[g].keys, layer.keys.slice(g));
-    copy_rows(cache[g].values, layer.values.slice(g));
+  for (int64_t g = 0; g < layer.shape.kv_heads; ++g) {
+    const traces::CachedHead& head = cache[g * config_.kv_heads / layer.shape.kv_heads];
+    copy_rows(head.keys, layer.keys.slice(g));
+    copy_rows(head.values, layer.values.slice(g));
     copy_rows(steps.keys.slice(g), layer.keys.slice(g).middle_rows(n, count));
     copy_rows(steps.values.slice(g), layer.values.slice(g).middle_rows(n, count));
   }

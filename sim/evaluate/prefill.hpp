@@ -31,6 +31,8 @@ class Prefill {
 
   /// A layer as a trace has it that records the prompt and these decode steps. Throws TraceError and
   /// IoError from reading W^O.
+  ///
+  /// steps  of the heads that have a cache: the model's KV heads, or every query head
   traces::Layer layer(int64_t index, const DecodeSteps& steps) const;
 
  private:

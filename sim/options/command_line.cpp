@@ -162,6 +162,27 @@ traces::Trace::Options header_options(const CommandLine& line) {
   return options;
 }
 
+void add_heads_option(CommandLine& line) {
+  line.add(
+      "heads", "kv|query",
+      "which heads have a cache: KV heads, which their query heads share (default), or every query head, as "
+      "in OBCache's measurements, which takes as many times the bytes as query heads share a KV head");
+}
+
+traces::CacheHeads cache_heads(const CommandLine& line) {
+  const auto text = line.text("heads");
+  if (!text) return traces::CacheHeads::kv;
+  const auto heads = traces::cache_heads(*text);
+  if (!heads) throw UsageError(fmt::format("--heads {}: expected kv or query", traces::quoted(*text)));
+  return *heads;
+}
+
+traces::Trace::Options trace_options(const CommandLine& line) {
+  traces::Trace::Options options = header_options(line);
+  options.heads = cache_heads(line);
+  return options;
+}
+
 std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers) {
   std::set<int64_t> chosen;
   const std::string list = line.text("layers").value_or(fmt::format("0-{}", layers - 1));

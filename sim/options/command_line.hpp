@@ -92,6 +92,13 @@ void add_work_options(CommandLine& line);
 void add_common_options(CommandLine& line);
 traces::Trace::Options header_options(const CommandLine& line);
 
+/// Adds "--heads kv|query".
+void add_heads_option(CommandLine& line);
+/// What it says; kv if it is not given. Throws UsageError.
+traces::CacheHeads cache_heads(const CommandLine& line);
+/// header_options of a command that has --heads, too.
+traces::Trace::Options trace_options(const CommandLine& line);
+
 /// "--layers 0,3-5" of a model of so many layers, ascending without repetition; all if not
 /// given. Throws UsageError.
 std::vector<int64_t> chosen_layers(const CommandLine& line, int64_t layers);

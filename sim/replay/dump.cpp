@@ -90,6 +90,7 @@ Dump::Dump(const Run& run, const traces::TraceInfo& trace, const std::string& tr
       merges_(rules_of(run.policy.policy.merge).merges),
       records_targets_(run.backend != kReference),
       spool_(std::make_unique<Spool>(spool_folder)) {
+  if (trace.heads != traces::CacheHeads::kv) metadata_.emplace_back("heads", name(trace.heads));
   if (const std::string* const file = given_file(run.policy.policy.host))
     metadata_.emplace_back("given_sha256", facts.at(*file).sha256);
   if (const HeadScores* const scores = head_scores(run.policy.policy))

@@ -94,6 +94,17 @@ std::optional<Matrix> merge_perturbation(const LayerMetrics& metrics) {
   return largest;
 }
 
+// Where caches are rebuilt, the full one stays beside the compressed one.
+double stored_bytes(const RunView& view) {
+  int64_t entries = 0;
+  for (const LayerMetrics& metrics : view.run.layers) {
+    for (const int64_t of_head : metrics.kept) entries += of_head;
+    if (rules_of(view.run.run.policy.policy.merge).period)
+      entries += std::ssize(metrics.kept) * view.trace.prompt_tokens;
+  }
+  return static_cast<double>(2 * entries * view.trace.shape.head_dim * size_of(view.trace.storage));
+}
+
 double improved_heads(const RunView& view) {
   if (!view.base) return kNone;
   const ImprovedHeads heads = improved_heads(view.run, *view.base);
@@ -204,6 +215,10 @@ std::vector<ReplayFigure> perturbation_figures() {
        .of_steps = steps_of<&LayerMetrics::kept_mass>},
       {.figure = number_figure("kept", "entries of a KV head at the prompt's end", kIfAsked),
        .of_kv_heads = kept},
+      {.figure = number_figure("bytes", "stored",
+                               "of all stored keys and values at the prompt's end, in the trace's type",
+                               Format::memory, Better::lower, kIfAsked),
+       .of_run = stored_bytes},
       {.figure = number_figure(
            "recall",
            "share kept of the prompt entries whose eviction would change the first step's outputs most",

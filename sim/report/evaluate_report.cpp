@@ -12,6 +12,8 @@
 #include <kvbound/sim/options/command_line.hpp>
 #include <kvbound/traces/messages.hpp>
 
+#include "heads_text.hpp"
+
 namespace kvbound::sim {
 namespace {
 
@@ -66,10 +68,10 @@ std::string heading(const EvaluateReport& report) {
     decode += task.decode_seconds;
   }
   return fmt::format(
-      "{}\n  model {}\n  {} layers, {} query heads on {} KV heads; {} tasks, {}, {}; {:.1f} s of prefill, {:.1f} s of decoding\n",
+      "{}\n  model {}\n  {} layers, {}; {} tasks, {}, {}; {:.1f} s of prefill, {:.1f} s of decoding\n",
       one_line(report.model_path), traces::printable(model.name, traces::kMostQuoted), model.layers,
-      model.query_heads, model.kv_heads, report.result.tasks.size(), name(report.result.options.dtype),
-      report.backend(), prefill, decode);
+      heads_text(model.query_heads, model.kv_heads, report.result.options.heads), report.result.tasks.size(),
+      name(report.result.options.dtype), report.backend(), prefill, decode);
 }
 
 }  // namespace

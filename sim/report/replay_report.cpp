@@ -9,6 +9,7 @@
 #include <kvbound/sim/options/policy.hpp>
 #include <kvbound/traces/messages.hpp>
 
+#include "heads_text.hpp"
 #include "replay_plot.hpp"
 
 namespace kvbound::sim {
@@ -45,11 +46,12 @@ std::string text_report(const ReplayReport& report, const Part& part, const Text
   const ReplayResult& result = report.result;
   const traces::TraceInfo& info = result.trace;
   std::string text = fmt::format(
-      "{}\n  model {}\n  {} of {} layers, {} query heads on {} KV heads, head_dim {}, model_dim {}, {} prompt tokens, "
+      "{}\n  model {}\n  {} of {} layers, {}, head_dim {}, model_dim {}, {} prompt tokens, "
       "{} of {} decode steps, {}\n\n",
       one_line(info.path), traces::printable(info.model, traces::kMostQuoted), result.scope.layers.size(),
-      info.layers, info.shape.query_heads, info.shape.kv_heads, info.shape.head_dim, info.shape.model_dim,
-      info.prompt_tokens, result.scope.steps, info.decode_tokens, name(info.storage));
+      info.layers, heads_text(info.shape.query_heads, info.recorded_kv_heads, info.heads),
+      info.shape.head_dim, info.shape.model_dim, info.prompt_tokens, result.scope.steps, info.decode_tokens,
+      name(info.storage));
   text += table_of(part, "runs", style, columns);
   text += table_of(part, "agreement", style);
   if (result.times.size() > 1) text += table_of(part, "times", style);

@@ -111,6 +111,7 @@ ItemKey ItemKeys::of(const SweepItem& item) {
     of_runs = digest_of_runs(runs);
   }
   const Document content{{"trace", trace.sha256},
+                         {"heads", name(trace.info.heads)},
                          {"layers", item.layers},
                          {"steps", trace.scope.steps},
                          {"recall_of", trace.scope.recall_of},

@@ -22,10 +22,10 @@ using traces::JsonField;
 
 constexpr int64_t kMostPlanBytes = int64_t{64} << 20;
 constexpr size_t kMostPlanItems = 10'000;  // of a list
-constexpr std::array<std::string_view, 15> kPlanMembers{
-    "format",       "version",       "traces", "policies",        "budgets",
-    "base",         "backends",      "layers", "steps",           "recall",
-    "merge_bounds", "centred_bound", "seeds",  "layers_per_item", "policies_per_item"};
+constexpr std::array<std::string_view, 16> kPlanMembers{
+    "format",          "version",          "traces", "policies", "budgets",      "base",          "backends",
+    "heads",           "layers",           "steps",  "recall",   "merge_bounds", "centred_bound", "seeds",
+    "layers_per_item", "policies_per_item"};
 
 // The items of a list that has some.
 std::vector<std::string> texts(const JsonField& list) {
@@ -148,6 +148,10 @@ SweepPlan read_plan(const std::string& path) {
     refuse_twice(*backends, plan.backends);
   }
   require_runs(root, {plan.policies.size(), plan.budgets.size(), plan.backends.size()});
+  if (const auto heads = root.find("heads")) {
+    heads->one_of({"kv", "query"});
+    plan.heads = *traces::cache_heads(heads->text());
+  }
   plan.layers = text(root, "layers");
   plan.steps = at_least_one(root, "steps");
   plan.recall_of = at_least_one(root, "recall").value_or(plan.recall_of);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <kvbound/sim/options/runs.hpp>
+#include <kvbound/traces/cache_heads.hpp>
 
 namespace kvbound::sim {
 
@@ -18,6 +19,7 @@ struct SweepPlan {
   std::vector<Budget> budgets;
   std::vector<std::string> backends;
   std::optional<Policy> base;
+  traces::CacheHeads heads = traces::CacheHeads::kv;
   std::optional<std::string> layers;
   std::optional<int64_t> steps;
   int64_t recall_of = 40;
@@ -39,6 +41,7 @@ inline constexpr int64_t kMostRuns = 100'000;
 ///     budgets            texts such as "20%" or "256"
 ///     base               optional, a policy that others are compared with; it is added to the policies
 ///     backends           optional, of "reference" (default), "emulated", "cuda"
+///     heads              optional, "kv" (default) or "query": which heads have a cache
 ///     layers             optional, such as "0,3-5" (default: all)
 ///     steps              optional, how many of the decode steps (default: all)
 ///     recall             optional, entries that recall is measured on (default: 40, at most the prompt's)

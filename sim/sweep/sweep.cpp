@@ -35,12 +35,25 @@ struct Fields<LayerShape> {
 };
 
 template <>
+struct WrittenAs<traces::CacheHeads> {
+  static std::string of(traces::CacheHeads heads) { return std::string(traces::name(heads)); }
+  static traces::CacheHeads from(const std::string& text) {
+    const auto heads = traces::cache_heads(text);
+    if (!heads)
+      throw Error("heads is " + traces::in_quotes(text, traces::kMostQuoted) + "; expected kv or query");
+    return *heads;
+  }
+};
+
+template <>
 struct Fields<traces::TraceInfo> {
   static void visit(auto& info, const auto& visit) {
     visit("path", info.path);
     visit("model", info.model);
     visit("source", info.source);
+    visit("heads", info.heads);
     visit("shape", info.shape);
+    visit("recorded_kv_heads", info.recorded_kv_heads);
     visit("layers", info.layers);
     visit("model_layers", info.model_layers);
     visit("prompt_tokens", info.prompt_tokens);
@@ -148,6 +161,7 @@ struct Fields<Sweep> {
     visit("layers_per_item", sweep.layers_per_item);
     visit("policies_per_item", sweep.policies_per_item);
     visit("header_limit", sweep.options.header_limit);
+    visit("heads", sweep.options.heads);
     visit("head_scores", sweep.head_scores);
     visit("traces", sweep.traces);
   }
@@ -272,6 +286,7 @@ void require_sound(const SweepTrace& trace, int64_t runs) {
   require("layers", info.layers, 1, std::min(kMostLayers, kMostBudgets / runs));
   require("query_heads", info.shape.query_heads, 1, kMostCount);
   require("kv_heads", info.shape.kv_heads, 1, info.shape.query_heads);
+  require("recorded_kv_heads", info.recorded_kv_heads, 1, info.shape.kv_heads);
   require("head_dim", info.shape.head_dim, 1, kMostCount);
   require("model_dim", info.shape.model_dim, 1, kMostCount);
   require("prompt_tokens", info.prompt_tokens, 1, kMostCount);
@@ -353,6 +368,7 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::
               plan.layers_per_item,
               plan.policies_per_item.value_or(std::ssize(plan.policies)),
               options};
+  sweep.options.heads = plan.heads;
   for (Run& run : sweep.runs) {
     if (const HeadKv* const allocation = head_kv_of(run))
       sweep.head_scores[allocation->scores] = allocation->read;
@@ -361,8 +377,9 @@ Sweep resolve(const SweepPlan& plan, const Sweep* earlier, const traces::Trace::
   const GivenSources sources = given_sources(sweep.runs);
   int64_t whole = 0, done = 0;
   for (const std::string& path : paths_of(plan)) {
-    const traces::Trace trace(path,
-                              options);  // closed again: there may be more traces than files that may be open
+    const traces::Trace trace(
+        path,
+        sweep.options);  // closed again: there may be more traces than files that may be open
     SweepTrace& planned = sweep.traces.emplace_back();
     planned = {std::filesystem::absolute(path).lexically_normal().string(),
                "",

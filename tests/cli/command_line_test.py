@@ -24,7 +24,7 @@ from support.tiny_model import TinyModel
 
 CRITICAL = "snapkv:window=4:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1"
 OPTIONS = {"policies": ("help",), "help": ("help",),
-           "replay": ("policy", "budget", "base", "backend", "layers", "steps", "recall", "merge-bounds", "centred-bound", "times", "page-size", "columns",
+           "replay": ("policy", "budget", "base", "backend", "heads", "layers", "steps", "recall", "merge-bounds", "centred-bound", "times", "page-size", "columns",
                       "json", "csv", "dump", "plot", "markdown", "threads", "header-limit", "quiet", "help"),
            "recall": ("k", "windows", "recent", "layers", "columns", "json", "csv", "plot", "markdown", "threads", "header-limit", "quiet",
                       "help"),

@@ -61,11 +61,15 @@ MERGING_POLICIES = (f"snapkv:window=32:pool=7+{keep_kv(threshold='0.8')}",
                     "tova:sinks=0+d2o:threshold=none",
                     "snapkv:window=32:pool=7+kvmerger:threshold=0.5",
                     "h2o:window=32:sinks=0:recent=8+cam:neighbours=8:seed=3")
-# Policies, budgets, layers (None: all)
-GROUPS = ((POLICIES, BUDGETS, None), (MORE_POLICIES, ("15%",), None),
+# With a cache for every query head.
+QUERY_HEAD_POLICIES = ("h2o:window=32:sinks=4:recent=16+obcache-joint:space=head",
+                       "snapkv:window=32:pool=7+critical:alpha=0.5:epsilon=1e-4:gqa=mean-of-products:norm=l1")
+# Policies, budgets, layers (None: all), heads that have a cache
+GROUPS = ((POLICIES, BUDGETS, None, "kv"), (MORE_POLICIES, ("15%",), None, "kv"),
           # high budgets: NumPy is slow for every evicted entry
-          (("snapkv:window=8:pool=7+greedy",), ("90%",), None),
-          (MERGING_POLICIES, ("15%",), (1,)))  # and for every merged one
+          (("snapkv:window=8:pool=7+greedy",), ("90%",), None, "kv"),
+          (MERGING_POLICIES, ("15%",), (1,), "kv"),  # and for every merged one
+          (QUERY_HEAD_POLICIES, ("15%",), (1,), "query"))
 FIGURES = ("perturbation", "bound", "relative", "kept_mass")  # means over the decode steps, per query head
 # the cache after the prompt: the mean of their absolute values, per KV head
 MERGED = ("merged_key", "merged_value")
@@ -120,7 +124,8 @@ def golden_run(trace, layers, policy_text, budget_text):
             left = independent.replay.decode(trace, layer, policy, budgets, heads, kept)[0]
             hashes["evicted_sha256"] = [kept_hash(steps) for steps in left.T]
         results, _ = independent.replay.replay_layer(trace, layer, kept, left)
-        golden.append({**hashes, **{kind: rounded(results[kind].mean(axis=0)) for kind in FIGURES}})
+        named = {"layer": index} if len(layers) < trace.layers else {}
+        golden.append({**named, **hashes, **{kind: rounded(results[kind].mean(axis=0)) for kind in FIGURES}})
     return golden
 
 
@@ -133,13 +138,14 @@ def write_head_scores(layers, query_heads):
 def regenerate():
     for golden in sorted(GOLDEN.glob("*.json")):
         path = SAMPLES / f"{golden.stem}.safetensors"
-        trace = independent.replay.Trace(path)
-        write_head_scores(trace.layers, trace.query_heads)
-        layers = [trace.layer(index) for index in range(trace.layers)]
-        runs = [{"policy": policy, "budget": budget,
-                 "layers": golden_run(trace, {index: layers[index] for index in chosen or range(trace.layers)}, policy, budget)}
-                for policies, budgets, chosen in GROUPS
-                for budget in budgets for policy in policies]
+        runs = []
+        for policies, budgets, chosen, heads in GROUPS:
+            trace = independent.replay.Trace(path, heads)
+            write_head_scores(trace.layers, trace.query_heads)
+            layers = {index: trace.layer(index) for index in chosen or range(trace.layers)}
+            runs += [{"policy": policy, "budget": budget, **({"heads": heads} if heads != "kv" else {}),
+                      "layers": golden_run(trace, layers, policy, budget)}
+                     for budget in budgets for policy in policies]
         text = json.dumps({"sample": path.name, "sha256": trace.sha256, "runs": runs}, indent=1)
         golden.write_text(text + "\n")
         print(f"{path.stem}: {len(runs)} runs")
@@ -152,25 +158,25 @@ def is_near(ours, golden, relative=RELATIVE):
 class Golden(CommandLineTest):
     def require_golden(self, sample):
         golden = json.loads((GOLDEN / f"{sample}.json").read_text())
-        self.assertEqual(len(golden["runs"]), sum(len(policies) * len(budgets) for policies, budgets, _ in GROUPS))
+        self.assertEqual(len(golden["runs"]), sum(len(policies) * len(budgets) for policies, budgets, *_ in GROUPS))
         metadata, _ = independent.replay.open_tensors(SAMPLES / golden["sample"])
         numbers = [int(number) for number in metadata["model_layers"].split(",")] if "model_layers" in metadata else None
         runs, dumps = {}, {}
         with contextlib.chdir(self.folder):
             write_head_scores(int(metadata["layers"]), int(metadata["query_heads"]))
-        for policies, budgets, layers in GROUPS:
+        for policies, budgets, layers, heads in GROUPS:
             self.passes("replay", SAMPLES / golden["sample"], "--policy", ",".join(policies), "--budget", ",".join(budgets),
-                        "--json", "out.json", "--dump", "dumps/",
+                        "--json", "out.json", "--heads", heads, "--dump", f"dumps-{heads}/",
                         *(("--layers", ",".join(str(numbers[layer] if numbers else layer) for layer in layers)) if layers else ()))
             trace = replayed(read(self.folder / "out.json"))
             self.assertEqual(trace["sha256"], golden["sha256"], "another sample: see tests/golden/README.md")
-            runs |= {(run["policy"], run["budget"], numbers.index(layer["layer"]) if numbers else layer["layer"]): layer
+            runs |= {(run["policy"], run["budget"], heads, numbers.index(layer["layer"]) if numbers else layer["layer"]): layer
                      for run in trace["runs"] for layer in run["layers"]}
-        for path in (self.folder / "dumps").iterdir():
+        for path in self.folder.glob("dumps-*/*"):
             metadata, tensors = independent.replay.open_tensors(path)
-            dumps[metadata["policy"], metadata["budget"]] = tensors
+            dumps[metadata["policy"], metadata["budget"], metadata.get("heads", "kv")] = tensors
         for run in golden["runs"]:
-            key = run["policy"], run["budget"]
+            key = run["policy"], run["budget"], run.get("heads", "kv")
             for number, layer in enumerate(run["layers"]):
                 index = layer.get("layer", number)
                 with self.subTest(f"{' '.join(key)} layer {index}"):

@@ -53,22 +53,28 @@ def read_tensor(entry):
     return array.astype(np.int64 if dtype in ("I64", "I32") else np.float64)
 
 class Trace:
-    """The sizes of a trace, and its layers one by one."""
+    """The sizes of a trace, and its layers one by one.
 
-    def __init__(self, path):
+    heads    "kv", or "query": every query head has a cache of its own
+    """
+
+    def __init__(self, path, heads="kv"):
         metadata, self.tensors = open_tensors(path)
         if (metadata.get("format"), metadata.get("version")) != ("kvbound-trace", "1"):
             raise ValueError("not a kvbound-trace of version 1")
         for size in "layers query_heads kv_heads head_dim model_dim prompt_tokens decode_tokens window_queries".split():
             setattr(self, size, int(metadata[size]))
         self.sha256 = path.suffix != ".json" and hashlib.sha256(path.read_bytes()).hexdigest()
+        self.recorded_kv_heads = self.kv_heads
+        if heads == "query":
+            self.kv_heads = self.query_heads
         self.group = self.query_heads // self.kv_heads
         self.scale = float(metadata.get("scale", 1 / np.sqrt(self.head_dim)))
 
     def layer(self, index):
         """key, value [kv_heads, prompt+decode, head_dim], query [query_heads, window_queries+decode, head_dim],
         output_projection [query_heads, head_dim, model_dim]"""
-        tokens = (self.kv_heads, self.prompt_tokens + self.decode_tokens, self.head_dim)
+        tokens = (self.recorded_kv_heads, self.prompt_tokens + self.decode_tokens, self.head_dim)
         layer = SimpleNamespace(index=index)
         for kind, shape in (("key", tokens), ("value", tokens),
                             ("query", (self.query_heads, self.window_queries + self.decode_tokens, self.head_dim)),
@@ -77,6 +83,7 @@ class Trace:
             if array.shape != shape or not np.isfinite(array).all():
                 raise ValueError(f"layers.{index}.{kind} is not finite, or has shape {array.shape} instead of {shape}")
             setattr(layer, kind, array)
+        layer.key, layer.value = (np.repeat(array, self.kv_heads // self.recorded_kv_heads, axis=0) for array in (layer.key, layer.value))
         layer.output_projection = layer.output_projection.reshape(self.query_heads, self.head_dim, self.model_dim)
         return layer
 

@@ -54,6 +54,22 @@ def test_twenty_policies_are_as_the_command_has_them(tmp_path):
     assert len(result.to_pandas()) == 40 and set(result["runs"].columns()["label"]) == set(POLICIES)
 
 
+def test_query_heads_with_caches_are_as_the_command_has_them(tmp_path):
+    document, text = commanded(tmp_path, "replay", TRACE, "--policy", "h2o,h2o+obcache-joint", "--budget", "10%", "--heads", "query", "--layers", "1",
+                               "--steps", "4", "--dump", "dumps")
+    trace = kvbound.open(TRACE, heads="query")
+    assert trace.num_kv_heads == trace.num_qo_heads == len(trace.layer(0).keys)
+    result = kvbound.replay(trace, ["h2o", "h2o+obcache-joint"], budget="10%", layers=[1], steps=4)
+    assert without_times(result.document()) == without_times(document)
+    assert str(result) == text.rstrip("\n")
+    for dump in (tmp_path / "dumps").iterdir():
+        assert kvbound.diff(trace, dump).ok
+        with pytest.raises(kvbound.InvalidInput, match="caches of query heads"):
+            kvbound.diff(TRACE, dump)
+    with pytest.raises(kvbound.InvalidOption, match="heads: is 'every'; expected kv or query"):
+        kvbound.open(TRACE, heads="every")
+
+
 def test_an_evaluation_is_as_the_command_has_it(tmp_path):
     tasks = [{"id": "a", "prompt_text": "the sea was calm and " * 8, "continuation_text": "so was the wind"},
              {"id": "b", "prompt_text": "one two three four " * 9, "answer_text": "one", "depth": 0.5}]

@@ -176,6 +176,40 @@ TEST(Trace, KeepsBitsOnRequest) {
   EXPECT_EQ(trace.read_layer(0, {.bits = true}).prompt().bits.queries, nullptr) << "of 32 bits";
 }
 
+TEST(Trace, GivesEveryQueryHeadACache) {
+  const TemporaryFolder folder;
+  SafetensorsParts parts = small_trace();
+  for (const char* const name : {"layers.0.key", "layers.1.key"}) {
+    auto& tensor = parts.tensor(name);
+    tensor.dtype = "BF16";
+    tensor.data.resize(tensor.data.size() / 2);
+    for (size_t i = 0; i < tensor.data.size() / 2; ++i) {
+      const uint16_t bits = to_bfloat16(static_cast<double>(i) - 7);
+      std::memcpy(tensor.data.data() + 2 * i, &bits, 2);
+    }
+  }
+  const std::string path = folder.write("t.safetensors", parts.bytes());
+  const Trace trace(path), apart(path, {.heads = CacheHeads::query});
+  EXPECT_EQ(trace.info().heads, CacheHeads::kv);
+  EXPECT_EQ(apart.info().heads, CacheHeads::query);
+  const LayerShape& shape = trace.info().shape;
+  ASSERT_GT(shape.group_size(), 1);
+  EXPECT_EQ(apart.info().recorded_kv_heads, shape.kv_heads);
+  EXPECT_EQ(apart.info().shape, with_caches_of(shape, CacheHeads::query));
+  const Layer shared = trace.read_layer(1, {.bits = true}), own = apart.read_layer(1, {.bits = true});
+  EXPECT_EQ(own.shape, apart.info().shape);
+  EXPECT_THAT(own.queries.numbers(), testing::ElementsAreArray(shared.queries.numbers()));
+  const LayerView prompt = own.prompt(), of_groups = shared.prompt();
+  for (int64_t h = 0; h < shape.query_heads; ++h) {
+    const int64_t g = shape.kv_head_of(h);
+    EXPECT_THAT(own.keys.slice(h).row(2), testing::ElementsAreArray(shared.keys.slice(g).row(2)));
+    EXPECT_THAT(own.values.slice(h).row(2), testing::ElementsAreArray(shared.values.slice(g).row(2)));
+    EXPECT_EQ(prompt.bits.keys[h * prompt.keys.slice_stride + 3],
+              of_groups.bits.keys[g * of_groups.keys.slice_stride + 3]);
+  }
+  EXPECT_EQ(prompt.bits.values, nullptr) << "of another type";
+}
+
 TEST(Trace, RefusesNonFiniteNumbersAlsoWithTheirBits) {
   const TemporaryFolder folder;
   SafetensorsParts parts = small_trace();

@@ -46,6 +46,13 @@ auto parsed(const MetadataFields& fields, const std::string& field, const Parse&
   }
 }
 
+traces::CacheHeads cache_heads_in(const MetadataFields& fields) {
+  if (!fields.has("heads")) return traces::CacheHeads::kv;
+  const auto heads = traces::cache_heads(fields.text("heads"));
+  if (!heads) fields.refuse("heads", "kv or query");
+  return *heads;
+}
+
 // Refuses a dump that was computed with another file than that of the path.
 void require_hash(const MetadataFields& fields, const std::string& field, const std::string& sha256,
                   const std::string& path) {
@@ -76,6 +83,11 @@ DumpInfo read_info(const traces::Metadata& metadata, const traces::TraceInfo& tr
   const MetadataFields fields(metadata);
   fields.require("format", "kvbound-dump");
   fields.require("version", "1");
+  if (const traces::CacheHeads heads = cache_heads_in(fields); heads != trace.heads) {
+    fields.fail("heads",
+                fmt::format("the dump is of caches of {} heads, the trace was opened with those of {} heads",
+                            name(heads), name(trace.heads)));
+  }
   DumpInfo info;
   info.policy = parsed(fields, "policy", parse_policy);
   info.budget = parsed(fields, "budget", parse_budget);
@@ -320,6 +332,11 @@ class TensorCheck {
 };
 
 }  // namespace
+
+traces::CacheHeads cache_heads_of_dump(const std::string& path, int64_t header_limit) {
+  const traces::SafetensorsFile file(path, header_limit);
+  return cache_heads_in(MetadataFields(file.metadata()));
+}
 
 DumpFile::DumpFile(const std::string& path, const traces::TraceInfo& trace, int64_t header_limit)
     : DumpFile(std::make_unique<traces::SafetensorsFile>(path, header_limit), trace) {}

@@ -18,6 +18,10 @@
 
 namespace kvbound::sim {
 
+/// Which heads had a cache in what a dump records, by its metadata; KV heads if they don't say. Throws
+/// TraceError for another text, and for a file that is no safetensors file; IoError.
+traces::CacheHeads cache_heads_of_dump(const std::string& path, int64_t header_limit);
+
 /// A dump's metadata and the tensors that it holds.
 struct DumpInfo {
   Policy policy;  ///< with what is known of all layers of its file, if its host is `given`: with_facts
@@ -41,7 +45,8 @@ class DumpFile {
   ///         not a dump or was made for another trace's shape; a policy or budget that is unknown or does not
   ///         fit; a tensor that is unknown, that dumps of this policy do not have, that has a wrong type or
   ///         shape, that some layers lack, or that belongs to a layer that does not exist; for a file of the
-  ///         host `given` that is not the one that the dump was computed with; IoError
+  ///         host `given` that is not the one that the dump was computed with; for caches of other heads than
+  ///         the trace was opened with; IoError
   DumpFile(const std::string& path, const traces::TraceInfo& trace, int64_t header_limit);
 
   /// Of tensors wherever they are.

@@ -24,6 +24,7 @@
 
 #include "bindings.hpp"
 #include "interrupts.hpp"
+#include "layer.hpp"
 #include "method.hpp"
 #include "result.hpp"
 #include "runs.hpp"
@@ -63,7 +64,7 @@ class Evaluated final : public Result {
 
 struct EvaluateWishes {
   std::optional<int64_t> steps;
-  std::string dtype;
+  std::string dtype, heads;
   int64_t window = 0, recall = 0, seed = 0;
 };
 
@@ -89,6 +90,7 @@ std::shared_ptr<Evaluated> evaluate(const std::string& model, const std::string&
   options.runs = wanted.runs();
   options.given = sim::given_sources(options.runs, own);
   options.dtype = wishes.dtype == "BF16" ? Dtype::bf16 : wishes.dtype == "F16" ? Dtype::f16 : Dtype::f32;
+  options.heads = cache_heads_of(wishes.heads);
   options.window = wishes.window;
   options.recall_of = wishes.recall;
   options.runs = sim::with_names(options.runs, require_valid(options, tasks, checkpoint.config()));
@@ -106,12 +108,13 @@ void bind_evaluate(nb::module_& module) {
       "evaluate",
       [](const std::string& model, const std::string& tasks_path, const std::string& tasks_text,
          const WantedRuns& wanted, const nb::dict& methods, std::optional<int64_t> steps,
-         const std::string& dtype, int64_t window, int64_t recall, int64_t seed, const nb::object& progress) {
-        return evaluate(model, tasks_path, tasks_text, wanted, methods, {steps, dtype, window, recall, seed},
-                        progress);
+         const std::string& dtype, const std::string& heads, int64_t window, int64_t recall, int64_t seed,
+         const nb::object& progress) {
+        return evaluate(model, tasks_path, tasks_text, wanted, methods,
+                        {steps, dtype, heads, window, recall, seed}, progress);
       },
       nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
-      nb::arg(), nb::arg(), nb::arg().none());
+      nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
 }
 
 }  // namespace kvbound::python

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include <kvbound/traces/trace.hpp>
 
@@ -11,5 +12,8 @@ namespace kvbound::python {
 struct BoundLayer {
   std::shared_ptr<const traces::Layer> layer;
 };
+
+/// "kv" or "query". Throws UsageError.
+traces::CacheHeads cache_heads_of(const std::string& text);
 
 }  // namespace kvbound::python

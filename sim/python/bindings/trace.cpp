@@ -9,6 +9,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/sim/options/command_line.hpp>
+#include <kvbound/traces/messages.hpp>
 #include <kvbound/traces/trace.hpp>
 
 #include "bindings.hpp"
@@ -64,6 +66,12 @@ nb::class_<Trace>& field(nb::class_<Trace>& trace, const char* name, int64_t Lay
 
 }  // namespace
 
+traces::CacheHeads cache_heads_of(const std::string& text) {
+  const auto heads = traces::cache_heads(text);
+  if (!heads) throw sim::UsageError("heads: is " + traces::quoted(text) + "; expected kv or query");
+  return *heads;
+}
+
 void bind_traces(nb::module_& module) {
   nb::class_<BoundLayer>(module, "Layer")
       .def_prop_ro("index", [](const BoundLayer& one) { return one.layer->index; })
@@ -76,7 +84,11 @@ void bind_traces(nb::module_& module) {
       .def_prop_ro("step_queries", &queries<true>)
       .def_prop_ro("output_projection", &output_projection);
   nb::class_<Trace> trace(module, "Trace");
-  trace.def(nb::init<const std::string&>());
+  trace.def("__init__", [](Trace* self, const std::string& path, const std::string& heads) {
+    traces::Trace::Options options;
+    options.heads = cache_heads_of(heads);
+    new (self) Trace(path, options);
+  });
   field(trace, "path", &traces::TraceInfo::path);
   field(trace, "model", &traces::TraceInfo::model);
   field(trace, "source", &traces::TraceInfo::source);

@@ -13,7 +13,7 @@ class Evaluation(Result):
 
 
 def evaluate(model, tasks, policies, *, budget=None, compression_ratio=None, base=None, backend="reference", steps=None, dtype="F32",
-             window=128, recall=40, seed=1, progress=None) -> Evaluation:
+             heads="kv", window=128, recall=40, seed=1, progress=None) -> Evaluation:
     """Divergence of the next token, likelihood and answers of a model whose caches policies have compressed.
 
     model               a checkpoint: a folder of Hugging Face's format, or a .gguf (Llama, Qwen2 and the like)
@@ -24,6 +24,7 @@ def evaluate(model, tasks, policies, *, budget=None, compression_ratio=None, bas
     backend             "reference" or "emulated"
     steps               the first so many tokens of every continuation
     dtype               "F32", "F16" or "BF16": what caches store
+    heads               "kv", or "query": every query head has a cache of its own
     window              queries that policies are given: of the last so many tokens before compression
     seed                of the bootstrap
     progress            called with the work done, and all of it
@@ -42,5 +43,5 @@ def evaluate(model, tasks, policies, *, budget=None, compression_ratio=None, bas
     else:
         path, text = "tasks", "".join(json.dumps(task) + "\n" for task in tasks)
     runs = Runs(policies, budget, compression_ratio, base, [backend])
-    return Evaluation(_native.evaluate(os.fspath(model), path, text, runs.native, runs.methods, steps, dtype, window, recall, seed,
-                                       progress))
+    return Evaluation(_native.evaluate(os.fspath(model), path, text, runs.native, runs.methods, steps, dtype, heads, window, recall,
+                                       seed, progress))

@@ -35,10 +35,13 @@ class Trace:
     storage                     "F16", "BF16", "F32" or "F64": of keys and values
     layer_numbers               the model's own, of each layer
     tokens                      [prompt_tokens + decode_tokens] ids; empty if they were not recorded
+
+    heads="query" opens it so that every query head has a cache of its own: keys and values are repeated for the query heads
+    of a KV head, and num_kv_heads is num_qo_heads. What replay() and diff() are given decides for them.
     """
 
-    def __init__(self, path):
-        self._native = _native.Trace(os.fspath(path))
+    def __init__(self, path, heads="kv"):
+        self._native = _native.Trace(os.fspath(path), heads)
 
     def __getattr__(self, name):
         return getattr(self._native, name)
@@ -61,9 +64,11 @@ class Trace:
                 f"{self.head_dim}, {self.prompt_tokens} prompt tokens, {self.decode_tokens} decode steps>")
 
 
-def open(path) -> Trace:  # noqa: A001: kvbound.open, as gzip.open
+def open(path, heads="kv") -> Trace:  # noqa: A001: kvbound.open, as gzip.open
     """The Trace at `path`: a .safetensors file, or the *.index.json of its shards.
+
+    heads   "kv", or "query": every query head has a cache of its own
 
     raises  InvalidInput for what is no trace, with the field, its place and what was expected; OSError
     """
-    return Trace(path)
+    return Trace(path, heads)

@@ -26,7 +26,7 @@ TASKS = "".join(json.dumps({"id": f"task {i}", "kind": "needle", "depth": 0.5, "
                 for i in range(3))
 TASKS += '{"id": "prose", "kind": "prose", "prompt_text": "Once upon a time, a king", "continuation_text": "had", "compress_at": 20}\n'
 PLAN = {"format": "kvbound-sweep-plan", "version": 1, "traces": ["tr*.safetensors"], "policies": [POLICY, "random:window=1:sinks=1"],
-        "budgets": ["8", "50%"], "layers": "0-1",
+        "budgets": ["8", "50%"], "heads": "query", "layers": "0-1",
         "steps": 2, "base": POLICY, "backends": ["reference"], "seeds": [1], "recall": 3, "merge_bounds": False, "layers_per_item": 1,
         "policies_per_item": 2}
 

@@ -69,6 +69,19 @@ TEST(ClosedLoop, ThatKeepsEverythingChangesNothing) {
 }
 
 // The decoder that `record` runs gives the same likelihoods, all tokens read with one full cache.
+// The full cache of every query head is that of its KV head; what is chosen by a query head alone is another choice.
+TEST(ClosedLoop, OfQueryHeadsWithCachesHasTheSameFullCache) {
+  const Task task = task_of(24, 6, 20);
+  EvaluateOptions options = options_of({"h2o:window=4:recent=2+obcache-joint"}, "8");
+  const TaskResult shared = result_of(task, options);
+  options.heads = traces::CacheHeads::query;
+  const TaskResult own = result_of(task, options);
+  for (size_t i = 0; i < shared.full_nll.size(); ++i)
+    EXPECT_NEAR(own.full_nll[i], shared.full_nll[i], 1e-5) << i;
+  EXPECT_EQ(own.runs.front().entries, shared.runs.front().entries);
+  EXPECT_NE(own.runs.front().kl, shared.runs.front().kl);
+}
+
 TEST(ClosedLoop, OfTheFullCacheIsTheDecoder) {
   const Task task = task_of(24, 6, 19);
   const TaskResult result = result_of(task, options_of({"tova"}, "8"));

@@ -47,6 +47,7 @@ TEST_F(Plans, HaveTheDefaultsOfReplay) {
   EXPECT_EQ(found.budgets, (std::vector{parse_budget("20%"), parse_budget("12")}));
   EXPECT_EQ(found.backends, std::vector<std::string>{"reference"});
   EXPECT_FALSE(found.base || found.layers || found.steps || found.policies_per_item || found.merge_bounds);
+  EXPECT_EQ(found.heads, traces::CacheHeads::kv);
   EXPECT_EQ(found.recall_of, 40);
   EXPECT_EQ(found.layers_per_item, 1);
 }
@@ -54,13 +55,14 @@ TEST_F(Plans, HaveTheDefaultsOfReplay) {
 TEST_F(Plans, SayEverythingElse) {
   const SweepPlan found =
       plan(with(R"("base": "tova", "backends": ["reference", "emulated"], "layers": "0,2-3", "steps": 5,
-    "recall": 7, "merge_bounds": true, "layers_per_item": 2, "policies_per_item": 3)"));
+    "heads": "query", "recall": 7, "merge_bounds": true, "layers_per_item": 2, "policies_per_item": 3)"));
   EXPECT_EQ(canonical(*found.base), canonical(parse_policy("tova")));
   EXPECT_EQ(found.policies.front().label, "tova") << "a base comes first";
   EXPECT_EQ(found.policies.size(), 2);
   EXPECT_EQ(found.backends.size(), 2);
   EXPECT_EQ(found.layers, "0,2-3");
   EXPECT_EQ(found.steps, 5);
+  EXPECT_EQ(found.heads, traces::CacheHeads::query);
   EXPECT_EQ(found.recall_of, 7);
   EXPECT_TRUE(found.merge_bounds);
   EXPECT_EQ(found.layers_per_item, 2);
