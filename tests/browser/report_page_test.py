@@ -233,7 +233,15 @@ class Figures(SpreadPage):
         self.assertEqual(whiskers, 6)  # of three policies beside the base at two budgets
 
     def test_say_how_many_places_have_no_number(self):
-        self.assertEqual(self.drawn("L against its bound")["note"], "Places without a number: 24.")
+        self.assertEqual(self.drawn("L against its bound")["note"], "")
+        document = json.loads((self.maker.folder / "replay.json").read_text("utf-8"))
+        part, = parts(document)
+        bounds = part.column("heads", "bound")
+        bounds[["keepkv" in policy for policy in part.axes["run"]["policy"]]] = np.nan
+        part.cubes["heads"]["columns"]["bound"] = [None if np.isnan(bound) else bound for bound in bounds.ravel()]
+        (self.maker.folder / "unbounded.json").write_text(json.dumps(document), "utf-8")
+        self.browser.open(self.make_page("unbounded.html", "unbounded.json"))
+        self.assertEqual(self.drawn("L against its bound", Page(self.maker.folder / "unbounded.html"))["note"], "Places without a number: 24.")
 
     def test_say_in_marks_what_they_show(self):
         titles = self.drawn("L against its bound")["titles"]
