@@ -104,4 +104,14 @@ void run_at(InstructionSet level, const Loop& loop) {
   loop(Lanes<2>());
 }
 
+/// Calls loop() in a function compiled for the highest available level, in which the compiler makes vector
+/// code of plain loops of constant length.
+///
+/// loop  as for run_at
+template <class Loop>
+void with_widest_instructions(const Loop& loop) {
+  run_at(
+      instruction_set(), [&](auto) __attribute__((always_inline)) { loop(); });
+}
+
 }  // namespace kvbound::reference

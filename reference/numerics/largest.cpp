@@ -1,6 +1,9 @@
 #include "largest.hpp"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
 
 #include <kvbound/reference/core/infinity.hpp>
 
@@ -66,6 +69,24 @@ double largest_of(VectorView numbers) {
         for (; j < numbers.size(); ++j) result = std::max(result, numbers[j]);
       });
   return result;
+}
+
+bool all_finite(std::span<const float> numbers) {
+  constexpr size_t kParts = 32;  // magnitudes whose largest ones are formed side by side
+  const auto magnitude = [](float number) __attribute__((always_inline)) {
+    return std::bit_cast<uint32_t>(number) & 0x7fffffffu;
+  };
+  std::array<uint32_t, kParts> most{};
+  with_widest_instructions([&]() __attribute__((always_inline)) {
+    std::array<uint32_t, kParts> own{};
+    size_t i = 0;
+    for (; i + kParts <= numbers.size(); i += kParts) {
+      for (size_t p = 0; p < kParts; ++p) own[p] = std::max(own[p], magnitude(numbers[i + p]));
+    }
+    for (; i < numbers.size(); ++i) own[0] = std::max(own[0], magnitude(numbers[i]));
+    most = own;
+  });
+  return std::ranges::max(most) < 0x7f800000u;
 }
 
 }  // namespace kvbound::reference

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <span>
 
 #include <kvbound/reference/core/view.hpp>
 
@@ -20,5 +21,8 @@ Largest largest(VectorView numbers);
 
 /// The largest number.   numbers: none of them NaN; returns -infinity for no numbers
 double largest_of(VectorView numbers);
+
+/// Whether no number is NaN or infinite.
+bool all_finite(std::span<const float> numbers);
 
 }  // namespace kvbound::reference

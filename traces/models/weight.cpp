@@ -5,11 +5,12 @@
 #include <vector>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/core/view.hpp>
+#include <kvbound/reference/numerics/largest.hpp>
 
 #include "../messages.hpp"
 
 namespace kvbound::traces {
-
 void Weight::read(int64_t first_row, std::span<float> out) const {
   const int64_t count = std::ssize(out) / cols;
   if (std::ssize(out) % cols != 0 || first_row < 0 || count > rows - first_row) {
@@ -19,11 +20,16 @@ void Weight::read(int64_t first_row, std::span<float> out) const {
   }
   const WeightFormatTraits& own = traits(format);
   const int64_t first_byte = begin + first_row * row_bytes();
-  std::vector<char> bytes(static_cast<size_t>(count * row_bytes()));
+  std::vector<char, kvbound::detail::NumberAllocator<char>> bytes(static_cast<size_t>(count * row_bytes()));
   file->read(first_byte, bytes, printable(name));
-  decode(format, bytes, out);
+  bool finite = true;
+  for (int64_t i = 0; i < count; ++i) {  // while a row is in the cache
+    const std::span<float> row = out.subspan(i * cols, cols);
+    decode(format, std::span(bytes).subspan(i * row_bytes(), row_bytes()), row);
+    finite = finite && reference::all_finite(row);
+  }
+  if (finite) return;
   const auto bad = std::ranges::find_if_not(out, [](float x) { return std::isfinite(x); });
-  if (bad == out.end()) return;
   const int64_t block = (bad - out.begin()) / own.block_elements;
   throw TraceError(file->path(), first_byte + block * own.block_bytes, printable(name),
                    own.block_elements == 1

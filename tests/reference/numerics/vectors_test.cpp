@@ -2,6 +2,7 @@
 // at lengths around a vector's width.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -73,6 +74,20 @@ TEST(Largest, TellsWhatIsNotFinite) {
       Numbers numbers(40, 1.0);
       numbers[at] = bad;
       EXPECT_FALSE(largest(numbers).all_finite()) << bad << " at " << at;
+    }
+  }
+}
+
+TEST(AllFinite, TellsOneNumberOfMany) {
+  for (const size_t count : kLengths) {
+    std::vector<float> numbers(count, -std::numeric_limits<float>::max());
+    EXPECT_TRUE(all_finite(numbers));
+    for (const double bad : {kInfinity, -kInfinity, std::nan(""), -std::nan("")}) {
+      for (size_t at = 0; at < count; ++at) {
+        const float before = std::exchange(numbers[at], static_cast<float>(bad));
+        EXPECT_FALSE(all_finite(numbers)) << bad << " at " << at << " of " << count;
+        numbers[at] = before;
+      }
     }
   }
 }

@@ -68,8 +68,7 @@ TEST(ClosedLoop, ThatKeepsEverythingChangesNothing) {
   }
 }
 
-// The decoder that `record` runs gives the same likelihoods, all tokens read with one full cache.
-// The full cache of every query head is that of its KV head; what is chosen by a query head alone is another choice.
+// A query head with a cache has the full cache of its KV head, and chooses alone.
 TEST(ClosedLoop, OfQueryHeadsWithCachesHasTheSameFullCache) {
   const Task task = task_of(24, 6, 20);
   EvaluateOptions options = options_of({"h2o:window=4:recent=2+obcache-joint"}, "8");
@@ -82,6 +81,7 @@ TEST(ClosedLoop, OfQueryHeadsWithCachesHasTheSameFullCache) {
   EXPECT_NE(own.runs.front().kl, shared.runs.front().kl);
 }
 
+// The decoder that `record` runs gives the same likelihoods, all tokens read with one full cache.
 TEST(ClosedLoop, OfTheFullCacheIsTheDecoder) {
   const Task task = task_of(24, 6, 19);
   const TaskResult result = result_of(task, options_of({"tova"}, "8"));
