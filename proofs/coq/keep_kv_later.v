@@ -67,16 +67,16 @@ Proof. by move=> i_r; rewrite /weight i_r. Qed.
 Lemma weight_of_other i : cluster i == None -> weight i = w i.
 Proof. by move=> /eqP i_none; rewrite /weight i_none. Qed.
 
-Lemma sum_of_weights r : \sum_(i | cluster i == Some r) weight i = merged r.
+Lemma sum_of_weights r : 0 < predicted_merged r -> \sum_(i | cluster i == Some r) weight i = merged r.
 Proof.
-transitivity (merged r * (\sum_(i | cluster i == Some r) predicted i / predicted_merged r)).
+move=> pm_gt0; transitivity (merged r * (\sum_(i | cluster i == Some r) predicted i / predicted_merged r)).
   by rewrite mulr_sumr; apply: eq_bigr => i /eqP i_r; rewrite (@weight_of_member i r).
-by rewrite -mulr_suml -/(predicted_merged r) divff ?mulr1 // gt_eqF ?predicted_merged_gt0.
+by rewrite -mulr_suml -/(predicted_merged r) divff ?mulr1 // gt_eqF.
 Qed.
 
-Lemma total_by_weights : merged_total = \sum_i weight i.
+Lemma total_by_weights : (forall r, 0 < predicted_merged r) -> merged_total = \sum_i weight i.
 Proof.
-rewrite sum_by_members sum_of_members /merged_total; congr (_ + _).
+move=> pm_gt0; rewrite sum_by_members sum_of_members /merged_total; congr (_ + _).
   by apply: eq_bigr => i i_none; rewrite weight_of_other.
 by apply: eq_bigr => r _; rewrite sum_of_weights.
 Qed.
@@ -95,19 +95,24 @@ Proof. by apply: sumr_ge0 => r _; exact: ltW. Qed.
 Let others_ge0 : 0 <= \sum_(i | cluster i == None) w i.
 Proof. by apply: sumr_ge0 => i _; exact: ltW. Qed.
 
-Lemma weight_gt0 i : 0 < weight i.
+Lemma weight_gt0 i :
+  (forall r, 0 < predicted_merged r) -> (forall j, is_member j -> 0 < predicted j) -> 0 < weight i.
 Proof.
-rewrite /weight; case i_r: (cluster i) => [r|] //.
-have [low _] := members_near (i := i) ltac:(by rewrite /is_member i_r).
-have predicted_gt0 : 0 < predicted i by apply: lt_le_trans low; rewrite mulr_gt0.
-by rewrite mulr_gt0 ?divr_gt0 ?predicted_merged_gt0 //.
+move=> pm_gt0 predicted_gt0; rewrite /weight; case i_r: (cluster i) => [r|] //.
+by rewrite mulr_gt0 ?divr_gt0 // predicted_gt0 // /is_member i_r.
 Qed.
+
+Lemma member_gt0 i : is_member i -> 0 < predicted i.
+Proof. by move=> /members_near[low _]; apply: lt_le_trans low; rewrite mulr_gt0. Qed.
+
+Let own_weight_gt0 i : 0 < weight i.
+Proof. exact: (weight_gt0 _ predicted_merged_gt0 member_gt0). Qed.
 
 (* Where nothing merges, the weights are the true ones and there is nothing to bound. *)
 Let merged_total_gt0 : (exists i : I, true) -> 0 < merged_total.
 Proof.
-move=> [i _]; rewrite total_by_weights (bigD1 i) //= ltr_spaddl ?weight_gt0 //.
-by apply: sumr_ge0 => j _; rewrite ltW // weight_gt0.
+move=> [i _]; rewrite (total_by_weights predicted_merged_gt0) (bigD1 i) //= ltr_spaddl ?own_weight_gt0 //.
+by apply: sumr_ge0 => j _; rewrite ltW.
 Qed.
 
 Lemma weight_near i : is_member i ->
@@ -184,7 +189,7 @@ have -> : \sum_i (weight i - w i) *: (v i - true_output) =
 rewrite scalerBr output_by_weights scalerA mulfV ?scale1r; last by rewrite gt_eqF.
 have -> : \sum_i w i *: v i = (\sum_i w i) *: true_output.
   by rewrite /true_output scalerA mulfV ?scale1r // gt_eqF.
-by rewrite total_by_weights scalerBl opprB addrA subrK.
+by rewrite (total_by_weights predicted_merged_gt0) scalerBl opprB addrA subrK.
 Qed.
 
 (* kkv-5-prime: One query head, disjoint clusters merged at one time, each into the mean of its values by predicted

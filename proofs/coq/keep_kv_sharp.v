@@ -1,5 +1,5 @@
-(* KeepKV's sharpest bounds for later queries by eps and gamma alone (proofs/keep_kv.md), and instances that attain
-   them. *)
+(* Bounds for later queries (proofs/keep_kv.md): by the attention that merging moves, and the sharpest by eps and gamma
+   alone, with instances that attain them. *)
 From mathcomp Require Import all_ssreflect all_algebra ring.
 From kvbound Require Import seminorm combination critical_kv total_variation keep_kv_later.
 Set Implicit Arguments.
@@ -24,6 +24,34 @@ Record near_prediction (R : realFieldType) (E : lmodType R) (N : seminorm E) (I 
   values_near : forall i j, is_member cluster j -> N (v j - v i) <= gamma
 }.
 
+(* What moves the output is the attention that merging moves between entries, by whatever scores. *)
+Section MovedAttention.
+Variables (R : realFieldType) (E : lmodType R) (N : seminorm E) (I clusters : finType).
+Variables (cluster : I -> option clusters) (w predicted : I -> R) (v : I -> E) (merged : clusters -> R) (gamma : R).
+Hypothesis w_gt0 : forall i, 0 < w i.
+Hypothesis merged_gt0 : forall r, 0 < merged r.
+Hypothesis pm_gt0 : forall r, 0 < predicted_merged cluster predicted r.
+Hypothesis member_gt0 : forall i, is_member cluster i -> 0 < predicted i.
+Hypothesis some : exists i : I, true.
+Hypothesis values_near : forall i j, is_member cluster j -> N (v j - v i) <= gamma.
+
+Notation weight := (weight cluster w predicted merged).
+
+Lemma moved_attention :
+  N (merged_output cluster w predicted v merged - true_output w v) <= total_variation w weight * gamma.
+Proof.
+have weight_gt0 i : 0 < weight i by exact: weight_gt0.
+rewrite output_by_weights (total_by_weights _ _ pm_gt0).
+apply: (mean_change w_gt0 weight_gt0 some) => i j; rewrite /growth subr_gt0 subr_lt0 => grows shrinks.
+have [i_in | i_out] := boolP (is_member cluster i); first exact: values_near.
+have [j_in | j_out] := boolP (is_member cluster j).
+  by rewrite -norm_opp opprB; exact: values_near.
+rewrite negbK in i_out; rewrite negbK in j_out.
+rewrite !weight_of_other // ltr_pmul2l // in grows.
+by rewrite !weight_of_other // ltr_pmul2l // ltNge (ltW grows) in shrinks.
+Qed.
+End MovedAttention.
+
 Section Bounds.
 Variables (R : realFieldType) (E : lmodType R) (N : seminorm E) (I clusters : finType).
 Variables (cluster : I -> option clusters) (w predicted : I -> R) (v : I -> E) (merged : clusters -> R).
@@ -32,6 +60,7 @@ Hypothesis near : near_prediction N cluster w predicted v merged eps gamma.
 
 Notation change := (N (merged_output cluster w predicted v merged - true_output w v)).
 Notation weight := (weight cluster w predicted merged).
+Notation moved := (total_variation w weight).
 
 Let eps_ge0 : 0 <= eps. Proof. by have /andP[] := eps_within near. Qed.
 Let eps_lt1 : eps < 1. Proof. by have /andP[] := eps_within near. Qed.
@@ -41,7 +70,7 @@ Let high_gt0 : 0 < 1 + eps. Proof. exact: (ltr_paddr eps_ge0 ltr01). Qed.
 Let some : exists i : I, true.
 Proof. by have [i _] := some_member near; exists i. Qed.
 
-Let gamma_ge0 : 0 <= gamma.
+Lemma gamma_ge0 : 0 <= gamma.
 Proof. by have [i i_in] := some_member near; apply: le_trans (values_near near i i_in); exact: norm_ge0. Qed.
 
 Let pm_gt0 r : 0 < predicted_merged cluster predicted r.
@@ -49,31 +78,24 @@ Proof. exact: (predicted_merged_gt0 (merged_gt0 near) eps_lt1 (merged_near near)
 
 Let weight_gt0 i : 0 < weight i.
 Proof.
-exact: (weight_gt0 (w_gt0 near) (merged_gt0 near) eps_lt1 (members_near near) (merged_near near)).
+exact: (weight_gt0 (w_gt0 near) (merged_gt0 near) _ pm_gt0 (member_gt0 (w_gt0 near) eps_lt1 (members_near near))).
 Qed.
 
-Let change_le (low root : R) : 0 < low -> 1 <= root ->
-  (forall i, low * w i <= weight i <= root ^+ 2 * low * w i) -> change <= (root - 1) / (root + 1) * gamma.
+Let moved_le (low root : R) : 0 < low -> 1 <= root ->
+  (forall i, low * w i <= weight i <= root ^+ 2 * low * w i) -> moved <= (root - 1) / (root + 1).
+Proof. by move=> low_gt0'; exact: (total_variation_le (w_gt0 near) weight_gt0 some low_gt0'). Qed.
+
+Lemma change_by_moved : change <= moved * gamma.
 Proof.
-move=> low_gt0' root_ge1 within.
-rewrite output_by_weights.
-rewrite (total_by_weights w (merged_gt0 near) eps_lt1 (merged_near near)).
-apply: (@le_trans _ _ (total_variation w weight * gamma)); last first.
-  by rewrite ler_wpmul2r // (total_variation_le (w_gt0 near) weight_gt0 some low_gt0').
-apply: (mean_change (w_gt0 near) weight_gt0 some) => i j; rewrite /growth subr_gt0 subr_lt0 => grows shrinks.
-have [i_in | i_out] := boolP (is_member cluster i); first exact: (values_near near).
-have [j_in | j_out] := boolP (is_member cluster j).
-  by rewrite -norm_opp opprB; exact: (values_near near).
-rewrite negbK in i_out; rewrite negbK in j_out.
-rewrite !weight_of_other // ltr_pmul2l ?(w_gt0 near) // in grows.
-by rewrite !weight_of_other // ltr_pmul2l ?(w_gt0 near) // ltNge (ltW grows) in shrinks.
+apply: (moved_attention (w_gt0 near) (merged_gt0 near) pm_gt0 _ some (values_near near)).
+exact: (member_gt0 (w_gt0 near) eps_lt1 (members_near near)).
 Qed.
 
-Lemma many_clusters : change <= eps * gamma.
+Lemma many_clusters : moved <= eps.
 Proof.
 have -> : eps = ((1 + eps) / (1 - eps) - 1) / ((1 + eps) / (1 - eps) + 1).
   by field; rewrite gt_eqF //= (_ : _ + _ = 2%:R) ?pnatr_eq0 //; ring.
-apply: (@change_le ((1 - eps) / (1 + eps))); first by rewrite divr_gt0.
+apply: (@moved_le ((1 - eps) / (1 + eps))); first by rewrite divr_gt0.
   by rewrite ler_pdivl_mulr // mul1r ler_add2l (le_trans _ eps_ge0) // oppr_le0.
 move=> i; rewrite (_ : _ ^+ 2 * _ = (1 + eps) / (1 - eps)); last by field; rewrite !gt_eqF.
 have [i_in | i_out] := boolP (is_member cluster i).
@@ -85,14 +107,14 @@ by rewrite ler_pdivr_mulr // mul1r ler_add2l (le_trans _ eps_ge0) // oppr_le0.
 Qed.
 
 Lemma one_cluster (root : R) : (forall r s : clusters, r = s) -> 0 <= root -> root ^+ 2 = 1 - eps ^+ 2 ->
-  change <= eps * gamma / (1 + root).
+  moved <= eps / (1 + root).
 Proof.
 move=> one root_ge0 root_by.
 have square_gt0 : 0 < root ^+ 2 by rewrite root_by (_ : _ - _ = (1 - eps) * (1 + eps)) ?mulr_gt0 //; ring.
 have root_gt0 : 0 < root by rewrite lt0r root_ge0 andbT; apply: contraTneq square_gt0 => ->; rewrite expr0n ltxx.
 have more0 : 1 + root != 0 by rewrite gt_eqF // ltr_spaddl ?ltr01.
-have -> : eps * gamma / (1 + root) = ((1 + eps) / root - 1) / ((1 + eps) / root + 1) * gamma.
-  rewrite mulrAC; congr (_ * _); apply/eqP; rewrite eqr_div //; last first.
+have -> : eps / (1 + root) = ((1 + eps) / root - 1) / ((1 + eps) / root + 1).
+  apply/eqP; rewrite eqr_div //; last first.
     by rewrite gt_eqF // ltr_paddr ?ler01 // divr_gt0.
   apply/eqP/(mulIf (lt0r_neq0 root_gt0)).
   transitivity (eps * (1 + eps) + eps * root); first by field; exact: lt0r_neq0.
@@ -103,7 +125,7 @@ have [error_low error_high] : 1 - eps <= error /\ error <= 1 + eps.
   rewrite /error; case: pickP => [r _ | _]; last by rewrite ler_subl_addr ler_addl eps_ge0.
   by have [? ?] := merged_near near r; rewrite ler_pdivl_mulr ?ler_pdivr_mulr // (merged_gt0 near).
 have error_gt0 : 0 < error := lt_le_trans low_gt0 error_low.
-apply: (@change_le ((1 - eps) / error)); first by rewrite divr_gt0.
+apply: (@moved_le ((1 - eps) / error)); first by rewrite divr_gt0.
   rewrite ler_pdivl_mulr // mul1r -ler_sqr ?nnegrE ?(ltW high_gt0) // root_by -subr_ge0.
   by rewrite [X in _ <= X](_ : _ = 2%:R * eps * (1 + eps)); [have := ltW high_gt0 => ?; nonnegative | ring].
 move=> i; have -> : ((1 + eps) / root) ^+ 2 * ((1 - eps) / error) = (1 + eps) / error.
@@ -264,7 +286,40 @@ Theorem kkv_5_sharp (R : realFieldType) :
 Proof.
 move=> change; split=> [E N I clusters cluster w predicted v merged eps gamma near |
     eps gamma eps_within gamma_ge0 | eps gamma root eps_within gamma_ge0 root_ge0 root_by].
-- by split; [exact: many_clusters near | move=> one root; exact: (one_cluster near one)].
+- have gamma_ge0 := gamma_ge0 near; split=> [|one root root_ge0 root_by].
+    by apply: le_trans (change_by_moved near) _; rewrite ler_wpmul2r // (many_clusters near).
+  by apply: le_trans (change_by_moved near) _; rewrite mulrAC ler_wpmul2r // (one_cluster near one).
 - by exists [finType of bool * bool], [finType of bool]; do 5 eexists; exact: many_attained.
 by exists [finType of bool * bool]; do 5 eexists; exact: one_attained.
+Qed.
+
+(* kkv-5-free: As in kkv-5-prime, but for every eps, and for every seminorm: the output moves by at most gamma times the
+   total variation of the attention, which is at most eps, and for one cluster eps / (1 + sqrt(1 - eps^2)). *)
+Theorem kkv_5_free (R : realFieldType) (E : lmodType R) (N : seminorm E) (I clusters : finType)
+    (cluster : I -> option clusters) (w predicted : I -> R) (v : I -> E) (merged : clusters -> R) (gamma : R) :
+  let A i := w i / \sum_j w j in
+  let u i := if cluster i is Some r then merged r / predicted_merged cluster predicted r * (predicted i / w i) else 1 in
+  let Z := \sum_j A j * u j in
+  let T := (\sum_j `|A j * u j / Z - A j|) / 2%:R in
+  (forall i, 0 < w i) -> (forall r, 0 < merged r) -> (forall r, 0 < predicted_merged cluster predicted r) ->
+  (forall i, is_member cluster i -> 0 < predicted i) -> (exists i : I, true) ->
+  (forall i j, is_member cluster j -> N (v j - v i) <= gamma) ->
+  N (merged_output cluster w predicted v merged - true_output w v) <= gamma * T /\
+  forall eps, near_prediction N cluster w predicted v merged eps gamma ->
+    T <= eps /\ ((forall r s : clusters, r = s) -> forall root, 0 <= root -> root ^+ 2 = 1 - eps ^+ 2 ->
+      T <= eps / (1 + root)).
+Proof.
+move=> A u Z T w_gt0 merged_gt0 pm_gt0 member_gt0 some near.
+have total_gt0 : 0 < \sum_j w j.
+  by have [i _] := some; rewrite (bigD1 i) //= ltr_spaddl //; apply: sumr_ge0 => j _; exact: ltW.
+have by_weight i : A i * u i = weight cluster w predicted merged i / \sum_j w j.
+  rewrite /A /u /weight; case: (cluster i) => [r|]; last by rewrite mulr1.
+  by field; rewrite !gt_eqF.
+have -> : T = total_variation w (weight cluster w predicted merged).
+  have weights_gt0 i : 0 < weight cluster w predicted merged i by exact: weight_gt0.
+  rewrite (total_variation_half w_gt0 weights_gt0 some) /T; congr (_ / _); apply: eq_bigr => i _; congr `|_|.
+  rewrite /growth by_weight; congr (_ - _); rewrite /Z (eq_bigr _ (fun j _ => by_weight j)) -mulr_suml.
+  by rewrite invf_div mulrA divfK // gt_eqF.
+split=> [|eps near_eps]; first by rewrite mulrC moved_attention.
+by split; [exact: many_clusters near_eps | move=> one root; exact: (one_cluster near_eps one)].
 Qed.

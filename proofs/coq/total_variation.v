@@ -37,6 +37,14 @@ Proof. by rewrite sumrN; apply/eqP; rewrite eq_sym -addr_eq0 /total_variation -b
 Lemma total_variation_ge0 : 0 <= total_variation.
 Proof. by apply: sumr_ge0 => i; rewrite inE => /ltW. Qed.
 
+Lemma total_variation_half : total_variation = (\sum_i `|growth i|) / 2%:R.
+Proof.
+rewrite by_grows (eq_bigr growth) => [|i]; last by rewrite inE => /ltW/ger0_norm.
+rewrite [X in _ + X](eq_bigr (fun i => - growth i)) => [|i].
+  by rewrite sum_shrinks -/total_variation -mulr2n -[X in X / _]mulr_natr mulfK // pnatr_eq0.
+by rewrite !inE -leNgt => /ler0_norm.
+Qed.
+
 Lemma mean_change (gamma : R) :
   (forall i j, 0 < growth i -> growth j < 0 -> N (v i - v j) <= gamma) ->
   N ((\sum_i after i)^-1 *: (\sum_i after i *: v i) - (\sum_i before i)^-1 *: (\sum_i before i *: v i)) <=
