@@ -136,20 +136,24 @@ TEST(Trace, LetsLayersDifferInType) {
   EXPECT_EQ(trace.read_layer(1).keys.slice(0)(0, 0), 0);
 }
 
+// Stores a tensor as BF16: -7, -6, ...
+template <class Tensor>
+void make_bfloat16(Tensor& tensor) {
+  tensor.dtype = "BF16";
+  tensor.data.resize(tensor.data.size() / 2);
+  for (size_t i = 0; i < tensor.data.size() / 2; ++i) {
+    const uint16_t bits = to_bfloat16(static_cast<double>(i) - 7);
+    std::memcpy(tensor.data.data() + 2 * i, &bits, 2);
+  }
+}
+
 // Every tensor of 16 bits whose type is that of the first layer's keys, at the places of its doubles.
 TEST(Trace, KeepsBitsOnRequest) {
   const TemporaryFolder folder;
   SafetensorsParts parts = small_trace();
   for (const char* const name :
-       {"layers.0.key", "layers.1.key", "layers.1.query", "layers.1.output_projection"}) {
-    auto& tensor = parts.tensor(name);
-    tensor.dtype = "BF16";
-    tensor.data.resize(tensor.data.size() / 2);
-    for (size_t i = 0; i < tensor.data.size() / 2; ++i) {
-      const uint16_t bits = to_bfloat16(static_cast<double>(i) - 7);
-      std::memcpy(tensor.data.data() + 2 * i, &bits, 2);
-    }
-  }
+       {"layers.0.key", "layers.1.key", "layers.1.query", "layers.1.output_projection"})
+    make_bfloat16(parts.tensor(name));
   parts.tensor("layers.1.value").dtype = "F16";
   parts.tensor("layers.1.value").data.assign(64, '\0');
   const Trace trace(folder.write("t.safetensors", parts.bytes()));
@@ -179,15 +183,7 @@ TEST(Trace, KeepsBitsOnRequest) {
 TEST(Trace, GivesEveryQueryHeadACache) {
   const TemporaryFolder folder;
   SafetensorsParts parts = small_trace();
-  for (const char* const name : {"layers.0.key", "layers.1.key"}) {
-    auto& tensor = parts.tensor(name);
-    tensor.dtype = "BF16";
-    tensor.data.resize(tensor.data.size() / 2);
-    for (size_t i = 0; i < tensor.data.size() / 2; ++i) {
-      const uint16_t bits = to_bfloat16(static_cast<double>(i) - 7);
-      std::memcpy(tensor.data.data() + 2 * i, &bits, 2);
-    }
-  }
+  for (const char* const name : {"layers.0.key", "layers.1.key"}) make_bfloat16(parts.tensor(name));
   const std::string path = folder.write("t.safetensors", parts.bytes());
   const Trace trace(path), apart(path, {.heads = CacheHeads::query});
   EXPECT_EQ(trace.info().heads, CacheHeads::kv);
