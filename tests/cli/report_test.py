@@ -261,6 +261,14 @@ class Pages(ReportTest):
         page = self.report(self.changed("replay", lambda document: document["parts"][0]["facts"].update(model="", source="")))
         self.assertEqual(page.data["sections"][0]["title"], "Replay of a model without a name")
 
+    def test_say_which_heads_have_a_cache(self):
+        def line(change):
+            return self.report(self.changed("replay", lambda document: change(document["parts"][0]["facts"]))).data["sections"][0]["lines"][0]
+        text = " KV heads (a cache for each query head), "
+        self.assertIn(text, line(lambda facts: facts.update(heads="query")))
+        self.assertNotIn(text, line(lambda facts: None))
+        self.assertNotIn(text, line(lambda facts: facts.pop("heads")))
+
     def test_have_what_a_run_says_of_itself(self):
         trace, cube = self.trace("replay"), self.page("replay").cube_of("Perturbation")
         for r, run in enumerate(trace["runs"]):

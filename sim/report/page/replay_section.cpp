@@ -16,6 +16,7 @@
 #include <kvbound/sim/measure/mean.hpp>
 #include <kvbound/sim/options/number.hpp>
 
+#include "../heads_text.hpp"
 #include "agreement_section.hpp"
 
 namespace kvbound::sim {
@@ -385,16 +386,23 @@ void add_budgets(Section& section, const ReplayedTrace& replayed) {
        .more = {{"value", {{"value", "kept"}, {"label", "entries"}}}, {"scale", "sequential"}}});
 }
 
+// Documents that do not say it are of earlier programs, in which KV heads had the caches.
+traces::CacheHeads cache_heads_of(const JsonField& trace) {
+  const auto heads = trace.find("heads");
+  return heads ? traces::cache_heads(heads->text()).value_or(traces::CacheHeads::kv) : traces::CacheHeads::kv;
+}
+
 Section described(const ReplayedTrace& replayed, const std::string& id) {
   const JsonField& trace = replayed.facts();
   Section section(id, fmt::format("Replay of {}", model_name(trace.member("model"))));
   section.source = trace.member("path").text();
-  section.lines.push_back(fmt::format(
-      "{}. {} of {} layers, {} query heads on {} KV heads, {} prompt tokens, {} of {} decode steps, {}.",
-      trace.member("model").any_text(), replayed.layers(), trace.member("layers").integer(),
-      trace.member("query_heads").integer(), trace.member("kv_heads").integer(),
-      trace.member("prompt_tokens").integer(), trace.member("replayed_steps").integer(),
-      trace.member("decode_tokens").integer(), trace.member("storage").text()));
+  section.lines.push_back(
+      fmt::format("{}. {} of {} layers, {}, {} prompt tokens, {} of {} decode steps, {}.",
+                  trace.member("model").any_text(), replayed.layers(), trace.member("layers").integer(),
+                  heads_text(trace.member("query_heads").integer(), trace.member("kv_heads").integer(),
+                             cache_heads_of(trace)),
+                  trace.member("prompt_tokens").integer(), trace.member("replayed_steps").integer(),
+                  trace.member("decode_tokens").integer(), trace.member("storage").text()));
   const size_t shown = replayed.shown_layers().size();
   if (replayed.layers() != std::ssize(replayed.shown_layers())) {
     section.lines.push_back(
