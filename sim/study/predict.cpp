@@ -223,7 +223,9 @@ PredictResult predict(const traces::Trace& trace, const std::vector<int64_t>& la
                       const PredictOptions& options, const std::function<void(int64_t, int64_t)>& progress) {
   const traces::TraceInfo& info = trace.info();
   const Run run{{canonical(options.policy), options.policy}, options.budget, std::string(kReference)};
-  const HeadBudgets budgets = std::move(empty_result(info, {run}, {.layers = layers}).runs.front().budgets);
+  const Scope scope{.layers = layers};
+  require_valid({run}, info, scope);
+  const HeadBudgets budgets = std::move(empty_result(info, {run}, scope).runs.front().budgets);
   PredictResult result{info, options, {}};
   int64_t pieces = 0;
   const auto done = [&] {
