@@ -76,7 +76,7 @@ bool all_finite(std::span<const float> numbers) {
   const auto magnitude = [](float number) __attribute__((always_inline)) {
     return std::bit_cast<uint32_t>(number) & 0x7fffffffu;
   };
-  std::array<uint32_t, kParts> most{};
+  uint32_t most = 0;
   with_widest_instructions([&]() __attribute__((always_inline)) {
     std::array<uint32_t, kParts> own{};
     size_t i = 0;
@@ -84,9 +84,12 @@ bool all_finite(std::span<const float> numbers) {
       for (size_t p = 0; p < kParts; ++p) own[p] = std::max(own[p], magnitude(numbers[i + p]));
     }
     for (; i < numbers.size(); ++i) own[0] = std::max(own[0], magnitude(numbers[i]));
-    most = own;
+    for (size_t half = kParts / 2; half > 0; half /= 2) {
+      for (size_t p = 0; p < half; ++p) own[p] = std::max(own[p], own[p + half]);
+    }
+    most = own[0];
   });
-  return std::ranges::max(most) < 0x7f800000u;
+  return most < 0x7f800000u;
 }
 
 }  // namespace kvbound::reference

@@ -226,6 +226,8 @@ constexpr BenchOperation kOperations[] = {
      bench_replay},
     {"prefill", "a model (--model) reads --prompt tokens, as record runs it, against SGEMM's rate",
      bench_prefill, false, true},
+    {"model-step", "a model (--model) decodes, one token at a time, against reading its weights",
+     bench_model_step, false, true},
     {"lockstep", "a model (--model) decodes 31 sequences side by side, against one sequence", bench_lockstep,
      false, true},
 };

@@ -1,4 +1,4 @@
-// The speed at which `record` reads a prompt.
+// The speed at which `record` reads a prompt, and at which it decodes.
 #pragma once
 
 #include <kvbound/traces/models/checkpoint.hpp>
@@ -22,5 +22,11 @@ BenchPiece single_cubes_piece(const BenchOptions& options);
 ///
 /// throws  TraceError and IoError from opening and reading the checkpoint
 BenchResult bench_prefill(const BenchOptions& options);
+
+/// Steps of options.model behind no prompt, one token at a time, against reading the bytes of all matrices
+/// that a step multiplies by from their file: what a step costs besides is decoding and multiplying them.
+///
+/// throws  as bench_prefill
+BenchResult bench_model_step(const BenchOptions& options);
 
 }  // namespace kvbound::sim

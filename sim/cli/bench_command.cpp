@@ -54,7 +54,7 @@ std::string described(std::string_view backend) {
 }
 
 std::string bench_details() {
-  return "Operations of the reference (default: all; prefill and lockstep if there is a --model):\n" +
+  return "Operations of the reference (default: all; prefill, model-step and lockstep if there is a --model):\n" +
          described(kReference) + "\nOperations of a device, with BF16 caches (default: all):\n" +
          described("emulated") +
          R"(
@@ -187,7 +187,7 @@ CommandLine bench_command_line() {
       "run the operations on OpenBLAS's kernels for this processor (default: the fastest); reference only");
   line.add(
       "model", "MODEL",
-      "reference: checkpoint that prefill and lockstep run, a GGUF file or a folder, as for record; emulated: GPU whose "
+      "reference: checkpoint that prefill, model-step and lockstep run, a GGUF file or a folder, as for record; emulated: GPU whose "
       "times to predict, h100 or h200");
   line.add("prompt", "N", "tokens that prefill reads (default: 4096)");
   line.add("layers", "N", "layers whose decode steps are taken together, by step on a device (default: 1)");

@@ -212,7 +212,7 @@ class BadOptions(CommandLineTest):
         small = "--shape", "pocket:256"
         self.refuses_options("no operation 'none'; known: exponential, projected-value-norms, projected-value-norms-l2, window-attention, "
                              "window-scores-joint, window-scores-exact, selection, nearest-key, compress, step-attention, "
-                             "step-value, step-key, step-joint, step-exact, step-keepkv, upload, step-host, replay, prefill, lockstep",
+                             "step-value, step-key, step-joint, step-exact, step-keepkv, upload, step-host, replay, prefill, model-step, lockstep",
                              "bench", *small, "none")
         self.refuses_options("operation 'selection' is given twice", "bench", *small, "selection", "selection")
         self.refuses_options("an empty argument; expected OPERATION", "bench", *small, "")

@@ -124,7 +124,7 @@ class Documentation(CommandLineTest):
                         "sweep", "gather", "policies", "help"):
             known |= set(re.findall(r"--[a-z][a-z-]+", self.passes(command, "--help")))
         for script in ("traces/scripts/record_hf", "traces/scripts/tokenize", "traces/scripts/make_tasks", "traces/scripts/knorm_press",
-                       "traces/scripts/download_model", "sim/evaluate/study", "sim/bench/peers/bench_torch"):
+                       "traces/scripts/download_model", "sim/evaluate/study", "sim/bench/peers/bench_torch", "sim/bench/peers/bench_llama"):
             known |= set(re.findall(r"--[a-z][a-z-]+", subprocess.run(
                 [sys.executable, ROOT / f"{script}.py", "--help"], check=True, capture_output=True, text=True).stdout))
         known |= set(re.findall(r"--[a-z][a-z-]+", (ROOT / "sim" / "python" / "kvbound" / "pytest_plugin.py").read_text("utf-8")))

@@ -292,7 +292,7 @@ class Names(CommandLineTest):
     def test_every_script_says_what_it_is_for(self):
         peers = kvbound_cli.REPOSITORY / "sim" / "bench" / "peers"
         for script in (*(SCRIPTS / f"{name}.py" for name in ("record_hf", "tokenize", "from_torch", "write_dump", "make_tasks", "download_model")),
-                       peers / "bench_torch.py"):
+                       peers / "bench_torch.py", peers / "bench_llama.py"):
             result = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
             self.assertIn(script.stem, result.stdout + result.stderr)
             self.assertNotIn("Traceback", result.stderr)

@@ -6,18 +6,15 @@
 #include <vector>
 
 #include <kvbound/reference/core/parallel.hpp>
-#include <kvbound/reference/numerics/exponential.hpp>
 #include <kvbound/reference/numerics/product.hpp>
+#include <kvbound/reference/numerics/single_exponential.hpp>
 
 namespace kvbound::traces {
 namespace {
 
 constexpr int64_t kBlockQueries = 128;  // queries of one head at a time
 
-struct Scratch {
-  std::vector<float> weights;  // [rows, positions]
-  std::vector<double> row;     // [positions]
-};
+using Scratch = std::vector<float>;  // [rows, positions]
 
 // The largest of at least one number, by partial maxima that the processor can form in parallel.
 float largest(std::span<const float> numbers) {
@@ -32,22 +29,21 @@ float largest(std::span<const float> numbers) {
 }
 
 // Replaces the logits of the first `seen` positions by attention weights, and those behind by 0.
-void softmax(std::span<float> logits, int64_t seen, std::vector<double>& row) {
-  row.assign(logits.begin(), logits.begin() + seen);
-  const double share = 1 / reference::exponentiate(std::span<double>(row), largest(logits.first(seen)));
-  std::ranges::transform(row, logits.begin(),
-                         [share](double weight) { return static_cast<float>(weight * share); });
-  std::ranges::fill(logits.subspan(static_cast<size_t>(seen)), 0.0F);
+void softmax(std::span<float> logits, int64_t seen) {
+  const std::span<float> own = logits.first(seen);
+  const auto share = static_cast<float>(1 / reference::exponentiate(own, largest(own)));
+  for (float& weight : own) weight *= share;
+  std::ranges::fill(logits.subspan(seen), 0.0F);
 }
 
 // A block of one query head's queries, the first of them at position `first`.
 void attend(const CachedHead& head, SingleMatrixView queries, int64_t first, float scale,
             MutableSingleMatrixView outputs, Scratch& scratch) {
   const int64_t positions = first + queries.rows;
-  scratch.weights.resize(queries.rows * positions);
-  const MutableSingleMatrixView weights(scratch.weights.data(), queries.rows, positions);
+  scratch.resize(queries.rows * positions);
+  const MutableSingleMatrixView weights(scratch.data(), queries.rows, positions);
   reference::multiply_transposed(queries, head.keys.middle_rows(0, positions), weights, scale);
-  for (int64_t i = 0; i < queries.rows; ++i) softmax(weights.row(i), first + i + 1, scratch.row);
+  for (int64_t i = 0; i < queries.rows; ++i) softmax(weights.row(i), first + i + 1);
   reference::multiply(weights, head.values.middle_rows(0, positions), outputs);
 }
 

@@ -12,7 +12,8 @@ struct CachedHead {
   SingleMatrixView keys, values;  ///< [tokens, head_dim]
 };
 
-/// Blocked: memory is linear in the number of tokens. Products are in single precision, softmaxes in double.
+/// Blocked: memory is linear in the number of tokens. In single precision, sums of
+/// softmaxes in double.
 ///
 ///     z_ij = scale q_i . k_j for j <= first + i,   outputs[i,:] = sum_j softmax_j(z_ij) v_j
 ///

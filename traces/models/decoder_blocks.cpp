@@ -2,14 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
+#include <bit>
 #include <string>
 
 #include <kvbound/reference/core/error.hpp>
-#include <kvbound/reference/core/float16.hpp>
 #include <kvbound/reference/core/parallel.hpp>
 #include <kvbound/reference/core/shape_check.hpp>
+#include <kvbound/reference/numerics/instruction_set.hpp>
+#include <kvbound/reference/numerics/largest.hpp>
 
+#include "../half_numbers.hpp"
 #include "linear.hpp"
 
 namespace kvbound::traces {
@@ -22,28 +24,42 @@ std::vector<float> divisors_of(const Checkpoint& checkpoint) {
   return divisors;
 }
 
-float rounded(float number, Dtype stored) {
-  if (stored == Dtype::f16) return static_cast<float>(from_float16(to_float16(number)));
-  if (stored == Dtype::bf16) return static_cast<float>(from_bfloat16(to_bfloat16(number)));
-  return number;
+// Rounds every number that fits; whether all do.
+template <auto rounded>
+bool round_numbers(std::span<float> numbers) {
+  constexpr uint32_t kInfinity = 0x7f800000u;
+  uint32_t any = 0;
+  reference::with_widest_instructions([&]() __attribute__((always_inline)) {
+    uint32_t unfit = 0;
+    for (float& number : numbers) {
+      const float result = rounded(number);
+      const auto before = std::bit_cast<uint32_t>(number), after = std::bit_cast<uint32_t>(result);
+      const uint32_t is_unfit = -static_cast<uint32_t>((before & kInfinity) == kInfinity) |
+                                -static_cast<uint32_t>((after & kInfinity) == kInfinity);
+      number = std::bit_cast<float>((before & is_unfit) | (after & ~is_unfit));
+      unfit |= is_unfit;
+    }
+    any = unfit;
+  });
+  return any == 0;
+}
+
+bool round_numbers(std::span<float> numbers, Dtype stored) {
+  if (stored == Dtype::f16) return round_numbers<rounded_to_half>(numbers);
+  if (stored == Dtype::bf16) return round_numbers<rounded_to_bfloat>(numbers);
+  return reference::all_finite(numbers);
 }
 
 // Rounds every number to the stored type.
 void round_rows(MutableSingleMatrixView rows, Dtype stored, const char* what, int64_t layer) {
   std::atomic<bool> all_fit = true;
   reference::parallel_for(rows.rows, [&](int64_t i) {
-    for (float& number : rows.row(i)) {
-      const float result = rounded(number, stored);
-      if (std::isfinite(result))
-        number = result;
-      else
-        all_fit = false;
-    }
+    if (!round_numbers(rows.row(i), stored)) all_fit = false;
   });
   if (all_fit) return;
   for (int64_t i = 0; i < rows.rows; ++i) {  // numbers that do not fit are still as they were: name the first
-    for (const float number : rows.row(i)) {
-      if (std::isfinite(rounded(number, stored))) continue;
+    for (float number : rows.row(i)) {
+      if (round_numbers({&number, 1}, stored)) continue;
       throw NonFinite("layers." + std::to_string(layer) + "." + what + ": " + std::to_string(number) +
                       " does not fit " + std::string(name(stored)));
     }
@@ -80,9 +96,8 @@ void DecoderBlocks::project(int64_t layer, SingleMatrixView hidden, std::span<co
   const LayerWeights& weights = checkpoint_.layers()[layer];
   const MutableSingleMatrixView normed = normed_.of(hidden.rows);
   rms_norm(weights.attention_norm, config_.norm_epsilon, hidden, normed);
-  linear(weights.query, normed, inputs.queries, piece_);
-  linear(weights.key, normed, inputs.keys, piece_);
-  linear(weights.value, normed, inputs.values, piece_);
+  linear({{weights.query, inputs.queries}, {weights.key, inputs.keys}, {weights.value, inputs.values}},
+         normed, piece_);
   if (weights.query_bias) add_bias(*weights.query_bias, inputs.queries);
   if (weights.key_bias) add_bias(*weights.key_bias, inputs.keys);
   if (weights.value_bias) add_bias(*weights.value_bias, inputs.values);
@@ -98,7 +113,7 @@ void DecoderBlocks::project(int64_t layer, SingleMatrixView hidden, std::span<co
 void DecoderBlocks::finish(int64_t layer, SingleMatrixView outputs, MutableSingleMatrixView hidden) {
   const LayerWeights& weights = checkpoint_.layers()[layer];
   const MutableSingleMatrixView change = change_.of(hidden.rows);
-  linear(weights.output, outputs, change, piece_);
+  linear({{weights.output, change}}, outputs, piece_);
   add(hidden, change);
   feed_forward(weights, hidden);
 }
@@ -106,7 +121,7 @@ void DecoderBlocks::finish(int64_t layer, SingleMatrixView outputs, MutableSingl
 void DecoderBlocks::unembed(SingleMatrixView hidden, MutableSingleMatrixView logits, int64_t piece) {
   const MutableSingleMatrixView normed = normed_.of(hidden.rows);
   rms_norm(checkpoint_.output_norm(), config_.norm_epsilon, hidden, normed);
-  linear(checkpoint_.output(), normed, logits, piece);
+  linear({{checkpoint_.output(), logits}}, normed, piece);
 }
 
 // Norms of every head's numbers.
@@ -132,10 +147,9 @@ void DecoderBlocks::feed_forward(const LayerWeights& weights, MutableSingleMatri
   const MutableSingleMatrixView normed = normed_.of(hidden.rows), change = change_.of(hidden.rows),
                                 gate = gate_.of(hidden.rows), up = up_.of(hidden.rows);
   rms_norm(weights.feed_forward_norm, config_.norm_epsilon, hidden, normed);
-  linear(weights.gate, normed, gate, piece_);
-  linear(weights.up, normed, up, piece_);
+  linear({{weights.gate, gate}, {weights.up, up}}, normed, piece_);
   swish_gate(gate, up);
-  linear(weights.down, gate, change, piece_);
+  linear({{weights.down, change}}, gate, piece_);
   add(hidden, change);
 }
 

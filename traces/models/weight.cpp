@@ -11,6 +11,20 @@
 #include "../messages.hpp"
 
 namespace kvbound::traces {
+namespace {
+
+// Whether a row's numbers are finite. A scale of a block that is not makes all of the block's numbers NaN or
+// infinite, and none are otherwise, so that one number tells of a block.
+bool is_finite(std::span<const float> row, int64_t block_elements) {
+  if (block_elements == 1) return reference::all_finite(row);
+  for (int64_t i = 0; i < std::ssize(row); i += block_elements) {
+    if (!std::isfinite(row[i])) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 void Weight::read(int64_t first_row, std::span<float> out) const {
   const int64_t count = std::ssize(out) / cols;
   if (std::ssize(out) % cols != 0 || first_row < 0 || count > rows - first_row) {
@@ -26,7 +40,7 @@ void Weight::read(int64_t first_row, std::span<float> out) const {
   for (int64_t i = 0; i < count; ++i) {  // while a row is in the cache
     const std::span<float> row = out.subspan(i * cols, cols);
     decode(format, std::span(bytes).subspan(i * row_bytes(), row_bytes()), row);
-    finite = finite && reference::all_finite(row);
+    finite = finite && is_finite(row, own.block_elements);
   }
   if (finite) return;
   const auto bad = std::ranges::find_if_not(out, [](float x) { return std::isfinite(x); });

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <kvbound/reference/core/error.hpp>
+#include <kvbound/reference/numerics/byte_lanes.hpp>
 #include <kvbound/reference/numerics/instruction_set.hpp>
 
 #include "../half_numbers.hpp"
@@ -25,50 +26,19 @@ template <class Number>
   return from_half(number_at<uint16_t>(bytes));
 }
 
-[[gnu::always_inline]] inline void decode_f32(const Byte* block, float* out) {
-  *out = number_at<float>(block);
-}
-[[gnu::always_inline]] inline void decode_f16(const Byte* block, float* out) { *out = half_at(block); }
-[[gnu::always_inline]] inline void decode_bf16(const Byte* block, float* out) {
-  *out = from_bfloat(number_at<uint16_t>(block));
-}
-
-// The integers of 32 numbers, which are taken apart first and scaled then: loops over 32 become vector code.
-using Quants = std::array<Byte, 32>;
-
-// out[i] = d (quants[i] - centre)
-[[gnu::always_inline]] inline void scale_about(const Quants& quants, int centre, float d, float* out) {
-  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(quants[i] - centre);
-}
-// out[i] = d quants[i] + m
-[[gnu::always_inline]] inline void scale_and_add(const Quants& quants, float d, float m, float* out) {
-  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(quants[i]) + m;
-}
+// The integers of 16 numbers.
+using Quants = reference::ByteLanes;
 
 [[gnu::always_inline]] inline void decode_q8_0(const Byte* block, float* out) {
   const float d = half_at(block);
-  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(static_cast<signed char>(block[2 + i]));
+  for (int half = 0; half < 2; ++half) {
+    Quants quants;
+    reference::load(block + 2 + 16 * half, quants);
+    reference::scale_about(quants ^ 128, 128, d, out + 16 * half);  // signed bytes
+  }
 }
 
-// Numbers i and i + 16 are the low and the high half of byte i.
-[[gnu::always_inline]] inline void take_halves(const Byte* bytes, Quants& quants) {
-  for (int i = 0; i < 16; ++i) quants[i] = bytes[i] & 15;
-  for (int i = 0; i < 16; ++i) quants[i + 16] = bytes[i] >> 4;
-}
-
-[[gnu::always_inline]] inline void decode_q4_0(const Byte* block, float* out) {
-  Quants quants;
-  take_halves(block + 2, quants);
-  scale_about(quants, 8, half_at(block), out);
-}
-
-[[gnu::always_inline]] inline void decode_q4_1(const Byte* block, float* out) {
-  Quants quants;
-  take_halves(block + 4, quants);
-  scale_and_add(quants, half_at(block), half_at(block + 2), out);
-}
-
-// Of every byte, 16 in byte i where its bit i is set.
+// 16 in byte i where bit i of a byte is set.
 constexpr std::array<uint64_t, 256> kFifthBits = [] {
   std::array<uint64_t, 256> all{};
   for (uint64_t byte = 0; byte < 256; ++byte) {
@@ -77,26 +47,51 @@ constexpr std::array<uint64_t, 256> kFifthBits = [] {
   return all;
 }();
 
-// The fifth bit of number i is bit i % 8 of byte i / 8.
-[[gnu::always_inline]] inline void add_fifth_bits(const Byte* bits, Quants& quants) {
-  for (int i = 0; i < 4; ++i) {
-    const uint64_t eight = number_at<uint64_t>(quants.data() + 8 * i) | kFifthBits[bits[i]];
-    std::memcpy(quants.data() + 8 * i, &eight, sizeof(eight));
+// Numbers i and i + 16 of a block are the low and the high half of byte i. The fifth bit of number i is bit
+// i % 8 of byte i / 8 of `fifth`, which is null where there is none.
+[[gnu::always_inline]] inline void take_half(const Byte* bytes, int half, const Byte* fifth, Quants& quants) {
+  reference::load(bytes, quants);
+  quants = quants >> static_cast<Byte>(4 * half) & 15;
+  if (!fifth) return;
+  Quants above;
+  reference::set_bytes(kFifthBits[fifth[2 * half]], kFifthBits[fifth[2 * half + 1]], above);
+  quants |= above;
+}
+
+[[gnu::always_inline]] inline void decode_q4_0(const Byte* block, float* out) {
+  const float d = half_at(block);
+  for (int half = 0; half < 2; ++half) {
+    Quants quants;
+    take_half(block + 2, half, nullptr, quants);
+    reference::scale_about(quants, 8, d, out + 16 * half);
+  }
+}
+
+[[gnu::always_inline]] inline void decode_q4_1(const Byte* block, float* out) {
+  const float d = half_at(block), m = half_at(block + 2);
+  for (int half = 0; half < 2; ++half) {
+    Quants quants;
+    take_half(block + 4, half, nullptr, quants);
+    reference::scale_and_add(quants, d, m, out + 16 * half);
   }
 }
 
 [[gnu::always_inline]] inline void decode_q5_0(const Byte* block, float* out) {
-  Quants quants;
-  take_halves(block + 6, quants);
-  add_fifth_bits(block + 2, quants);
-  scale_about(quants, 16, half_at(block), out);
+  const float d = half_at(block);
+  for (int half = 0; half < 2; ++half) {
+    Quants quants;
+    take_half(block + 6, half, block + 2, quants);
+    reference::scale_about(quants, 16, d, out + 16 * half);
+  }
 }
 
 [[gnu::always_inline]] inline void decode_q5_1(const Byte* block, float* out) {
-  Quants quants;
-  take_halves(block + 8, quants);
-  add_fifth_bits(block + 4, quants);
-  scale_and_add(quants, half_at(block), half_at(block + 2), out);
+  const float d = half_at(block), m = half_at(block + 2);
+  for (int half = 0; half < 2; ++half) {
+    Quants quants;
+    take_half(block + 8, half, block + 4, quants);
+    reference::scale_and_add(quants, d, m, out + 16 * half);
+  }
 }
 
 // Scale and offset of the eight groups of 32 numbers, 6 bits each in 12 bytes: the first four of both in
@@ -121,16 +116,20 @@ template <bool has_fifth>
 [[gnu::always_inline]] inline void decode_groups(const Byte* block, const Byte* fifth, const Byte* bytes,
                                                  float* out) {
   const float d = half_at(block), e = half_at(block + 2);
+#pragma GCC unroll 8
   for (int group = 0; group < 8; ++group) {
     const GroupScales own(block + 4, group);
-    const int shift = group % 2 * 4;
-    Quants quants;
-    for (int i = 0; i < 32; ++i) {
-      const int above = has_fifth ? (fifth[i] >> group & 1) << 4 : 0;
-      quants[i] = static_cast<Byte>((bytes[group / 2 * 32 + i] >> shift & 15) | above);
+    const float scale = d * static_cast<float>(own.scale), offset = e * static_cast<float>(own.offset);
+    for (int part = 0; part < 32; part += 16) {
+      Quants quants;
+      take_half(bytes + group / 2 * 32 + part, group % 2, nullptr, quants);
+      if (has_fifth) {
+        Quants above;
+        reference::load(fifth + part, above);
+        quants |= (above >> static_cast<Byte>(group) & 1) << 4;
+      }
+      reference::scale_and_add(quants, scale, -offset, out + 32 * group + part);
     }
-    scale_and_add(quants, d * static_cast<float>(own.scale), -(e * static_cast<float>(own.offset)),
-                  out + 32 * group);
   }
 }
 
@@ -145,18 +144,15 @@ template <bool has_fifth>
 // i + 96 in the high halves; the high two bits of the four in one byte. Every 16 numbers have a scale.
 [[gnu::always_inline]] inline void decode_q6_k(const Byte* block, float* out) {
   const float d = half_at(block + 208);
-  for (int part = 0; part < 8; ++part) {
-    const int half = part / 4, quarter = part % 4, low_shift = quarter / 2 * 4, high_shift = quarter * 2;
-    const Byte* const low_bits = block + 64 * half + quarter % 2 * 32;
-    const Byte* const high_bits = block + 128 + 32 * half;
-    const auto scale = [&](int i) {
-      return d * static_cast<float>(static_cast<signed char>(block[192 + 2 * part + i]));
-    };
-    const float first = scale(0), second = scale(1);
-    for (int i = 0; i < 32; ++i) {
-      const int bits = (low_bits[i] >> low_shift & 15) | (high_bits[i] >> high_shift & 3) << 4;
-      out[32 * part + i] = (i < 16 ? first : second) * static_cast<float>(bits - 32);
-    }
+#pragma GCC unroll 16
+  for (int part = 0; part < 16; ++part) {
+    const int half = part / 8, quarter = part / 2 % 4, begin = part % 2 * 16;
+    const float scale = d * static_cast<float>(static_cast<signed char>(block[192 + part]));
+    Quants quants, above;
+    take_half(block + 64 * half + quarter % 2 * 32 + begin, quarter / 2, nullptr, quants);
+    reference::load(block + 128 + 32 * half + begin, above);
+    quants |= (above >> static_cast<Byte>(2 * quarter) & 3) << 4;
+    reference::scale_about(quants, 32, scale, out + 16 * part);
   }
 }
 
@@ -169,6 +165,22 @@ void decode_all(const Byte* blocks, std::span<float> out) {
       decode_block(block, out.data() + done);
       block += traits(format).block_bytes;
     }
+  });
+}
+
+// Numbers of 16 bits, 32 at a time as far as there are as many.
+template <auto widened>
+void decode_halves(const Byte* bytes, std::span<float> out) {
+  reference::with_widest_instructions([&]() __attribute__((always_inline)) {
+    using Halves = std::array<uint16_t, 32>;
+    const auto at = [&](size_t i) { return bytes + i * sizeof(uint16_t); };
+    float* const numbers = out.data();
+    size_t done = 0;
+    for (; done + std::tuple_size_v<Halves> <= out.size(); done += std::tuple_size_v<Halves>) {
+      const auto halves = number_at<Halves>(at(done));
+      for (size_t i = 0; i < halves.size(); ++i) numbers[done + i] = widened(halves[i]);
+    }
+    for (; done < out.size(); ++done) numbers[done] = widened(number_at<uint16_t>(at(done)));
   });
 }
 
@@ -203,11 +215,12 @@ void decode(WeightFormat format, std::span<const char> blocks, std::span<float> 
   const auto* first = reinterpret_cast<const Byte*>(blocks.data());
   switch (format) {
     case WeightFormat::f32:
-      return decode_all<WeightFormat::f32, decode_f32>(first, out);
+      if (!out.empty()) std::memcpy(out.data(), first, out.size_bytes());
+      return;
     case WeightFormat::f16:
-      return decode_all<WeightFormat::f16, decode_f16>(first, out);
+      return decode_halves<from_half>(first, out);
     case WeightFormat::bf16:
-      return decode_all<WeightFormat::bf16, decode_bf16>(first, out);
+      return decode_halves<from_bfloat>(first, out);
     case WeightFormat::q8_0:
       return decode_all<WeightFormat::q8_0, decode_q8_0>(first, out);
     case WeightFormat::q4_0:
