@@ -104,7 +104,7 @@ class OpenLoop(CommandLineTest):
                 self.assertEqual(parse_policy(run["policy"]), parse_policy(found["policy"]))
                 for kind in (*MEASURES, "layer_relative", "recall"):
                     expected, mean = run[kind], found[kind]
-                    if kind == "bound" and parse_policy(run["policy"]).merge:  # which NumPy's has for evictions only
+                    if kind == "bound" and parse_policy(run["policy"]).merge:  # NumPy has it for evictions
                         self.assertGreaterEqual(mean, found["perturbation"])
                         continue
                     self.assertTrue(mean is None if expected is None else abs(mean - expected) <= 1e-9 * expected,

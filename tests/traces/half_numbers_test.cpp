@@ -11,8 +11,8 @@
 namespace kvbound::traces::half_numbers_test {
 namespace {
 
-// Calls check(number) for every finite number of 16 bits, for what lies halfway to the next larger one, and for
-// the floats beside both.
+// Calls check(number) for every finite number of 16 bits, for what lies halfway to the next larger one,
+// and for the floats beside both.
 template <class Check>
 void for_all_ties(double (*widened)(uint16_t), const Check& check) {
   for (int bits = 0; bits < 0x10000; ++bits) {

@@ -250,6 +250,7 @@ TEST(BenchOperations, AreKnownByName) {
                                                              "step-host",
                                                              "replay",
                                                              "prefill",
+                                                             "model-step",
                                                              "lockstep"}));
   std::vector<std::string> emulated = names_of("emulated");
   EXPECT_EQ(emulated.front(), "attention");
