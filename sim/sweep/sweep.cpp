@@ -22,6 +22,8 @@
 #include <kvbound/traces/layer_list.hpp>
 #include <kvbound/traces/messages.hpp>
 
+#include "items.hpp"
+
 namespace kvbound::sim {
 
 template <>
@@ -314,6 +316,8 @@ void require_sound(const Sweep& sweep) {
   require(!sweep.runs.empty() && !sweep.traces.empty(), "no runs or traces");
   require(std::ssize(sweep.runs) <= kMostRuns, "too many runs");
   require(std::ranges::all_of(sweep.runs, is_backend, &Run::backend), "a backend that is unknown");
+  std::set<std::string> runs;
+  for (const Run& run : sweep.runs) require(runs.insert(key_of(run)).second, "a run twice");
   for (const SweepTrace& trace : sweep.traces) {
     require_sound(trace, std::ssize(sweep.runs));
     const std::vector<int64_t>& layers = trace.scope.layers;

@@ -73,6 +73,8 @@ TEST(Sweeps, AreNotReadIfTheySayWhatNoPlanGives) {
   EXPECT_THAT(refusal([](auto& json) { json["runs"].clear(); }), HasSubstr(none + "no runs"));
   EXPECT_THAT(refusal([](auto& json) { json["runs"][0]["backend"] = "rocm"; }),
               HasSubstr(none + "a backend that is unknown"));
+  EXPECT_THAT(refusal([](auto& json) { json["runs"][0] = json["runs"][1]; }),
+              HasSubstr(none + "a run twice"));
   EXPECT_THAT(refusal([](auto& json) { json["traces"].clear(); }), HasSubstr(none + "no runs or traces"));
   EXPECT_THAT(refusal([](auto& json) {
                 json["traces"][0]["scope"]["layers"] = {0, 3};
