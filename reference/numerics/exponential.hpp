@@ -1,12 +1,12 @@
 // The exponential function on many numbers at once, with the same bits on every machine.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 
 #include <kvbound/reference/core/view.hpp>
 
+#include "exponential_reduction.hpp"
 #include "instruction_set.hpp"
 
 namespace kvbound::reference {
@@ -61,13 +61,7 @@ struct ExponentialConstants {
   static constexpr double kLn2Low = 0x1.ef35793c7673p-45;  ///< ln 2 - kLn2High, rounded
   static constexpr double kLeast = -746, kMost = 710;      ///< below: 0; above: infinity
   static constexpr int kDegree = 13;                       ///< degree of the polynomial
-  /// 1/2!, 1/3!, ..., 1/13!, each rounded once.
-  static constexpr std::array<double, kDegree - 1> kCoefficients = [] {
-    std::array<double, kDegree - 1> coefficients{};
-    double factorial = 1;
-    for (int i = 2; i <= kDegree; ++i) coefficients[static_cast<size_t>(i) - 2] = 1 / (factorial *= i);
-    return coefficients;
-  }();
+  static constexpr auto kCoefficients = inverse_factorials<double, kDegree>();
 };
 
 }  // namespace kvbound::reference

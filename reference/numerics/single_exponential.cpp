@@ -2,49 +2,31 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
+#include "exponential_reduction.hpp"
+
 namespace kvbound::reference {
 namespace {
 
-using SingleConstants = SingleExponentialConstants;
-
-// Adding and subtracting this constant rounds a number below 2^22 to the nearest integer; after the addition,
-// that integer is in the lowest bits of the sum.
-constexpr float kSingleRounder = 0x1.8p23F;
-constexpr uint32_t kSingleBias = 127;
-constexpr int kSingleFractionBits = 23;
 constexpr size_t kSingleSums = 16;  // partial sums, and numbers processed at a time, at every level
 
-// numbers[i] <- exp(numbers[i] - shift), for as many numbers as a register holds.
+// As many numbers as a register holds.
+template <size_t bytes>
+struct Singles {
+  using Reals [[gnu::vector_size(bytes)]] = float;
+  using Bits [[gnu::vector_size(bytes)]] = uint32_t;
+};
+
+// numbers[i] <- exp(numbers[i] - shift)
 template <size_t bytes>
 [[gnu::always_inline]] inline void single_exponential(float* numbers, float shift) {
-  using Singles [[gnu::vector_size(bytes)]] = float;
-  using Bits [[gnu::vector_size(bytes)]] = uint32_t;
-  Singles x;
+  typename Singles<bytes>::Reals x;
   std::memcpy(&x, numbers, sizeof x);
   x = x - shift;
-  // Both comparisons are false for NaN, so NaN is not clamped.
-  x = x < SingleConstants::kLeast ? Singles{} + SingleConstants::kLeast : x;
-  x = x > SingleConstants::kMost ? Singles{} + SingleConstants::kMost : x;
-  const Singles shifted = x * SingleConstants::kLog2E + kSingleRounder;
-  const Singles k = shifted - kSingleRounder;
-  const Singles r = (x - k * SingleConstants::kLn2High) - k * SingleConstants::kLn2Low;
-  constexpr size_t kTerms = SingleConstants::kCoefficients.size();
-  Singles q = Singles{} + SingleConstants::kCoefficients.back();
-#pragma GCC unroll 8
-  for (size_t i = 1; i < kTerms; ++i) q = q * r + SingleConstants::kCoefficients[kTerms - 1 - i];
-  const Singles fraction = 1.0F + (r + r * r * q);
-  // k = k1 + k2, both in the range of normal exponents.
-  const Bits power = (Bits)shifted - (std::bit_cast<uint32_t>(kSingleRounder) - 256);
-  const Bits power1 = power >> 1;
-  const Bits power2 = power - power1;
-  const Singles scale1 = (Singles)((power1 - (128 - kSingleBias)) << kSingleFractionBits);
-  const Singles scale2 = (Singles)((power2 - (128 - kSingleBias)) << kSingleFractionBits);
-  x = fraction * scale1 * scale2;
+  exponential<SingleExponentialConstants, Singles<bytes>>(x);
   std::memcpy(numbers, &x, sizeof x);
 }
 

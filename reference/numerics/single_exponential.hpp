@@ -1,9 +1,9 @@
 // The exponential function in single precision on many numbers at once, with the same bits on every machine.
 #pragma once
 
-#include <array>
 #include <span>
 
+#include "exponential_reduction.hpp"
 #include "instruction_set.hpp"
 
 namespace kvbound::reference {
@@ -34,15 +34,7 @@ struct SingleExponentialConstants {
   static constexpr float kLn2Low = 0x1.7f7d1cp-20F;  ///< ln 2 - kLn2High, rounded
   static constexpr float kLeast = -104, kMost = 89;  ///< below: 0; above: infinity
   static constexpr int kDegree = 7;                  ///< degree of the polynomial
-  /// 1/2!, 1/3!, ..., 1/7!, each rounded once.
-  static constexpr std::array<float, kDegree - 1> kCoefficients = [] {
-    std::array<float, kDegree - 1> coefficients{};
-    double factorial = 1;
-    for (int i = 2; i <= kDegree; ++i) {
-      coefficients[static_cast<size_t>(i) - 2] = static_cast<float>(1 / (factorial *= i));
-    }
-    return coefficients;
-  }();
+  static constexpr auto kCoefficients = inverse_factorials<float, kDegree>();
 };
 
 }  // namespace kvbound::reference

@@ -7,6 +7,7 @@
 
 #include <kvbound/reference/numerics/single_exponential.hpp>
 
+#include "support/exponential_terms.hpp"
 #include "support/oracle.hpp"
 #include "support/random_layer.hpp"
 
@@ -14,19 +15,12 @@ namespace kvbound::reference::single_exponential_test {
 namespace {
 
 using oracle::Real;
+using test::available_levels;
 using test::Random;
 using Constants = SingleExponentialConstants;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const Real kUnitRoundoff = ldexp(Real(1), -24);
-
-std::vector<InstructionSet> available_levels() {
-  std::vector<InstructionSet> levels;
-  for (const InstructionSet level : kInstructionSets) {
-    if (is_available(level)) levels.push_back(level);
-  }
-  return levels;
-}
 
 float exponential(float x) {
   exponentiate({&x, 1}, 0);
@@ -115,32 +109,16 @@ TEST(SingleExponentiate, HasTheSameBitsAtEveryLevelAndEveryPlace) {
 
 // Every number that the doc comment rests on, as ExponentiateBound has them for double precision.
 TEST(SingleExponentiateBound, IsWhatItsDerivationSays) {
+  const auto [most_k, r, q, q_error, left_out] = test::exponential_terms<Constants>(kUnitRoundoff);
   const Real ln2 = log(Real(2)), high = Constants::kLn2High, low = Constants::kLn2Low;
-  const Real most_k = ceil(-Constants::kLeast / ln2);
   ASSERT_LE(most_k, 255) << "8 bits";
   EXPECT_EQ(ldexp(high, 15), floor(ldexp(high, 15))) << "k ln2_high has 8 + 15 bits";
-  EXPECT_LE(abs(Constants::kLog2E * ln2 - 1), kUnitRoundoff);
-  const Real r = ln2 * (Real(1) / 2 + 2 * kUnitRoundoff * most_k) + kUnitRoundoff;
-  EXPECT_LT(r, Real("0.3466"));
   EXPECT_LT(r + most_k * abs(low), Real(1) / 2);
   // k ln2_low: the error of the constant and of the product; the difference is rounded below 1/2.
   const Real low_error = most_k * (abs(ln2 - high - low) + kUnitRoundoff * abs(low));
   const Real reduction = (ldexp(Real(1), -26) + low_error) / kUnitRoundoff;
   EXPECT_LE(reduction, Real("0.26"));
-  Real term = 1, q = 0, q_error = 0;
-  for (int i = 2; i <= Constants::kDegree; ++i) {
-    term /= i;  // r^(i-2)/i!
-    EXPECT_LE(abs(Constants::kCoefficients[static_cast<size_t>(i) - 2] * pow(r, i - 2) / term - 1),
-              kUnitRoundoff);
-    q += term;
-    q_error += (i == 2 ? 1 : 2 * (i - 2) + (i < Constants::kDegree ? 2 : 1)) * term;
-    term *= r;
-  }
-  const Real left_out =
-      term * r * r / (Constants::kDegree + 1) / (1 - r / (Constants::kDegree + 2)) / kUnitRoundoff;
   EXPECT_LT(left_out, Real("0.1"));
-  EXPECT_LT(r + r * r * q, Real(1) / 2);
-  EXPECT_GT(exp(-r), Real("0.707"));
   const Real others = left_out + r * r * (q_error + 2 * q) + Real(1) / 4, second_order = 100 * kUnitRoundoff;
   EXPECT_LE(reduction + 1 + others + second_order, Real("1.9"));
   EXPECT_LE(reduction + (Real(1) / 2 + others) / Real("0.707") + second_order, Real("1.9"));
