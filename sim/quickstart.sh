@@ -46,7 +46,7 @@ for trace in pocket-gqa smollm2-135m; do
     run build/quickstart/kvbound $study traces/samples/$trace.safetensors --json "$results/$study-$trace.json" >/dev/null
   done
 done
-run build/quickstart/kvbound prove --cases 100 --json "$results/prove.json" >/dev/null
+run build/quickstart/kvbound prove --cases 400 --json "$results/prove.json" >/dev/null
 printf '\nFigures of all that, to be opened in a browser:\n' >&3
 run build/quickstart/kvbound report "$results"/{pocket,smollm2,agreement}.json \
   "$results"/{recall,predict}-{pocket-gqa,smollm2-135m}.json "$results/prove.json" -o "$PWD/build/quickstart/report.html" >&3

@@ -1,4 +1,4 @@
-// The exponential function of vectors in either precision: exp x = 2^k exp r, |r| < 0.3466. What the result is
+// The exponential function of vectors in either precision: exp x = 2^k exp r, |r| < 0.3466. What results are
 // off by is derived in exponential.hpp and single_exponential.hpp.
 #pragma once
 

@@ -412,6 +412,10 @@ class DocumentedCommands(CommandsOfDocuments):
             missing = [line for line in table if line not in readme]
             self.assertEqual(missing, [], "README.md has another table than sim/quickstart.sh prints")
 
+    def test_the_quickstart_proves_with_cases_of_every_kind(self):
+        command, = re.findall(r"run build/quickstart/kvbound (prove [^>\n]*) --json", (ROOT / "sim" / "quickstart.sh").read_text("utf-8"))
+        self.passes(*command.split(), "--quiet")
+
     def test_tables_in_documents_are_what_the_commands_above_them_print(self):
         (self.folder / "traces").symlink_to(ROOT / "traces")
         tables = 0
